@@ -1,0 +1,94 @@
+"""The alignment ratio: the share of elements whose momentum and gradient agree in sign.
+
+The engines count inside the update, on the device. Nothing is read until somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Counts since the last reset: elements aligned, touched by a gradient, and seen (all, each step)."""
+
+    aligned: int
+    touched: int
+    seen: int
+
+    @property
+    def over_all(self) -> float:
+        """Share of all elements, the paper's ratio. NaN before the first step."""
+        return self.aligned / self.seen if self.seen else float("nan")
+
+    @property
+    def over_touched(self) -> float:
+        """Share of the elements that a gradient touched: the one to read for embedding tables."""
+        return self.aligned / self.touched if self.touched else float("nan")
+
+    def __add__(self, other: Ratio) -> Ratio:
+        return Ratio(self.aligned + other.aligned, self.touched + other.touched, self.seen + other.seen)
+
+    def __str__(self) -> str:
+        return f"{self.over_all:.3f} of all, {self.over_touched:.3f} of touched"
+
+
+class Writer(Protocol):
+    """Anything with TensorBoard's add_scalar."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The ratio in total, per parameter group and per parameter (by name, in the optimizer's order)."""
+
+    total: Ratio
+    groups: tuple[Ratio, ...]
+    parameters: Mapping[str, Ratio]
+
+    def write(self, writer: Writer, step: int, *, tag: str = "alignment", parameters: bool = False) -> None:
+        """Write the ratios as scalars: total and groups, with `parameters` also each parameter's."""
+        ratios = {"total": self.total}
+        if len(self.groups) > 1:
+            ratios.update({f"group{i}": ratio for i, ratio in enumerate(self.groups)})
+        if parameters:
+            ratios.update(self.parameters)
+        for name, ratio in ratios.items():
+            if ratio.seen:
+                writer.add_scalar(f"{tag}/all/{name}", ratio.over_all, step)
+            if ratio.touched:
+                writer.add_scalar(f"{tag}/touched/{name}", ratio.over_touched, step)
+
+    def __str__(self) -> str:
+        width = max((len(name) for name in self.parameters), default=0)
+        width = max(width, len("parameter"))
+        lines = [f"{'parameter':{width}}      all  touched"]
+        for name, ratio in [*self.parameters.items(), ("total", self.total)]:
+            lines.append(f"{name:{width}}  {ratio.over_all:7.3f}  {ratio.over_touched:7.3f}")
+        return "\n".join(lines)
+
+
+def new_counts(device: torch.device) -> Tensor:
+    """Counters of one parameter: aligned, touched, seen."""
+    return torch.zeros(3, dtype=torch.int64, device=device)
+
+
+def read(counts: Iterable[Tensor | None]) -> list[Ratio]:
+    """Fetch counters, with one transfer per device; None reads as nothing seen."""
+    counters = list(counts)
+    ratios = [Ratio(0, 0, 0)] * len(counters)
+    by_device: dict[torch.device, list[int]] = {}
+    for i, counter in enumerate(counters):
+        if counter is not None:
+            by_device.setdefault(counter.device, []).append(i)
+    for positions in by_device.values():
+        rows = torch.stack([c for i in positions if (c := counters[i]) is not None]).tolist()
+        for i, row in zip(positions, rows, strict=True):
+            ratios[i] = Ratio(*row)
+    return ratios

@@ -1,0 +1,161 @@
+"""State dicts: reading what torch.optim wrote, and writing what it can read.
+
+The names are torch's own (step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer), so for most optimizers
+a state dict simply fits in both directions. Three things need care:
+
+- torch casts moments to the parameter's dtype when it loads; ours keep their own (float32 for half parameters).
+- torch's max_exp_avg_sq is the maximum of the raw second moment, ours of the corrected one. `FORMAT_KEY` in a
+  group says that the state is ours; without it the maximum is converted. `for_torch` converts back.
+- A state dict that does not fit is refused before anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .options import HOW_IT_RUNS, scalar
+from .rules import Rule
+
+FORMAT_KEY = "cadam_format"
+FORMAT = 1
+MAXIMUM = "max_exp_avg_sq"
+
+State = dict[Tensor, dict[str, Any]]
+Groups = list[dict[str, Any]]
+
+
+def read(
+    state_dict: Mapping[str, Any],
+    groups: Groups,
+    rule: Rule,
+    fixed: Mapping[str, Any],
+    new_step: Callable[[float, Tensor, Mapping[str, Any]], Tensor],
+    buffer_dtype: Callable[[Tensor, Mapping[str, Any]], torch.dtype],
+) -> tuple[Groups, State]:
+    """The groups and state that an optimizer with these `groups` takes over; copies, nothing is changed.
+
+    `fixed` are the options that the optimizer's class stands for. Raises ValueError, naming group and
+    parameter, if the state dict does not fit.
+    """
+    saved_groups = _checked_groups(state_dict, groups)
+    saved_state = state_dict["state"]
+    new_groups: Groups = []
+    new_state: State = {}
+    for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        mine = _merged(group, saved, fixed)
+        new_groups.append(mine)
+        for position, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
+            entry = saved_state.get(key)
+            if not entry:
+                continue
+            where = f"group {number}, parameter {describe(group, position)}"
+            entry = _fitting(entry, param, rule, mine, where)
+            if not entry:
+                continue
+            step = new_step(float(entry.pop("step")), param, mine)
+            if MAXIMUM in entry and FORMAT_KEY not in saved:
+                entry[MAXIMUM] = entry[MAXIMUM] / (1 - float(mine["betas"][1]) ** float(step))
+            new_state[param] = {"step": step}
+            for name, value in entry.items():
+                new_state[param][name] = _adopted(name, value, param, rule, mine, buffer_dtype)
+    return new_groups, new_state
+
+
+def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of one of our state dicts as torch.optim writes it, without the options it does not know.
+
+    Needed for AMSGrad only, whose maximum is converted to torch's; any other state dict torch loads as it is.
+    """
+    groups, state = [], dict(state_dict["state"])
+    for saved in state_dict["param_groups"]:
+        group = {k: v for k, v in saved.items() if k not in (FORMAT_KEY, "state_dtype", "track_alignment")}
+        groups.append(group)
+        for key in saved["params"]:
+            entry = state.get(key)
+            if entry and MAXIMUM in entry and FORMAT_KEY in saved:
+                correction = 1 - float(group["betas"][1]) ** float(entry["step"])
+                state[key] = {**entry, MAXIMUM: entry[MAXIMUM] * correction}
+    return {"state": state, "param_groups": groups}
+
+
+def describe(group: Mapping[str, Any], position: int) -> str:
+    """A parameter as messages name it: by its name if it has one."""
+    names = group.get("param_names")
+    return f"{position} ({names[position]!r})" if names else str(position)
+
+
+def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
+    for key in ("state", "param_groups"):
+        if key not in state_dict:
+            raise ValueError(f"not an optimizer's state dict: {key!r} is missing")
+    saved: Groups = deepcopy(state_dict["param_groups"])
+    if len(saved) != len(groups):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {len(saved)}, here {len(groups)}"
+        )
+    for number, (group, other) in enumerate(zip(groups, saved, strict=True)):
+        if len(other["params"]) != len(group["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+                f"group {number} has {len(other['params'])} parameters there and {len(group['params'])} here"
+            )
+    return saved
+
+
+def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved options over ours; how a step runs, and what the class stands for, stays ours."""
+    merged = {**group, **{k: scalar(v) if k in ("lr", "betas") else v for k, v in saved.items()}}
+    merged.update({k: group[k] for k in HOW_IT_RUNS if k in group})
+    merged.update(fixed)
+    merged.update(params=group["params"], **{FORMAT_KEY: FORMAT})
+    return merged
+
+
+def _fitting(
+    entry: Mapping[str, Any], param: Tensor, rule: Rule, options: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The saved state of one parameter, with its step, if it fits; ValueError if not."""
+    entry = {name: value for name, value in entry.items() if value is not None}
+    if not entry:
+        return {}
+    needed = rule.state(options)
+    missing = [name for name in needed if name not in entry and name not in rule.late]
+    if missing:
+        raise ValueError(
+            f"the state dict does not fit: {where}: no {', '.join(missing)} in it (it has "
+            f"{', '.join(entry) or 'nothing'}); {rule.name} needs {', '.join(needed)}"
+        )
+    if "step" not in entry:
+        if not rule.timeless:
+            raise ValueError(f"the state dict does not fit: {where}: it has no step count, which {rule.name} needs")
+        entry["step"] = 1.0
+    step = entry["step"]
+    if isinstance(step, Tensor) and step.numel() != 1:
+        raise ValueError(f"the state dict does not fit: {where}: step has shape {tuple(step.shape)}, not one element")
+    for name in needed:
+        if name in entry and tuple(entry[name].shape) != tuple(param.shape):
+            raise ValueError(
+                f"the state dict does not fit: {where}: {name} has shape {tuple(entry[name].shape)}, "
+                f"the parameter {tuple(param.shape)}"
+            )
+    return entry
+
+
+def _adopted(
+    name: str,
+    value: Any,
+    param: Tensor,
+    rule: Rule,
+    options: Mapping[str, Any],
+    buffer_dtype: Callable[[Tensor, Mapping[str, Any]], torch.dtype],
+) -> Any:
+    """A copy of one saved value: buffers in their own dtype on the parameter's device, others as they are."""
+    if not isinstance(value, Tensor):
+        return deepcopy(value)
+    dtype = buffer_dtype(param, options) if name in (*rule.state(options), MAXIMUM) else value.dtype
+    return value.detach().to(device=param.device, dtype=dtype, copy=True)

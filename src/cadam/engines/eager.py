@@ -1,0 +1,65 @@
+"""The reference: one tensor, one operation at a time. The only engine that autograd can look through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rules import Options
+from . import scalars
+from .job import Item, Job
+
+
+class Tensors:
+    """The functions that a rule's `update` may call, on tensors."""
+
+    sqrt = staticmethod(torch.sqrt)
+    sign = staticmethod(torch.sign)
+
+    @staticmethod
+    def maximum(x: Tensor, y: Any) -> Tensor:
+        return torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y)
+
+    @staticmethod
+    def hold(alignment: Tensor, step: Tensor) -> Tensor:
+        """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
+        return torch.where(alignment <= 0, torch.zeros((), dtype=step.dtype, device=step.device), step)
+
+
+class Eager:
+    name = "eager"
+
+    def refuses(self, param: Tensor, options: Options) -> str | None:
+        return None
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for item in job.items:
+                item.step.add_(1)
+                _step(job, item)
+
+
+def _step(job: Job, item: Item) -> None:
+    c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
+    # Autograd needs the old values after they are overwritten.
+    copy = job.options["differentiable"]
+    work = item.work_dtype
+    param = item.param.to(work, copy=copy)
+    state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
+    moved = job.update(param, item.grad.to(work), state, c, Tensors)
+    item.param.copy_(moved.param)
+    for name, buffer in item.state.items():
+        buffer.copy_(moved.state[name])
+    if item.counts is not None:
+        count(item.counts, moved.alignment, item.param.numel(), item.param.numel())
+
+
+def count(counts: Tensor, alignment: Tensor, touched: int, seen: int) -> None:
+    """Add one step to the alignment counters, on the device."""
+    with torch.no_grad():
+        counts[0].add_((alignment > 0).sum())
+        counts[1].add_(touched)
+        counts[2].add_(seen)

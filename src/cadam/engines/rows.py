@@ -1,0 +1,59 @@
+"""Sparse gradients, row-lazy: only the rows that the gradient holds touch parameter, moments or counters.
+
+The same arithmetic as the reference, on the gathered rows. A gradient's sparse dimensions may be any number
+of the leading ones; with all of them sparse a "row" is a single element. Bias correction goes by the one step
+count of the parameter, as in torch.optim.SparseAdam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..rules import Options
+from . import scalars
+from .eager import Tensors, count
+from .job import Item, Job
+
+
+class Rows:
+    name = "rows"
+
+    def refuses(self, param: Tensor, options: Options) -> str | None:
+        return "serves sparse gradients only"
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for item in job.items:
+                item.step.add_(1)
+                _step(job, item)
+
+
+def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The distinct rows of a sparse gradient and their values, duplicates summed in `dtype`."""
+    values = grad._values()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    size = tuple(grad.shape[: grad.sparse_dim()]) + tuple(values.shape[1:])
+    wide = torch.sparse_coo_tensor(grad._indices(), values.to(dtype), size, is_coalesced=grad.is_coalesced())
+    wide = wide.coalesce()
+    return tuple(wide.indices()), wide.values()
+
+
+def _step(job: Job, item: Item) -> None:
+    work = item.work_dtype
+    where, values = summed(item.grad, work)
+    if item.counts is not None and values.numel() == 0:
+        item.counts[2].add_(item.param.numel())
+    if values.numel() == 0:
+        return
+    c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
+    state = {name: buffer[where].to(work) for name, buffer in item.state.items()}
+    moved = job.update(item.param[where].to(work), values, state, c, Tensors)
+    item.param[where] = moved.param.to(item.param.dtype)
+    for name, buffer in item.state.items():
+        buffer[where] = moved.state[name].to(buffer.dtype)
+    if item.counts is not None:
+        count(item.counts, moved.alignment, values.numel(), item.param.numel())

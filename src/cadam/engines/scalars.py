@@ -1,0 +1,66 @@
+"""The coefficients of a step: plain numbers, or tensors where the step must not wait for the device.
+
+Numbers are the fast way. Tensors are used where the step count or an option lives in one that must not be
+read: `capturable`, `differentiable`, torch.compile. There everything is computed in float64 on 0-dim tensors:
+in float32, ``1 - beta2**t`` is off by 1e-5 in the first steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rules import Options
+from ..update import Update
+
+
+class Scalars:
+    """The functions that a rule's `coefficients` may call, on numbers and on tensors."""
+
+    @staticmethod
+    def sqrt(x: Any) -> Any:
+        return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+    @staticmethod
+    def maximum(x: Any, y: float) -> Any:
+        return x.clamp_min(y) if isinstance(x, Tensor) else max(x, y)
+
+    @staticmethod
+    def positive(x: Any) -> Any:
+        """1 where x > 0, else 0."""
+        return (x > 0).to(x.dtype) if isinstance(x, Tensor) else float(x > 0)
+
+
+def stay_on_device(options: Options) -> bool:
+    """Must the step count and the options stay tensors?"""
+    return options["capturable"] or options["differentiable"] or torch.compiler.is_compiling()
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with tensors on the CPU read out as numbers."""
+    return {name: _read(value) for name, value in options.items() if name != "params"}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_read(v) for v in value)
+    if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
+        return value.item()
+    return value
+
+
+def exact(step: Tensor) -> Tensor:
+    """A copy of the step count in float64 (float32 where the device has no float64)."""
+    dtype = torch.float32 if step.device.type == "mps" else torch.float64
+    return step.detach().to(dtype, copy=True)
+
+
+def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor | None) -> dict[str, Any]:
+    """The coefficients of one parameter's step."""
+    if stay_on_device(options):
+        return update.coefficients(exact(step), options, Scalars, grad_scale)
+    return update.coefficients(step.item(), plain(options), Scalars, None if grad_scale is None else _read(grad_scale))

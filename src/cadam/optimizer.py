@@ -1,0 +1,316 @@
+"""The optimizer: parameter groups, state and checkpoints as torch.optim has them; each step goes to the engines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from . import alignment, checkpoint, engines, options
+from .alignment import Alignment, Ratio
+from .rules import Rule
+from .update import Update
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer made of a rule, confidence on or off, and whatever engine serves each parameter best.
+
+    Subclasses set `rule` and `confidence`; the catalogue has one for every usual name. Takes parameters, named
+    parameters or groups, and the options of the rule beside these:
+
+    Args:
+        params: an iterable of parameters, of (name, parameter) pairs, or of dicts with ``params`` and options.
+        weight_decay: L2 penalty added to the gradient, or with `decoupled_weight_decay` a shrinking by
+            ``lr * weight_decay``. Sparse gradients decay the rows they touch.
+        decoupled_weight_decay: which of the two.
+        maximize: ascend instead of descend.
+        foreach: True insists on list operations, False on the reference; None decides per parameter.
+        capturable: step count and learning rate stay on the device, so that a graph can hold the step.
+        differentiable: autograd can look through the step.
+        fused: no fused engine exists yet; True raises.
+        state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
+        track_alignment: count the alignment ratio (read it with `alignment()`).
+    """
+
+    rule: ClassVar[Rule]
+    confidence: ClassVar[bool] = True
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Options that this class stands for: they can be neither passed nor loaded with another value."""
+
+    def __init__(self, params: Any, **given: Any) -> None:
+        if not hasattr(type(self), "rule"):
+            raise TypeError(f"{type(self).__name__} has no rule: subclass it and set `rule`, see docs/rules.md")
+        known = options.defaults(self.rule)
+        for name, value in given.items():
+            if name not in known:
+                raise TypeError(f"{type(self).__name__}: {options.unknown(name, known)}")
+            if name in self.fixed and value != self.fixed[name]:
+                raise ValueError(f"{type(self).__name__} stands for {name}={self.fixed[name]}; got {value!r}")
+        defaults = {**known, **given, **self.fixed}
+        options.check(self.rule, defaults)
+        self._counts: dict[Tensor, Tensor] = {}
+        super().__init__(params, {name: options.scalar(value) for name, value in defaults.items()})
+
+    # Groups -----------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters with its own options. A group that is refused leaves the optimizer as it was."""
+        if isinstance(param_group, dict):
+            param_group = dict(param_group)
+            for name in param_group:
+                message = options.unknown(name, [*self.defaults, "params"], only_if_close=True)
+                if name not in self.defaults and name not in ("params", "param_names") and message:
+                    raise ValueError(f"parameter group {len(self.param_groups)}: {message}")
+            for name, value in self.fixed.items():
+                if param_group.setdefault(name, value) != value:
+                    raise ValueError(f"{type(self).__name__} stands for {name}={value}; got {param_group[name]!r}")
+            _refuse_duplicates(param_group.get("params"))
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            options.check(self.rule, group)
+            for position, param in enumerate(group["params"]):
+                _check_param(param, f"parameter {checkpoint.describe(group, position)}")
+        except (ValueError, RuntimeError, TypeError):
+            del self.param_groups[-1]
+            raise
+        group.update({name: options.scalar(value) for name, value in group.items() if name in ("lr", "betas")})
+        group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
+
+    # Step -------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one step; `closure`, if given, computes the loss anew and is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
+            self._refuse_capture()
+            found_inf = getattr(self, "found_inf", None)
+            if found_inf is None or not found_inf.item():
+                for engine, jobs in self._jobs():
+                    engine.run(jobs)
+        return loss
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _jobs(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
+        """This step's work, by engine. Everything is checked before anything is changed."""
+        ready: list[tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]] = []
+        for number, group in enumerate(self.param_groups):
+            pairs = []
+            for position, param in enumerate(group["params"]):
+                if param.grad is not None:
+                    _check_grad(param, param.grad, group, f"group {number}, parameter", position)
+                    pairs.append((param, param.grad))
+            ready.append((group, pairs))
+        grad_scale = getattr(self, "grad_scale", None)
+        work: dict[str, tuple[engines.Engine, list[engines.Job]]] = {}
+        for group, pairs in ready:
+            update = Update.of(self.rule, self.confidence, group, unscale=grad_scale is not None)
+            items: dict[str, list[engines.Item]] = {}
+            for param, grad in pairs:
+                item = self._item(param, grad, group)
+                engine = engines.choose(item.param, grad.is_sparse, group).engine
+                items.setdefault(engine.name, []).append(item)
+                work.setdefault(engine.name, (engine, []))
+            for name, listed in items.items():
+                work[name][1].append(engines.Job(update, group, listed, grad_scale))
+        return list(work.values())
+
+    def _item(self, param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> engines.Item:
+        state = self._state(param, group)
+        return engines.Item(
+            _plain(param),
+            _plain_grad(grad, param),
+            {name: _plain(state[name]) for name in self.rule.state(group)},
+            state["step"],
+            self._counter(param) if group["track_alignment"] else None,
+        )
+
+    def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The state of one parameter; what is missing starts now."""
+        state: dict[str, Tensor] = self.state[param]
+        if "step" not in state:
+            state["step"] = _new_step(0.0, param, group)
+        for name, start in self.rule.state(group).items():
+            if name not in state:
+                state[name] = torch.full_like(
+                    param, start, dtype=_buffer_dtype(param, group), memory_format=torch.preserve_format
+                ).detach()
+        return state
+
+    def _counter(self, param: Tensor) -> Tensor:
+        if param not in self._counts:
+            self._counts[param] = alignment.new_counts(param.device)
+        return self._counts[param]
+
+    def _refuse_capture(self) -> None:
+        if torch.compiler.is_compiling() or not torch.cuda.is_available():
+            return
+        if torch.cuda.is_current_stream_capturing() and not all(g["capturable"] for g in self.param_groups):
+            raise RuntimeError(
+                f"Attempting CUDA graph capture of step() for an instance of {type(self).__name__} "
+                "but param_groups' capturable is False."
+            )
+
+    # Telemetry --------------------------------------------------------------------------------------------
+
+    def alignment(self, *, reset: bool = False) -> Alignment:
+        """The alignment ratio since the last reset. Reading waits for the device; counting never does."""
+        names = [name for name, _, _ in self._named()]
+        params = [param for _, _, param in self._named()]
+        ratios = alignment.read(self._counts.get(param) for param in params)
+        groups = [Ratio(0, 0, 0)] * len(self.param_groups)
+        for (_, number, _), ratio in zip(self._named(), ratios, strict=True):
+            groups[number] += ratio
+        if reset:
+            for counts in self._counts.values():
+                counts.zero_()
+        return Alignment(sum(groups, Ratio(0, 0, 0)), tuple(groups), dict(zip(names, ratios, strict=True)))
+
+    def explain(self) -> Explanation:
+        """Which engine runs each parameter, and why no faster one does."""
+        rows = []
+        for name, number, param in self._named():
+            sparse = param.grad is not None and param.grad.is_sparse
+            choice = engines.choose(_plain(param.detach()), sparse, self.param_groups[number])
+            layout = "none yet, taken as dense" if param.grad is None else "sparse" if sparse else "dense"
+            rows.append(
+                Explained(
+                    name, tuple(param.shape), param.dtype, param.device, layout, choice.engine.name, choice.passed_over
+                )
+            )
+        return Explanation(rows)
+
+    def _named(self) -> Iterable[tuple[str, int, Tensor]]:
+        for number, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for position, param in enumerate(group["params"]):
+                yield (names[position] if names else f"group{number}.{position}"), number, param
+
+    # Checkpoints ------------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state dict, ours or torch.optim's. One that does not fit changes nothing.
+
+        Options that say what is computed come from the state dict; how it runs (`foreach`, `capturable`, ...)
+        and what this class stands for, confidence before all, stay as they are.
+        """
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups, state = checkpoint.read(state_dict, self.param_groups, self.rule, self.fixed, _new_step, _buffer_dtype)
+        for group in groups:
+            options.check(self.rule, group)
+        self.__setstate__({"state": state, "param_groups": groups})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.state = defaultdict(dict, self.state)
+        self._counts = {}
+        for name, value in options.defaults(self.rule).items():
+            self.defaults.setdefault(name, value)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How one parameter is served."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    gradient: str
+    engine: str
+    passed_over: Mapping[str, str]
+
+
+class Explanation(list[Explained]):
+    """A list of `Explained`, printed as a table."""
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self:
+            kind = f"{list(row.shape)} {str(row.dtype).removeprefix('torch.')} {row.device}"
+            lines.append(f"{row.name}: {kind}, gradient {row.gradient}: {row.engine}")
+            lines.extend(f"    not {engine}: {reason}" for engine, reason in row.passed_over.items())
+        return "\n".join(lines)
+
+
+def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A step count, float32 as torch's: on the CPU, where reading it costs nothing, unless it is to be captured."""
+    return torch.tensor(value, dtype=torch.float32, device=param.device if group["capturable"] else "cpu")
+
+
+def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    if group["state_dtype"] is None:
+        return torch.promote_types(param.dtype, torch.float32)
+    dtype: torch.dtype = group["state_dtype"]
+    return dtype.to_complex() if param.is_complex() else dtype
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _plain_grad(grad: Tensor, param: Tensor) -> Tensor:
+    if grad.is_sparse:
+        return grad
+    if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
+        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return _plain(grad)
+
+
+def _refuse_duplicates(params: Any) -> None:
+    if not isinstance(params, (list, tuple)):
+        return
+    seen: set[int] = set()
+    for param in params:
+        tensor = param[1] if isinstance(param, tuple) and len(param) == 2 else param
+        if id(tensor) in seen:
+            name = f" ({param[0]!r})" if isinstance(param, tuple) else f" (shape {tuple(tensor.shape)})"
+            raise ValueError(f"optimizer contains a parameter group with duplicate parameters{name}")
+        seen.add(id(tensor))
+
+
+def _check_param(param: Tensor, name: str) -> None:
+    if not (param.is_floating_point() or param.is_complex()):
+        raise TypeError(f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be optimized")
+    if param.layout != torch.strided:
+        raise ValueError(f"{name} has layout {param.layout}; parameters must be dense (their gradients may be sparse)")
+
+
+def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], where: str, position: int) -> None:
+    def refuse(problem: str) -> RuntimeError:
+        return RuntimeError(f"{where} {checkpoint.describe(group, position)}: {problem}; no parameter was changed")
+
+    if grad.layout not in (torch.strided, torch.sparse_coo):
+        raise refuse(f"the gradient has layout {grad.layout}; dense and sparse_coo are supported")
+    if grad.shape != param.shape:
+        raise refuse(f"the gradient has shape {tuple(grad.shape)}, the parameter {tuple(param.shape)}")
+    if grad.device != param.device:
+        raise refuse(f"the gradient is on {grad.device}, the parameter on {param.device}")
+    if grad.is_complex() != param.is_complex():
+        raise refuse(f"the gradient has dtype {grad.dtype}, the parameter {param.dtype}")
+    if grad.is_sparse and group["differentiable"]:
+        raise refuse("differentiable=True does not support sparse gradients")
+    if grad.is_sparse and hasattr(param, "to_local"):
+        raise refuse("a sparse gradient of a DTensor is not supported")
+    if hasattr(param, "to_local") != hasattr(grad, "to_local"):
+        raise refuse("only one of parameter and gradient is a DTensor")

@@ -1,0 +1,111 @@
+"""The options of a parameter group: which there are, and which values they take.
+
+Messages begin as torch.optim's do, so that code which matches them keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rules import Rule
+
+# Options of every optimizer, beside those of its rule.
+COMMON: Mapping[str, Any] = {
+    "weight_decay": 0.0,
+    "decoupled_weight_decay": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "state_dtype": None,
+    "track_alignment": True,
+}
+
+# Options that say how a step is run, not what it computes: a checkpoint does not change them.
+HOW_IT_RUNS = ("foreach", "fused", "capturable", "differentiable", "state_dtype", "track_alignment")
+
+
+def defaults(rule: Rule) -> dict[str, Any]:
+    """All options of an optimizer with this rule."""
+    return {**rule.defaults, **{k: v for k, v in COMMON.items() if k not in rule.defaults}}
+
+
+def unknown(name: str, known: Iterable[str], *, only_if_close: bool = False) -> str | None:
+    """What to say about an option nobody knows; None if it looks like a user's own tag and tags are fine."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    if not close and only_if_close:
+        return None
+    suggestion = f"; did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(known))}"
+    return f"unknown option {name!r}{suggestion}"
+
+
+def check(rule: Rule, o: Mapping[str, Any]) -> None:
+    """Raise ValueError (RuntimeError where torch.optim does) for values out of range, naming the option."""
+    _number(o["lr"], "learning rate", "lr", lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    _number(o["weight_decay"], "weight_decay value", "weight_decay", lambda x: 0 <= x < math.inf, "finite, >= 0")
+    if "eps" in o:
+        _number(o["eps"], "epsilon value", "eps", lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    if "betas" in o:
+        _betas(o["betas"])
+        for name in ("lr", "betas"):  # torch.optim.Adam refuses these, SGD does not
+            _no_tensor_in_lists(name, o)
+    if "momentum" in o:
+        _number(o["momentum"], "momentum value", "momentum", lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    for name in ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "track_alignment"):
+        if not isinstance(o[name], bool):
+            raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
+    for name in ("foreach", "fused"):
+        if o[name] not in (None, True, False):
+            raise ValueError(f"Invalid {name} value: {o[name]!r} (None, True or False)")
+    dtype = o["state_dtype"]
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"Invalid state_dtype value: {dtype!r} (None or a floating-point torch.dtype)")
+    if o["fused"] and o["differentiable"]:
+        raise RuntimeError("`fused` does not support `differentiable`")
+    if o["fused"] and o["foreach"]:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    if o["fused"]:
+        raise RuntimeError("fused=True: there is no fused engine yet; leave fused=None for the fastest there is")
+    rule.check(o)
+
+
+def scalar(value: Any) -> Any:
+    """A hyperparameter tensor of one element as a 0-dim tensor; tuples element by element."""
+    if isinstance(value, (tuple, list)):
+        return tuple(scalar(v) for v in value)
+    return value.squeeze() if isinstance(value, Tensor) and value.dim() else value
+
+
+def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {option} must be 1-element, got shape {tuple(value.shape)}")
+        if value.device.type != "cpu":
+            return  # not read: that would wait for the device
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"Invalid {what}: {value!r} ({option} must be a number or a 1-element tensor)")
+    if not good(float(value)):
+        raise ValueError(f"Invalid {what}: {value} ({option} must be {allowed})")
+
+
+def _betas(betas: Any) -> None:
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"Invalid betas: {betas!r} (two numbers in [0, 1), or two 1-element tensors)")
+    if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
+        raise ValueError("betas must be either both floats or both Tensors")
+    for i, beta in enumerate(betas):
+        _number(beta, f"beta parameter at index {i}", f"betas[{i}]", lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def _no_tensor_in_lists(name: str, o: Mapping[str, Any]) -> None:
+    value = o.get(name)
+    shown, first = (f"{name}[0]", value[0]) if name == "betas" and value else (name, value)
+    if isinstance(first, Tensor) and o["foreach"] and not o["capturable"]:
+        raise ValueError(f"{shown} as a Tensor is not supported for capturable=False and foreach=True")

@@ -1,0 +1,32 @@
+"""AdaBelief: Adam whose second moment measures how far the gradient is from its average.
+
+s <- b2 s + (1-b2)(g - m)^2 + eps; all else is Adam's, so eps stands twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .adam import coefficients
+from .rule import Options, Rule, Step
+
+
+def state(o: Options) -> dict[str, float]:
+    return {"exp_avg": 0.0, "exp_avg_var": 0.0}
+
+
+def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+    exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
+    surprise = g - exp_avg
+    exp_avg_var = s.exp_avg_var * c.beta2 + surprise * surprise * c.weight2 + c.eps
+    step = exp_avg * c.correct1 / (f.sqrt(exp_avg_var * c.correct2) + c.eps)
+    return Step(step, exp_avg, {"exp_avg": exp_avg, "exp_avg_var": exp_avg_var})
+
+
+ADABELIEF = Rule(
+    name="adabelief",
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16},
+    state=state,
+    coefficients=coefficients,
+    update=update,
+)

@@ -1,0 +1,52 @@
+"""Adam, with AMSGrad as an option.
+
+    m <- m + (1-b1)(g - m)      v <- b2 v + (1-b2) g^2
+    mhat = m / (1-b1^t)         vhat = v / (1-b2^t)
+    step = mhat / (sqrt(vhat) + eps)
+
+AMSGrad replaces vhat by its running maximum. That is the maximum of the *corrected* second moment, as in the
+paper; torch.optim.Adam takes the maximum of the raw one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .rule import Options, Rule, Step
+
+
+def state(o: Options) -> dict[str, float]:
+    moments = {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+    return {**moments, "max_exp_avg_sq": 0.0} if o["amsgrad"] else moments
+
+
+def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
+    beta1, beta2 = o["betas"]
+    return {
+        "weight1": 1 - beta1,
+        "beta2": beta2,
+        "weight2": 1 - beta2,
+        "correct1": 1 / (1 - beta1**t),
+        "correct2": 1 / (1 - beta2**t),
+        "eps": o["eps"],
+    }
+
+
+def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+    exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
+    exp_avg_sq = s.exp_avg_sq * c.beta2 + g * g * c.weight2
+    new = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    vhat = exp_avg_sq * c.correct2
+    if hasattr(s, "max_exp_avg_sq"):
+        vhat = new["max_exp_avg_sq"] = f.maximum(s.max_exp_avg_sq, vhat)
+    return Step(exp_avg * c.correct1 / (f.sqrt(vhat) + c.eps), exp_avg, new)
+
+
+ADAM = Rule(
+    name="adam",
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
+    state=state,
+    coefficients=coefficients,
+    update=update,
+    late=frozenset({"max_exp_avg_sq"}),
+)

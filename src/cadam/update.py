@@ -1,0 +1,91 @@
+"""The whole update of one element: decay, rule, confidence, step. Written once, for every engine.
+
+g <- g / grad_scale                 (gradient scaling)
+g <- -g                             (maximize)
+g <- g + weight_decay * p           (coupled decay: takes part in moments and mask)
+rule: moments, step, momentum
+step <- 0 where momentum and g disagree in sign or one is zero      (confidence)
+p <- p * (1 - lr * weight_decay)    (decoupled decay: every element, masked or not)
+p <- p - lr * step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .rules import Options, Rule
+
+
+class Named:
+    """Values by name, as attributes."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One element after its update. `alignment` is positive where momentum and gradient agree in sign."""
+
+    param: Any
+    state: dict[str, Any]
+    alignment: Any
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update that a group's options ask for; equal updates are the same arithmetic."""
+
+    rule: Rule
+    confidence: bool
+    maximize: bool = False
+    decay: str = "none"  # or "l2", or "decoupled"
+    unscale: bool = False
+    aligned: bool = True  # is the alignment wanted, even without confidence?
+
+    @classmethod
+    def of(cls, rule: Rule, confidence: bool, o: Options, *, unscale: bool = False) -> Update:
+        # A tensor may change without anybody noticing, so it always counts as a decay.
+        decays = isinstance(o["weight_decay"], Tensor) or o["weight_decay"] != 0
+        kind = "decoupled" if o["decoupled_weight_decay"] else "l2"
+        return cls(rule, confidence, o["maximize"], kind if decays else "none", unscale, o["track_alignment"])
+
+    def coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
+        """Every scalar that one step needs, by name."""
+        c = {**self.rule.coefficients(t, o, f), "lr": o["lr"]}
+        if self.decay == "l2":
+            c["l2"] = o["weight_decay"]
+        elif self.decay == "decoupled":
+            c["shrink"] = 1 - o["lr"] * o["weight_decay"]
+        if self.unscale:
+            c["unscale"] = 1 / grad_scale
+        return c
+
+    def __call__(self, p: Any, g: Any, state: Mapping[str, Any], coefficients: Mapping[str, Any], f: Any) -> Moved:
+        """Move the element `p` with gradient `g`; `f` are the functions of the engine that runs it."""
+        c, s = Named(coefficients), Named(state)
+        if self.unscale:
+            g = g * c.unscale
+        if self.maximize:
+            g = -g
+        if self.decay == "l2":
+            g = g + p * c.l2
+        moved = self.rule.update(g, s, c, f)
+        alignment, step = None, moved.step
+        if self.confidence or self.aligned:
+            # Never the product m * g: it underflows. A NaN in the momentum stays one here, and is not masked.
+            alignment = moved.momentum * f.sign(g)
+        if self.confidence:
+            step = f.hold(alignment, step)
+        if self.decay == "decoupled":
+            p = p * c.shrink
+        return Moved(p - step * c.lr, moved.state, alignment)
