@@ -12,8 +12,8 @@ from torch import Tensor
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
+from .plan import Plan, plain
 from .rules import Rule
-from .update import Update
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -53,6 +53,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {**known, **given, **self.fixed}
         options.check(self.rule, defaults)
         self._counts: dict[Tensor, Tensor] = {}
+        self._plan: Plan | None = None
         super().__init__(params, {name: options.scalar(value) for name, value in defaults.items()})
 
     # Groups -----------------------------------------------------------------------------------------------
@@ -91,46 +92,47 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
             self._refuse_capture()
-            found_inf = getattr(self, "found_inf", None)
-            if found_inf is None or not found_inf.item():
-                for engine, jobs in self._jobs():
-                    engine.run(jobs)
+            for engine, jobs in self._work():
+                engine.run(jobs)
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _jobs(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
-        """This step's work, by engine. Everything is checked before anything is changed."""
-        ready: list[tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]] = []
+    def _work(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
+        """This step's jobs by engine, none after an overflow. Everything is checked before anything is changed."""
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if self._plan is None or not self._plan.renew(self.param_groups, self.state, grad_scale):
+            self._plan = self._new_plan(grad_scale)
+        work = self._plan.work
+        if found_inf is not None:
+            if any(not engine.skips_overflow for engine, _ in work) and found_inf.item():
+                return []
+            for _, jobs in work:
+                for job in jobs:
+                    job.found_inf = found_inf
+        return work
+
+    def _new_plan(self, grad_scale: Tensor | None) -> Plan:
         for number, group in enumerate(self.param_groups):
-            pairs = []
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
-                    pairs.append((param, param.grad))
-            ready.append((group, pairs))
-        grad_scale = getattr(self, "grad_scale", None)
-        work: dict[str, tuple[engines.Engine, list[engines.Job]]] = {}
-        for group, pairs in ready:
-            update = Update.of(self.rule, self.confidence, group, unscale=grad_scale is not None)
-            items: dict[str, list[engines.Item]] = {}
-            for param, grad in pairs:
-                item = self._item(param, grad, group)
-                engine = engines.choose(item.param, grad.is_sparse, group).engine
-                items.setdefault(engine.name, []).append(item)
-                work.setdefault(engine.name, (engine, []))
-            for name, listed in items.items():
-                work[name][1].append(engines.Job(update, group, listed, grad_scale))
-        return list(work.values())
+        return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
 
-    def _item(self, param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> engines.Item:
+    def _item(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
         state = self._state(param, group)
         return engines.Item(
-            _plain(param),
-            _plain_grad(grad, param),
-            {name: _plain(state[name]) for name in self.rule.state(group)},
+            plain(param),
+            {name: plain(state[name]) for name in self.rule.state(group)},
             state["step"],
             self._counter(param) if group["track_alignment"] else None,
         )
+
+    def _preview(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
+        """The item as it will be, without making the state."""
+        with torch.no_grad():
+            like = plain(param)
+            buffer = torch.empty_like(like, dtype=_buffer_dtype(like, group), device="meta")
+        return engines.Item(like, dict.fromkeys(self.rule.state(group), buffer), _new_step(0.0, param, group), None)
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
@@ -177,9 +179,9 @@ class Optimizer(torch.optim.Optimizer):
         """Which engine runs each parameter, and why no faster one does."""
         rows = []
         for name, number, param in self._named():
-            sparse = param.grad is not None and param.grad.is_sparse
-            choice = engines.choose(_plain(param.detach()), sparse, self.param_groups[number])
-            layout = "none yet, taken as dense" if param.grad is None else "sparse" if sparse else "dense"
+            group, grad = self.param_groups[number], param.grad
+            choice = engines.choose(self._preview(param, group), grad, group)
+            layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
             rows.append(
                 Explained(
                     name, tuple(param.shape), param.dtype, param.device, layout, choice.engine.name, choice.passed_over
@@ -216,7 +218,7 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.state = defaultdict(dict, self.state)
-        self._counts = {}
+        self._counts, self._plan = {}, None
         for name, value in options.defaults(self.rule).items():
             self.defaults.setdefault(name, value)
         for group in self.param_groups:
@@ -260,21 +262,6 @@ def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
         return torch.promote_types(param.dtype, torch.float32)
     dtype: torch.dtype = group["state_dtype"]
     return dtype.to_complex() if param.is_complex() else dtype
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _plain_grad(grad: Tensor, param: Tensor) -> Tensor:
-    if grad.is_sparse:
-        return grad
-    if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
-        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return _plain(grad)
 
 
 def _refuse_duplicates(params: Any) -> None:

@@ -11,6 +11,7 @@ p <- p - lr * step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Update:
     rule: Rule
     confidence: bool
     maximize: bool = False
-    decay: str = "none"  # or "l2", or "decoupled"
+    decay: str = "none"  # or "l2", "decoupled", "both"
     unscale: bool = False
     aligned: bool = True  # is the alignment wanted, even without confidence?
 
@@ -59,12 +60,28 @@ class Update:
         kind = "decoupled" if o["decoupled_weight_decay"] else "l2"
         return cls(rule, confidence, o["maximize"], kind if decays else "none", unscale, o["track_alignment"])
 
+    @property
+    def general(self) -> Update:
+        """The update that covers every option of the rule by its coefficients, for engines that compile one kernel.
+
+        Confidence is on; a compiled kernel holds where ``alignment <= threshold``, and no number is <= NaN.
+        """
+        return Update(self.rule, confidence=True, decay="both", unscale=True)
+
+    def general_coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
+        """The scalars with which `general` computes this update, neutral where an option is off."""
+        neutral = {"l2": 0.0, "shrink": 1.0, "unscale": 1.0, "threshold": 0.0 if self.confidence else math.nan}
+        c = {**neutral, **self.coefficients(t, o, f, grad_scale)}
+        if self.maximize:
+            c["unscale"] = -c["unscale"]
+        return c
+
     def coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
         """Every scalar that one step needs, by name."""
         c = {**self.rule.coefficients(t, o, f), "lr": o["lr"]}
         if self.decay == "l2":
             c["l2"] = o["weight_decay"]
-        elif self.decay == "decoupled":
+        if self.decay == "decoupled":
             c["shrink"] = 1 - o["lr"] * o["weight_decay"]
         if self.unscale:
             c["unscale"] = 1 / grad_scale
@@ -77,7 +94,7 @@ class Update:
             g = g * c.unscale
         if self.maximize:
             g = -g
-        if self.decay == "l2":
+        if self.decay in ("l2", "both"):
             g = g + p * c.l2
         moved = self.rule.update(g, s, c, f)
         alignment, step = None, moved.step
@@ -86,6 +103,6 @@ class Update:
             alignment = moved.momentum * f.sign(g)
         if self.confidence:
             step = f.hold(alignment, step)
-        if self.decay == "decoupled":
+        if self.decay in ("decoupled", "both"):
             p = p * c.shrink
         return Moved(p - step * c.lr, moved.state, alignment)

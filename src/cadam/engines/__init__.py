@@ -12,10 +12,8 @@ from .foreach import Foreach
 from .job import Engine, Item, Job
 from .rows import Rows
 
-EAGER, FOREACH, ROWS = Eager(), Foreach(), Rows()
-
-# Fastest first; the last one refuses nothing.
-DENSE_ENGINES: tuple[Engine, ...] = (FOREACH, EAGER)
+# Fastest first; for every gradient one of the last two is able.
+ENGINES: tuple[Engine, ...] = (Foreach(), Rows(), Eager())
 
 
 @dataclass(frozen=True)
@@ -26,17 +24,15 @@ class Choice:
     passed_over: dict[str, str]
 
 
-def choose(param: Tensor, sparse: bool, options: Options) -> Choice:
-    """The fastest engine that can serve `param` (a plain tensor) with such a gradient and these options."""
-    if sparse:
-        return Choice(ROWS, {engine.name: "serves dense gradients only" for engine in DENSE_ENGINES})
+def choose(item: Item, grad: Tensor | None, options: Options) -> Choice:
+    """The fastest engine that can serve this parameter with such a gradient and these options."""
     passed_over: dict[str, str] = {}
-    for engine in DENSE_ENGINES:
-        reason = engine.refuses(param, options)
+    for engine in ENGINES:
+        reason = engine.refuses(item, grad, options)
         if reason is None:
             return Choice(engine, passed_over)
         passed_over[engine.name] = reason
-    raise AssertionError("the eager engine serves every parameter")
+    raise AssertionError("eager serves every dense gradient and rows every sparse one")
 
 
 __all__ = ["Choice", "Engine", "Item", "Job", "choose"]

@@ -32,24 +32,26 @@ class Tensors:
 class Eager:
     name = "eager"
 
-    def refuses(self, param: Tensor, options: Options) -> str | None:
-        return None
+    skips_overflow = False
+
+    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        return "serves dense gradients only" if grad is not None and grad.is_sparse else None
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            for item in job.items:
+            for item, grad in job:
                 item.step.add_(1)
-                _step(job, item)
+                _step(job, item, grad)
 
 
-def _step(job: Job, item: Item) -> None:
+def _step(job: Job, item: Item, grad: Tensor) -> None:
     c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
     # Autograd needs the old values after they are overwritten.
     copy = job.options["differentiable"]
     work = item.work_dtype
     param = item.param.to(work, copy=copy)
     state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
-    moved = job.update(param, item.grad.to(work), state, c, Tensors)
+    moved = job.update(param, grad.to(work), state, c, Tensors)
     item.param.copy_(moved.param)
     for name, buffer in item.state.items():
         buffer.copy_(moved.state[name])

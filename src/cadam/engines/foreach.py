@@ -24,12 +24,16 @@ from .program import Op, Program, Value, record
 class Foreach:
     name = "foreach"
 
-    def refuses(self, param: Tensor, options: Options) -> str | None:
+    skips_overflow = False
+
+    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        if grad is not None and grad.is_sparse:
+            return "serves dense gradients only"
         if options["differentiable"]:
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:
             return "foreach=False was asked for"
-        if options["foreach"] is None and param.device.type == "cpu":
+        if options["foreach"] is None and item.param.device.type == "cpu":
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None
 
@@ -40,23 +44,27 @@ class Foreach:
                 _step(job, alike)
 
 
-def _alike(job: Job) -> list[list[Item]]:
+Pair = tuple[Item, Tensor]
+
+
+def _alike(job: Job) -> list[list[Pair]]:
     """The items by what one list operation must share: device, dtypes and, where it can be read, the step."""
-    lists: dict[Any, list[Item]] = defaultdict(list)
+    lists: dict[Any, list[Pair]] = defaultdict(list)
     read = not scalars.stay_on_device(job.options)
-    for item in job.items:
-        dtypes = (item.param.dtype, item.grad.dtype, *(b.dtype for b in item.state.values()))
-        lists[(item.param.device, dtypes, item.step.item() if read else None)].append(item)
+    for item, grad in job:
+        dtypes = (item.param.dtype, grad.dtype, *(b.dtype for b in item.state.values()))
+        lists[(item.param.device, dtypes, item.step.item() if read else None)].append((item, grad))
     return list(lists.values())
 
 
-def _step(job: Job, items: list[Item]) -> None:
+def _step(job: Job, pairs: list[Pair]) -> None:
+    items = [item for item, _ in pairs]
     c = _coefficients(job.update, job.options, items, job.grad_scale)
     work, buffers = items[0].work_dtype, tuple(items[0].state)
     program = record(job.update, buffers, tuple(c))
     inputs: dict[str, list[Tensor]] = {
         "p": [item.param.to(work) for item in items],
-        "g": [item.grad.to(work) for item in items],
+        "g": [grad.to(work) for _, grad in pairs],
     }
     for name in buffers:
         inputs[name] = [item.state[name].to(work) for item in items]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,14 +15,13 @@ from ..update import Update
 
 @dataclass(frozen=True)
 class Item:
-    """One parameter on its way through a step, as plain real tensors.
+    """One parameter with what belongs to it, as plain real tensors.
 
-    A DTensor comes as its local shard, a complex tensor as its real view; a sparse gradient stays as it is.
+    A DTensor comes as its local shard, a complex tensor as its real view.
     `counts` are the three alignment counters (aligned, touched, seen), or None when nobody counts.
     """
 
     param: Tensor
-    grad: Tensor
     state: dict[str, Tensor]
     step: Tensor
     counts: Tensor | None
@@ -36,23 +35,38 @@ class Item:
         return dtype
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """Items of one group, the update they take and the options that its scalars come from."""
+    """Items of one group, the update they take and the options that its scalars come from.
+
+    A job lives on while nothing but gradients and numbers change from step to step. What an engine works out
+    about its items may be kept in `memo` for that long.
+    """
 
     update: Update
     options: Options
     items: Sequence[Item]
+    grads: Sequence[Tensor] = ()
     grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[tuple[Item, Tensor]]:
+        return iter(zip(self.items, self.grads, strict=True))
 
 
 class Engine(Protocol):
     """Where updates run. An engine gets all its jobs of a step in one call."""
 
     name: str
+    skips_overflow: bool
+    """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
 
-    def refuses(self, param: Tensor, options: Options) -> str | None:
-        """Why this engine cannot serve a parameter with a dense gradient; None if it can."""
+    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        """Why this engine cannot serve a parameter with such a gradient; None if it can.
+
+        Without a gradient, a dense one is expected.
+        """
         ...
 
     def run(self, jobs: Sequence[Job]) -> None:

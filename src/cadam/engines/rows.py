@@ -21,14 +21,16 @@ from .job import Item, Job
 class Rows:
     name = "rows"
 
-    def refuses(self, param: Tensor, options: Options) -> str | None:
-        return "serves sparse gradients only"
+    skips_overflow = False
+
+    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            for item in job.items:
+            for item, grad in job:
                 item.step.add_(1)
-                _step(job, item)
+                _step(job, item, grad)
 
 
 def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -42,9 +44,9 @@ def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor
     return tuple(wide.indices()), wide.values()
 
 
-def _step(job: Job, item: Item) -> None:
+def _step(job: Job, item: Item, grad: Tensor) -> None:
     work = item.work_dtype
-    where, values = summed(item.grad, work)
+    where, values = summed(grad, work)
     if item.counts is not None and values.numel() == 0:
         item.counts[2].add_(item.param.numel())
     if values.numel() == 0:

@@ -1,0 +1,148 @@
+"""The plan of a step: which engine does what. Made once, kept while only gradients and numbers change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engines import Engine, Item, Job, choose
+from .options import HOW_IT_RUNS
+from .rules import Rule
+from .update import Update
+
+Group = Mapping[str, Any]
+Work = list[tuple[Engine, list[Job]]]
+
+
+@dataclass
+class Kept:
+    """A job and the parameters it serves, with what must stay the same for it to serve the next step."""
+
+    job: Job
+    params: list[Tensor]
+    states: list[dict[str, Tensor]]
+    sparse: list[bool]
+
+    def renew(self) -> bool:
+        grads = [p.grad for p in self.params]
+        if any(g is None for g in grads) or [g.is_sparse for g in grads if g is not None] != self.sparse:
+            return False
+        for name in ("step", *self.job.items[0].state):
+            try:
+                same = all(map(is_, map(itemgetter(name), self.states), self._known(name)))
+            except KeyError:
+                return False
+            if not same:
+                return False
+        self.job.grads = grads  # type: ignore[assignment]
+        return True
+
+    def _known(self, name: str) -> list[Tensor]:
+        """The tensors that the items hold under this name."""
+        known: dict[str, list[Tensor]] = self.job.memo.setdefault("known", {})
+        if name not in known:
+            known[name] = [item.step if name == "step" else item.state[name] for item in self.job.items]
+        return known[name]
+
+
+@dataclass
+class Plan:
+    """This step's work. `renew` brings it up to the next step, or says that a new plan is needed."""
+
+    rule: Rule
+    confidence: bool
+    work: Work
+    lasting: bool
+    """May it be renewed? Not where an engine sees a view of the parameter: that could go stale unnoticed."""
+    signature: Any = None
+    params: list[list[Tensor]] = field(default_factory=list)
+    absent: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Tensor]] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        rule: Rule,
+        confidence: bool,
+        groups: Sequence[Group],
+        state: Mapping[Tensor, dict[str, Tensor]],
+        item_of: Callable[[Tensor, Group], Item],
+        grad_scale: Tensor | None,
+    ) -> Plan:
+        """The plan for parameters with gradients; `item_of` makes their state where it is missing."""
+        work: dict[str, tuple[Engine, list[Job]]] = {}
+        plan = cls(rule, confidence, [], lasting=True, params=[list(group["params"]) for group in groups])
+        for group in groups:
+            update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
+            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item]]]] = {}
+            for param in group["params"]:
+                if param.grad is None:
+                    plan.absent.append(param)
+                    continue
+                item = item_of(param, group)
+                engine = choose(item, param.grad, group).engine
+                by_engine.setdefault(engine.name, (engine, []))[1].append((param, item))
+                plan.lasting = plan.lasting and item.param is param
+            for name, (engine, members) in by_engine.items():
+                params = [param for param, _ in members]
+                grads = [plain_grad(param.grad, param) for param in params if param.grad is not None]
+                job = Job(update, group, [item for _, item in members], grads, grad_scale)
+                work.setdefault(name, (engine, []))[1].append(job)
+                plan.kept.append(Kept(job, params, [state[p] for p in params], [g.is_sparse for g in grads]))
+        plan.work = list(work.values())
+        plan.states = list(state.values())
+        plan.signature = _signature(plan, groups, grad_scale)
+        return plan
+
+    def renew(self, groups: Sequence[Group], state: Mapping[Tensor, Any], grad_scale: Tensor | None) -> bool:
+        if not self.lasting or self.signature != _signature(self, groups, grad_scale):
+            return False
+        if not all(_same(group["params"], params) for group, params in zip(groups, self.params, strict=True)):
+            return False
+        if not _same(state.values(), self.states):
+            return False
+        if any(p.grad is not None for p in self.absent) or not all(kept.renew() for kept in self.kept):
+            return False
+        for kept in self.kept:
+            kept.job.grad_scale, kept.job.found_inf = grad_scale, None
+        return True
+
+
+def _same(now: Collection[Any], then: Collection[Any]) -> bool:
+    """The very same objects in the same order?"""
+    return len(now) == len(then) and all(map(is_, now, then))
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def plain_grad(grad: Tensor, param: Tensor) -> Tensor:
+    """The same of a gradient, with the parameter's sharding; a sparse one stays as it is."""
+    if grad.is_sparse:
+        return grad
+    if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
+        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return plain(grad)
+
+
+def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
+    """What the choice of updates, buffers and engines depends on."""
+    return [
+        (
+            id(group),
+            Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
+            tuple(plan.rule.state(group)),
+            *(group[name] for name in HOW_IT_RUNS),
+        )
+        for group in groups
+    ]
