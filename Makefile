@@ -18,7 +18,7 @@ unit: $(VENV)/ready
 demo: $(VENV)/ready
 	$(RUN)/python -m cadam.demo
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/kernels/build.py src/cadam/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

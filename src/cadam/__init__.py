@@ -1,5 +1,6 @@
 """CAdam: Adam with confidence, and the same confidence for every momentum optimizer."""
 
+from . import rows
 from .alignment import Alignment, Ratio
 from .catalog import (
     CSGDM,
@@ -50,4 +51,5 @@ __all__ = [
     "Yogi",
     "clip_grad_norm_",
     "for_torch",
+    "rows",
 ]

@@ -14,6 +14,7 @@ from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
 from .plan import Plan, plain
 from .rules import Rule
+from .update import Update
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -31,7 +32,7 @@ class Optimizer(torch.optim.Optimizer):
         foreach: True insists on list operations, False on the reference; None decides per parameter.
         capturable: step count and learning rate stay on the device, so that a graph can hold the step.
         differentiable: autograd can look through the step.
-        fused: no fused engine exists yet; True raises.
+        fused: True insists on a fused engine, False forbids it; None takes the fastest that can serve.
         state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
         track_alignment: count the alignment ratio (read it with `alignment()`).
     """
@@ -92,7 +93,10 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
             self._refuse_capture()
-            for engine, jobs in self._work():
+            work = self._work()
+            for engine, jobs in work:
+                engine.check(jobs)
+            for engine, jobs in work:
                 engine.run(jobs)
         return loss
 
@@ -118,13 +122,14 @@ class Optimizer(torch.optim.Optimizer):
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
         return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
 
-    def _item(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
+    def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> engines.Item:
         state = self._state(param, group)
         return engines.Item(
             plain(param),
             {name: plain(state[name]) for name in self.rule.state(group)},
             state["step"],
             self._counter(param) if group["track_alignment"] else None,
+            name,
         )
 
     def _preview(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
@@ -180,7 +185,9 @@ class Optimizer(torch.optim.Optimizer):
         rows = []
         for name, number, param in self._named():
             group, grad = self.param_groups[number], param.grad
-            choice = engines.choose(self._preview(param, group), grad, group)
+            choice = engines.choose(
+                Update.of(self.rule, self.confidence, group), self._preview(param, group), grad, group
+            )
             layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
             rows.append(
                 Explained(

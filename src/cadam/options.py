@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -71,8 +72,6 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
         raise RuntimeError("`fused` does not support `differentiable`")
     if o["fused"] and o["foreach"]:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-    if o["fused"]:
-        raise RuntimeError("fused=True: there is no fused engine yet; leave fused=None for the fastest there is")
     rule.check(o)
 
 
@@ -89,7 +88,8 @@ def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None
             raise ValueError(f"Tensor {option} must be 1-element, got shape {tuple(value.shape)}")
         if value.device.type != "cpu":
             return  # not read: that would wait for the device
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        value = value.detach()
+    elif isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"Invalid {what}: {value!r} ({option} must be a number or a 1-element tensor)")
     if not good(float(value)):
         raise ValueError(f"Invalid {what}: {value} ({option} must be {allowed})")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checkpoint import describe
 from .engines import Engine, Item, Job, choose
 from .options import HOW_IT_RUNS
 from .rules import Rule
@@ -72,21 +73,25 @@ class Plan:
         confidence: bool,
         groups: Sequence[Group],
         state: Mapping[Tensor, dict[str, Tensor]],
-        item_of: Callable[[Tensor, Group], Item],
+        item_of: Callable[[Tensor, Group, str], Item],
         grad_scale: Tensor | None,
     ) -> Plan:
         """The plan for parameters with gradients; `item_of` makes their state where it is missing."""
         work: dict[str, tuple[Engine, list[Job]]] = {}
         plan = cls(rule, confidence, [], lasting=True, params=[list(group["params"]) for group in groups])
-        for group in groups:
+        for number, group in enumerate(groups):
             update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
             by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item]]]] = {}
-            for param in group["params"]:
+            for position, param in enumerate(group["params"]):
                 if param.grad is None:
                     plan.absent.append(param)
                     continue
-                item = item_of(param, group)
-                engine = choose(item, param.grad, group).engine
+                item = item_of(param, group, f"group {number}, parameter {describe(group, position)}")
+                choice = choose(update, item, param.grad, group)
+                engine = choice.engine
+                if group["fused"] and not engine.fused:
+                    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
+                    raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}")
                 by_engine.setdefault(engine.name, (engine, []))[1].append((param, item))
                 plan.lasting = plan.lasting and item.param is param
             for name, (engine, members) in by_engine.items():

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..rules import Options
+from ..update import Update
 from .eager import Eager
 from .foreach import Foreach
 from .job import Engine, Item, Job
+from .native import Native, NativeRows
 from .rows import Rows
 
 # Fastest first; for every gradient one of the last two is able.
-ENGINES: tuple[Engine, ...] = (Foreach(), Rows(), Eager())
+ENGINES: tuple[Engine, ...] = (Native(), NativeRows(), Foreach(), Rows(), Eager())
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,11 @@ class Choice:
     passed_over: dict[str, str]
 
 
-def choose(item: Item, grad: Tensor | None, options: Options) -> Choice:
+def choose(update: Update, item: Item, grad: Tensor | None, options: Options) -> Choice:
     """The fastest engine that can serve this parameter with such a gradient and these options."""
     passed_over: dict[str, str] = {}
     for engine in ENGINES:
-        reason = engine.refuses(item, grad, options)
+        reason = engine.refuses(update, item, grad, options)
         if reason is None:
             return Choice(engine, passed_over)
         passed_over[engine.name] = reason

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Options
+from ..update import Update
 from . import scalars
 from .job import Item, Job
 
@@ -32,10 +33,14 @@ class Tensors:
 class Eager:
     name = "eager"
 
+    fused = False
     skips_overflow = False
 
-    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return "serves dense gradients only" if grad is not None and grad.is_sparse else None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        pass
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -24,9 +24,10 @@ from .program import Op, Program, Value, record
 class Foreach:
     name = "foreach"
 
+    fused = False
     skips_overflow = False
 
-    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
             return "serves dense gradients only"
         if options["differentiable"]:
@@ -36,6 +37,9 @@ class Foreach:
         if options["foreach"] is None and item.param.device.type == "cpu":
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        pass
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -25,6 +25,7 @@ class Item:
     state: dict[str, Tensor]
     step: Tensor
     counts: Tensor | None
+    name: str = "the parameter"
 
     @property
     def work_dtype(self) -> torch.dtype:
@@ -59,14 +60,20 @@ class Engine(Protocol):
     """Where updates run. An engine gets all its jobs of a step in one call."""
 
     name: str
+    fused: bool
+    """Is it what ``fused=True`` asks for?"""
     skips_overflow: bool
     """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
 
-    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         """Why this engine cannot serve a parameter with such a gradient; None if it can.
 
         Without a gradient, a dense one is expected.
         """
+        ...
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Raise if an input is bad. All engines check before any of them runs."""
         ...
 
     def run(self, jobs: Sequence[Job]) -> None:

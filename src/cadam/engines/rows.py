@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Options
+from ..update import Update
 from . import scalars
 from .eager import Tensors, count
 from .job import Item, Job
@@ -21,10 +22,14 @@ from .job import Item, Job
 class Rows:
     name = "rows"
 
+    fused = False
     skips_overflow = False
 
-    def refuses(self, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        pass
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -39,7 +44,9 @@ def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor
     if values.is_complex():
         values = torch.view_as_real(values)
     size = tuple(grad.shape[: grad.sparse_dim()]) + tuple(values.shape[1:])
-    wide = torch.sparse_coo_tensor(grad._indices(), values.to(dtype), size, is_coalesced=grad.is_coalesced())
+    wide = torch.sparse_coo_tensor(
+        grad._indices(), values.to(dtype), size, is_coalesced=grad.is_coalesced(), check_invariants=False
+    )
     wide = wide.coalesce()
     return tuple(wide.indices()), wide.values()
 

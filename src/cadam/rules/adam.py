@@ -49,4 +49,5 @@ ADAM = Rule(
     coefficients=coefficients,
     update=update,
     late=frozenset({"max_exp_avg_sq"}),
+    variants=({"amsgrad": True},),
 )

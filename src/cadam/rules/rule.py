@@ -44,6 +44,7 @@ class Rule:
     - `late`: buffers that may start in the middle of a run, so that a checkpoint without them still fits.
     - `timeless`: the update does not depend on `t` beyond the first step, so that a checkpoint
       without a step count still fits.
+    - `variants`: options under which it has other buffers or coefficients than by default.
     - `check`: raises ValueError for options that do not go together.
     """
 
@@ -54,4 +55,5 @@ class Rule:
     update: Callable[[Any, Any, Any, Any], Step]
     late: frozenset[str] = frozenset()
     timeless: bool = False
+    variants: tuple[Options, ...] = ()
     check: Callable[[Options], None] = _nothing_to_check

@@ -52,5 +52,6 @@ SGDM = Rule(
     coefficients=coefficients,
     update=update,
     timeless=True,
+    variants=({"nesterov": True}, {"momentum": 0.0}),
     check=check,
 )

@@ -1,0 +1,392 @@
+"""The fused engine on the CPU: C kernels over raw pointers, on torch's own threads, one call a step.
+
+A step reads and writes every value once. The pointers are taken anew in each step: gradients move, and nothing
+keeps a user from replacing what a parameter or a buffer points to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter, is_
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import build
+from ..rules import RULES, Options
+from ..update import Update
+from . import scalars
+from .job import Item, Job
+from .source import Structure
+
+MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+GRAIN = 32768  # elements below which a second thread is not worth waking
+
+
+class UnavailableError(Exception):
+    """The kernels cannot be used; the message says why."""
+
+
+# The library ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library of kernels, with the address of torch's own parallel_for."""
+
+    c: ctypes.CDLL
+    parallel_for: int
+
+
+@cache
+def _parallel_for() -> int:
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / name
+        if path.exists():
+            try:
+                return ctypes.cast(ctypes.CDLL(str(path)).torch_parallel_for, ctypes.c_void_p).value or 0
+            except AttributeError:
+                break
+    raise UnavailableError(
+        f"torch {torch.__version__} does not lend its threads (torch_parallel_for, torch 2.10 and later)"
+    )
+
+
+def _load(path: Path, fingerprint: str) -> Library:
+    try:
+        c = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnavailableError(f"the compiled kernels do not load: {error}") from error
+    c.cadam_fingerprint.restype = ctypes.c_char_p
+    if c.cadam_fingerprint().decode() != fingerprint:
+        raise UnavailableError(f"{path.name} is not of this version's sources: install the package again")
+    c.cadam_rows.restype = ctypes.c_int64
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    c.cadam_read_steps.argtypes = [pointer, number, pointer]
+    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
+    c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
+    return Library(c, _parallel_for())
+
+
+@cache
+def _catalogue() -> Library:
+    if not build.LIBRARY.exists():
+        raise UnavailableError("the package was installed without its compiled kernels (no C compiler was there)")
+    return _load(build.LIBRARY, build.fingerprint())
+
+
+@cache
+def _own(structure: Structure) -> Library:
+    """A kernel for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
+    from ..kernels import c_dialect
+
+    header = c_dialect.header([structure])
+    fingerprint = build.fingerprint(header)
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache_home / "cadam" / f"{structure.name}-{fingerprint}.so"
+    if not path.exists():
+        try:
+            build.build(path, header)
+        except (build.BuildError, OSError) as error:
+            raise UnavailableError(
+                f"no kernel could be compiled for the rule {structure.rule.name!r}: {error}"
+            ) from error
+    return _load(path, fingerprint)
+
+
+@cache
+def find(structure: Structure) -> tuple[Library, int] | str:
+    """The library with a kernel for such a rule and its number there, or why there is none."""
+    try:
+        _parallel_for()
+        library = _catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure)
+    except UnavailableError as reason:
+        return str(reason)
+    kernel = int(library.c.cadam_kernel(structure.name.encode()))
+    return (library, kernel) if kernel >= 0 else f"has no kernel for {structure.name}"
+
+
+# What the engines can serve ------------------------------------------------------------------------------------
+
+
+def refusal(update: Update, item: Item, options: Options) -> str | None:
+    """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
+    if item.param.device.type != "cpu":
+        return "serves the CPU only"
+    if options["fused"] is False or (options["foreach"] is not None and not options["fused"]):
+        return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
+    if options["differentiable"]:
+        return "differentiable=True needs the eager engine"
+    if item.param.dtype not in DTYPES:
+        return f"has no kernels for {item.param.dtype}"
+    wanted = torch.promote_types(item.param.dtype, torch.float32)
+    for name, buffer in item.state.items():
+        if buffer.dtype != wanted:
+            return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
+        if buffer.shape != item.param.shape or buffer.stride() != item.param.stride():
+            return f"{name} does not lie in memory as the parameter does"
+    if not fills_memory(item.param):
+        return "the parameter's elements overlap or have gaps between them"
+    if any(t.data_ptr() % t.element_size() for t in (item.param, *item.state.values()) if t.device.type == "cpu"):
+        return "the parameter or its state is not aligned in memory"
+    if item.step.device.type != "cpu" or item.step.dtype != torch.float32:
+        return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
+    found = find(Structure.of(update.rule, scalars.plain(options)))
+    return found if isinstance(found, str) else None
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# Dense ---------------------------------------------------------------------------------------------------------
+
+P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12  # of a dense_tensor
+
+
+class Native:
+    name = "native"
+    fused = True
+    skips_overflow = False
+
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        if grad is not None and grad.is_sparse:
+            return "serves dense gradients only"
+        if grad is not None and grad.dtype != item.param.dtype:
+            return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
+        return refusal(update, item, options)
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def check(self, jobs: Sequence[Job]) -> None:
+        _table(jobs).check()
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def run(self, jobs: Sequence[Job]) -> None:
+        _table(jobs).step()
+
+
+def _table(jobs: Sequence[Job]) -> Table:
+    table: Table | None = jobs[0].memo.get("native")
+    if table is None or not table.serves(jobs):
+        table = jobs[0].memo["native"] = Table.of(jobs)
+    return table
+
+
+@dataclass
+class Table:
+    """All tensors of a step as the kernels want them: a row of numbers each."""
+
+    library: Library
+    jobs: list[Job]
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    params: list[Tensor]
+    buffers: list[list[Tensor]]
+    """By number: the first buffers of all tensors, the second..."""
+    sizes: list[int]
+    """In bytes."""
+    contiguous: bool
+    apart: bool
+    """Does no tensor share memory with another?"""
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Table:
+        items = [item for job in jobs for item in job.items]
+        rows = np.zeros((len(items), COLUMNS), np.int64)
+        start = 0
+        for job in jobs:
+            found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
+            if isinstance(found, str):
+                raise AssertionError(found)
+            for row, item in zip(rows[start:], job.items, strict=False):
+                library, row[KERNEL] = found
+                row[DTYPE], row[N] = DTYPES[item.param.dtype], item.param.numel()
+                row[STEP] = item.step.data_ptr()
+                row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
+            start += len(job.items)
+        params = [item.param for item in items]
+        table = cls(
+            library,
+            list(jobs),
+            rows,
+            params,
+            [[list(item.state.values())[k] for item in items] for k in range(len(items[0].state))],
+            [param.nbytes for param in params],
+            all(map(Tensor.is_contiguous, params)),
+            apart=True,
+        )
+        table.apart = table._apart()
+        return table
+
+    def serves(self, jobs: Sequence[Job]) -> bool:
+        return len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs))
+
+    def check(self) -> None:
+        """A kernel trusts the sizes: nothing may have changed them since the state was made."""
+        grads = [grad for job in self.jobs for grad in job.grads]
+        if list(map(_nbytes, self.params)) == self.sizes == list(map(_nbytes, grads)):
+            return
+        items = [item for job in self.jobs for item in job.items]
+        for item, param, grad, size in zip(items, self.params, grads, self.sizes, strict=True):
+            if not param.nbytes == size == grad.nbytes:
+                raise RuntimeError(
+                    f"{item.name}: the state was made for {size} bytes, the parameter now has {param.nbytes} and its "
+                    f"gradient {grad.nbytes}; no parameter was changed"
+                )
+
+    def step(self) -> None:
+        rows, grads = self.rows, self._grads()
+        rows[:, P], rows[:, G] = _addresses(self.params), _addresses(grads)
+        for k, buffers in enumerate(self.buffers):
+            rows[:, S + k] = _addresses(buffers)
+        c = self._coefficients()
+        for part in [rows] if self.apart else np.split(rows, len(rows)):
+            failed = self.library.c.cadam_dense(
+                part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
+            )
+            if failed:
+                raise MemoryError("no memory for the step; nothing was changed")
+
+    def _grads(self) -> list[Tensor]:
+        """The gradients, laid out as the parameters are; one that is not gets copied."""
+        grads = [grad for job in self.jobs for grad in job.grads]
+        if self.contiguous and all(map(Tensor.is_contiguous, grads)):
+            return grads
+        return [
+            grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
+            for grad, param in zip(grads, self.params, strict=True)
+        ]
+
+    def _coefficients(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
+        steps = np.empty(len(self.rows))
+        self.library.c.cadam_read_steps(self.rows.ctypes.data, len(self.rows), steps.ctypes.data)
+        steps += 1
+        sets: list[list[float]] = []
+        start = 0
+        for job in self.jobs:
+            own = slice(start, start + len(job.items))
+            start = own.stop
+            different, index = np.unique(steps[own], return_inverse=True)
+            self.rows[own, C] = index + len(sets)
+            sets += [values(job, float(t)) for t in different]
+        c = np.zeros((len(sets), MAX_COEFFICIENTS))
+        for row, numbers in zip(c, sets, strict=True):
+            row[: len(numbers)] = numbers
+        return c
+
+    def _apart(self) -> bool:
+        starts = np.array([p.data_ptr() for p in self.params], np.int64)
+        order = np.argsort(starts, kind="stable")
+        ends = (starts + np.array(self.sizes, np.int64))[order]
+        return bool((ends[:-1] <= starts[order][1:]).all())
+
+
+def values(job: Job, t: float) -> list[float]:
+    """The coefficients of a job at step t, in the kernel's order."""
+    grad_scale = None if job.grad_scale is None else job.grad_scale.item()
+    c = job.update.general_coefficients(t, scalars.plain(job.options), scalars.Scalars, grad_scale)
+    return list(map(float, c.values()))
+
+
+_nbytes = attrgetter("nbytes")
+
+
+def _addresses(tensors: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+# Rows ----------------------------------------------------------------------------------------------------------
+
+
+class NativeRows:
+    """Sparse gradients: from raw ids to the updated table, duplicates summed in order of appearance."""
+
+    name = "native-rows"
+    fused = True
+    skips_overflow = False
+
+    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        if grad is None or not grad.is_sparse:
+            return "serves sparse gradients only"
+        if grad.sparse_dim() == 0:
+            return "the gradient has no sparse dimension"
+        if grad._values().dtype not in (item.param.dtype, item.param.dtype.to_complex()):
+            return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
+        if not item.param.is_contiguous():
+            return "the table is not contiguous"
+        return refusal(update, item, options)
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def check(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for item, grad in job:
+                for dimension, ids in zip(item.param.shape, grad._indices(), strict=False):
+                    if ids.numel():
+                        low, high = map(int, torch.aminmax(ids))
+                        if low < 0 or high >= dimension:
+                            raise IndexError(
+                                f"{item.name}: row id {low if low < 0 else high} is out of range for {dimension} rows; "
+                                "no parameter was changed"
+                            )
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
+            if isinstance(found, str):
+                raise AssertionError(found)
+            for item, grad in job:
+                _rows(*found, job, item, grad)
+
+
+def _rows(library: Library, kernel: int, job: Job, item: Item, grad: Tensor) -> None:
+    sparse_shape = item.param.shape[: grad.sparse_dim()]
+    ids, values_ = grad._indices(), grad._values()
+    if values_.is_complex():
+        values_ = torch.view_as_real(values_)
+    rows, width = sparse_shape.numel(), item.param.shape[grad.sparse_dim() :].numel()
+    flat = ids[0]
+    for dimension, more in zip(sparse_shape[1:], ids[1:], strict=True):
+        flat = flat * dimension + more
+    flat, values_ = flat.contiguous(), values_.contiguous()
+    if rows and width:
+        pointers = [buffer.data_ptr() for buffer in item.state.values()]
+        pointers += [0] * (MAX_BUFFERS - len(pointers))
+        counts = 0 if item.counts is None else item.counts.data_ptr()
+        table = np.array(
+            [item.param.data_ptr(), *pointers, counts, rows, width, kernel, DTYPES[item.param.dtype]], np.int64
+        )
+        c = np.zeros(MAX_COEFFICIENTS)
+        numbers = values(job, item.step.item() + 1)
+        c[: len(numbers)] = numbers
+        failed = library.c.cadam_rows(
+            table.ctypes.data,
+            flat.data_ptr(),
+            len(flat),
+            values_.data_ptr(),
+            c.ctypes.data,
+            torch.get_num_threads(),
+            library.parallel_for,
+        )
+        if failed == -2:
+            raise MemoryError(f"{item.name}: no memory for a step of {len(flat)} rows; it was not changed")
+        if failed >= 0:
+            raise IndexError(f"{item.name}: row id {int(flat[failed])} is out of range for {rows} rows")
+    item.step.add_(1)

@@ -1,0 +1,78 @@
+"""Rules as C: writes native/rules.h from the one definition of each rule.
+
+``python -m cadam.kernels.c_dialect`` rewrites the file; a test sees to it that this has been done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..engines.source import Structure, lines, structures
+from ..rules import RULES
+
+HEADER = Path(__file__).parent / "native" / "rules.h"
+
+TEMPLATES = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "reciprocal": "1 / {0}",
+    "sqrt": "SQRT({0})",
+    "sign": "SIGN({0})",
+    "maximum": "MAXIMUM({0}, {1})",
+    "hold": "HOLD({0}, {1})",
+}
+
+PREFACE = """\
+/* Made by `python -m cadam.kernels.c_dialect` from the rules in cadam/rules: do not edit.
+ *
+ * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
+ * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""
+
+
+def element(structure: Structure) -> str:
+    """The coefficients and the element function of one structure."""
+    name, program = structure.name, structure.program
+    body = lines(
+        program,
+        TEMPLATES,
+        "    const real {name} = {value};",
+        {c: f"c->{c}" for c in structure.coefficients},
+        "(real){!r}",
+    )
+    if program.alignment is None:
+        raise AssertionError("the general update always computes its alignment")
+    return "\n".join(
+        [
+            f"struct COEFFICIENTS({name}) {{",
+            f"    real {', '.join(structure.coefficients)};",
+            "};",
+            "",
+            f"static inline void ELEMENT({name})(",
+            f"    const struct COEFFICIENTS({name}) *restrict c, real *p_, real g,",
+            "".join(["    ", *(f"real *{b}_, " for b in structure.buffers), "real *alignment_)"]),
+            "{",
+            "    const real p = *p_;",
+            *(f"    const real {b} = *{b}_;" for b in structure.buffers),
+            *body,
+            f"    *p_ = {program.param.name};",
+            *(f"    *{b}_ = {program.state[b].name};" for b in structure.buffers),
+            f"    *alignment_ = {program.alignment.name};",
+            "}",
+        ]
+    )
+
+
+def header(wanted: Iterable[Structure]) -> str:
+    """The whole of rules.h."""
+    wanted = list(wanted)
+    listed = " \\\n".join(f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)})" for s in wanted)
+    listing = f"/* X(name, buffers, coefficients) */\n#undef RULES\n#define RULES(X) \\\n{listed}\n"
+    return "\n\n".join([PREFACE, *map(element, wanted), listing])
+
+
+if __name__ == "__main__":
+    HEADER.write_text(header(structures(RULES.values())))

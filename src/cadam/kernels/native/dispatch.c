@@ -1,0 +1,370 @@
+/* What Python calls: a whole step over all dense tensors, or over the rows of one table, in one call.
+ *
+ * Work is cut into ranges by size alone and handed to torch's threads; who gets which range changes nothing in
+ * the result.
+ */
+#include "cadam.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+extern const instruction_set cadam_portable;
+#ifdef __x86_64__
+extern const instruction_set cadam_avx2, cadam_avx512;
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+static int chosen = -1; /* set by cadam_use, for tests and curiosity */
+
+static const instruction_set *instructions(void)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    const int best = avx512 ? 2 : avx2 ? 1 : 0;
+    const int level = chosen < 0 || chosen > best ? best : chosen;
+    return level == 2 ? &cadam_avx512 : level == 1 ? &cadam_avx2 : &cadam_portable;
+#else
+    return &cadam_portable;
+#endif
+}
+
+/* Use at most this instruction set (0 portable, 1 AVX2, 2 AVX-512; -1 the best there is). Returns the one in use. */
+EXPORT int cadam_use(int level)
+{
+    chosen = level;
+    const instruction_set *now = instructions();
+#ifdef __x86_64__
+    return now == &cadam_avx512 ? 2 : now == &cadam_avx2 ? 1 : 0;
+#else
+    return now != &cadam_portable;
+#endif
+}
+
+/* What the sources were when this was compiled. */
+EXPORT const char *cadam_fingerprint(void) { return FINGERPRINT; }
+
+/* The number of a kernel by its name; -1 if there is none. */
+EXPORT int cadam_kernel(const char *name)
+{
+    const instruction_set *set = instructions();
+    for (int i = 0; i < set->count; i++)
+        if (!strcmp(set->kernels[i].name, name))
+            return i;
+    return -1;
+}
+
+/* The coefficients of a kernel in its arithmetic. */
+typedef union {
+    float f[MAX_COEFFICIENTS];
+    double d[MAX_COEFFICIENTS];
+} coefficients;
+
+static void convert(coefficients *to, const double *from, int n, int dtype)
+{
+    for (int i = 0; i < n; i++)
+        if (dtype == F64)
+            to->d[i] = from[i];
+        else
+            to->f[i] = (float)from[i];
+}
+
+static const int64_t size_of[DTYPES] = {[F32] = 4, [F64] = 8, [BF16] = 2, [F16] = 2};
+static int64_t size_of_real(int dtype) { return dtype == F64 ? 8 : 4; }
+
+/* Dense -------------------------------------------------------------------------------------------------- */
+
+/* One tensor, as a row of 64-bit integers. */
+typedef struct {
+    int64_t p, g, s[MAX_BUFFERS], step, counts, n, kernel, dtype, c;
+} dense_tensor;
+
+typedef struct {
+    const instruction_set *set;
+    const dense_tensor *tensors;
+    const int64_t *first; /* in units: where each tensor begins among all, and the end of the last */
+    int64_t count;
+    const coefficients *c;
+} dense_step;
+
+enum { UNIT = 64 }; /* elements; ranges are cut between units, so that blocks stay whole */
+
+static void dense_range(int64_t begin, int64_t end, void *context)
+{
+    const dense_step *step = context;
+    int64_t low = 0, high = step->count; /* the tensor that holds unit `begin` */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (step->first[middle] <= begin)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (int64_t t = low; t < step->count && step->first[t] < end; t++) {
+        const dense_tensor *x = &step->tensors[t];
+        const int64_t from = begin > step->first[t] ? (begin - step->first[t]) * UNIT : 0;
+        const int64_t limit = (end - step->first[t]) * UNIT;
+        const int64_t to = limit < x->n ? limit : x->n;
+        if (from >= to)
+            continue;
+        const int64_t size = size_of[x->dtype], real = size_of_real(x->dtype);
+        void *s[MAX_BUFFERS];
+        for (int k = 0; k < MAX_BUFFERS; k++)
+            s[k] = x->s[k] ? (char *)x->s[k] + from * real : 0;
+        const int64_t aligned = step->set->kernels[x->kernel].dense[x->dtype](
+            (char *)x->p + from * size, (const char *)x->g + from * size, s, to - from, &step->c[x->c]);
+        if (x->counts)
+            __atomic_fetch_add((int64_t *)x->counts, aligned, __ATOMIC_RELAXED);
+    }
+}
+
+/* The step counts of all tensors. */
+EXPORT void cadam_read_steps(const dense_tensor *tensors, int64_t count, double *steps)
+{
+    for (int64_t t = 0; t < count; t++)
+        steps[t] = *(const float *)tensors[t].step;
+}
+
+/* Step every tensor: count it, update it. `c` has MAX_COEFFICIENTS doubles for each set of coefficients.
+ * Returns 0, or 1 if memory ran out, with nothing changed. */
+EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double *c, int64_t sets, int64_t grain,
+                       parallel_for_fn *parallel_for)
+{
+    int64_t *first = malloc((size_t)(count + 1) * sizeof *first);
+    coefficients *converted = malloc((size_t)(sets ? sets : 1) * sizeof *converted);
+    if (!first || !converted) {
+        free(first);
+        free(converted);
+        return 1;
+    }
+    int64_t units = 0;
+    for (int64_t t = 0; t < count; t++) {
+        const dense_tensor *x = &tensors[t];
+        first[t] = units;
+        units += (x->n + UNIT - 1) / UNIT;
+        convert(&converted[x->c], c + x->c * MAX_COEFFICIENTS, MAX_COEFFICIENTS, (int)x->dtype);
+        *(float *)x->step += 1;
+        if (x->counts) {
+            ((int64_t *)x->counts)[1] += x->n;
+            ((int64_t *)x->counts)[2] += x->n;
+        }
+    }
+    first[count] = units;
+    dense_step step = {instructions(), tensors, first, count, converted};
+    if (units)
+        parallel_for(0, units, grain / UNIT, dense_range, &step);
+    free(first);
+    free(converted);
+    return 0;
+}
+
+/* Rows --------------------------------------------------------------------------------------------------- */
+
+/* From raw ids and row gradients to the updated table, without a sort:
+ *   1. the ids are dealt stably into buckets of neighbouring rows;
+ *   2. within a bucket a small table finds repeated ids, whose gradients are summed in order of appearance;
+ *   3. each distinct row is updated, while its lines, fetched in 2, are at hand.
+ * Buckets and chunks depend on the sizes alone, so the result is the same for any number of threads. */
+
+typedef struct {
+    int64_t p, s[MAX_BUFFERS], counts, rows, width, kernel, dtype;
+} row_table;
+
+typedef struct {
+    uint32_t row; /* within its bucket */
+    uint32_t at;  /* position among the ids */
+} entry;
+
+enum { CHUNKS = 64 };
+
+typedef struct {
+    const instruction_set *set;
+    const row_table *table;
+    const int64_t *ids;
+    const char *grads;
+    int64_t n, shift, buckets;
+    int64_t *offsets; /* [CHUNKS][buckets]: counts, then where each chunk's share of a bucket begins */
+    int64_t *starts;  /* [buckets + 1] */
+    entry *entries;
+    coefficients c;
+    int64_t bad, next, aligned, touched, failed;
+} row_step;
+
+static int64_t chunk_begin(const row_step *step, int64_t chunk) { return step->n * chunk / CHUNKS; }
+
+static void count_range(int64_t begin, int64_t end, void *context)
+{
+    row_step *step = context;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t *offsets = step->offsets + chunk * step->buckets;
+        for (int64_t i = chunk_begin(step, chunk), last = chunk_begin(step, chunk + 1); i < last; i++) {
+            const int64_t id = step->ids[i];
+            if ((uint64_t)id >= (uint64_t)step->table->rows) {
+                int64_t known = -1; /* any one bad position will do for the message */
+                __atomic_compare_exchange_n(&step->bad, &known, i, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+                return;
+            }
+            offsets[id >> step->shift]++;
+        }
+    }
+}
+
+static void deal_range(int64_t begin, int64_t end, void *context)
+{
+    row_step *step = context;
+    const int64_t mask = ((int64_t)1 << step->shift) - 1;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t *offsets = step->offsets + chunk * step->buckets;
+        for (int64_t i = chunk_begin(step, chunk), last = chunk_begin(step, chunk + 1); i < last; i++) {
+            const int64_t id = step->ids[i];
+            entry *to = &step->entries[offsets[id >> step->shift]++];
+            to->row = (uint32_t)(id & mask);
+            to->at = (uint32_t)i;
+        }
+    }
+}
+
+static void fetch(const void *p, int64_t bytes)
+{
+    for (int64_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch((const char *)p + line, 1);
+}
+
+/* A thread's own: which slot a row of the bucket has, the rows in order of appearance, their sums. */
+typedef struct {
+    uint32_t *slot, *distinct;
+    char *sums;
+} scratch;
+
+static void do_bucket(row_step *step, int64_t bucket, scratch *my)
+{
+    const row_table *t = step->table;
+    const int64_t first = step->starts[bucket], last = step->starts[bucket + 1], base = bucket << step->shift;
+    const int64_t width = t->width, size = size_of[t->dtype], real = size_of_real(t->dtype);
+    const kernel *k = &step->set->kernels[t->kernel];
+    int64_t distinct = 0, aligned = 0;
+    for (int64_t e = first; e < last; e++) {
+        const entry now = step->entries[e];
+        if (e + 12 < last)
+            fetch(step->grads + (int64_t)step->entries[e + 12].at * width * size, width * size);
+        const char *grad = step->grads + (int64_t)now.at * width * size;
+        if (!my->slot[now.row]) {
+            my->distinct[distinct] = now.row;
+            my->slot[now.row] = (uint32_t)++distinct;
+            step->set->set[t->dtype](my->sums + (distinct - 1) * width * real, grad, width);
+        } else
+            step->set->add[t->dtype](my->sums + (int64_t)(my->slot[now.row] - 1) * width * real, grad, width);
+    }
+    for (int64_t d = 0; d < distinct; d++) {
+        enum { ROWS_AHEAD = 8 };
+        if (d + ROWS_AHEAD < distinct) {
+            const int64_t later = base + my->distinct[d + ROWS_AHEAD];
+            fetch((char *)t->p + later * width * size, width * size);
+            for (int b = 0; b < k->buffers; b++)
+                fetch((char *)t->s[b] + later * width * real, width * real);
+        }
+        const int64_t row = base + my->distinct[d];
+        void *s[MAX_BUFFERS] = {0};
+        for (int b = 0; b < k->buffers; b++)
+            s[b] = (char *)t->s[b] + row * width * real;
+        aligned += k->summed[t->dtype]((char *)t->p + row * width * size, my->sums + d * width * real, s, width,
+                                       &step->c);
+        my->slot[my->distinct[d]] = 0;
+    }
+    __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&step->touched, distinct * width, __ATOMIC_RELAXED);
+}
+
+typedef struct {
+    row_step *step;
+    scratch *scratches;
+} row_work;
+
+static void bucket_range(int64_t begin, int64_t end, void *context)
+{
+    row_work *work = context;
+    for (int64_t worker = begin; worker < end; worker++)
+        for (;;) {
+            const int64_t bucket = __atomic_fetch_add(&work->step->next, 1, __ATOMIC_RELAXED);
+            if (bucket >= work->step->buckets)
+                break;
+            if (work->step->starts[bucket] < work->step->starts[bucket + 1])
+                do_bucket(work->step, bucket, &work->scratches[worker]);
+        }
+}
+
+/* Update the rows of `table` that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
+ * id that is out of range; in both latter cases nothing was changed. */
+EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
+                          int64_t threads, parallel_for_fn *parallel_for)
+{
+    row_step step = {.set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+    if (n >= (int64_t)UINT32_MAX)
+        return -2;
+    /* Enough buckets for every thread, few enough rows in each for its table to stay in the cache. */
+    while (step.shift < 15 && (table->rows >> step.shift) > 256)
+        step.shift++;
+    while ((table->rows >> step.shift) > 4096)
+        step.shift++;
+    step.buckets = ((table->rows - 1) >> step.shift) + 1;
+    step.offsets = calloc((size_t)(CHUNKS * step.buckets), sizeof *step.offsets);
+    step.starts = malloc((size_t)(step.buckets + 1) * sizeof *step.starts);
+    step.entries = malloc((size_t)(n ? n : 1) * sizeof *step.entries);
+    int64_t result = -2;
+    scratch *scratches = 0;
+    if (!step.offsets || !step.starts || !step.entries)
+        goto done;
+    parallel_for(0, CHUNKS, 1, count_range, &step);
+    if (step.bad >= 0) {
+        result = step.bad;
+        goto done;
+    }
+    int64_t total = 0, largest = 0;
+    for (int64_t b = 0; b < step.buckets; b++) {
+        step.starts[b] = total;
+        for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
+            int64_t *share = &step.offsets[chunk * step.buckets + b];
+            const int64_t count = *share;
+            *share = total;
+            total += count;
+        }
+        if (total - step.starts[b] > largest)
+            largest = total - step.starts[b];
+    }
+    step.starts[step.buckets] = total;
+    const int64_t span = (int64_t)1 << step.shift, most = largest < span ? largest : span;
+    scratches = calloc((size_t)threads, sizeof *scratches);
+    if (!scratches)
+        goto done;
+    for (int64_t i = 0; i < threads; i++) {
+        scratches[i].slot = calloc((size_t)span, sizeof(uint32_t));
+        scratches[i].distinct = malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
+        scratches[i].sums = malloc((size_t)((most ? most : 1) * table->width * size_of_real((int)table->dtype)));
+        if (!scratches[i].slot || !scratches[i].distinct || !scratches[i].sums)
+            goto done;
+    }
+    parallel_for(0, CHUNKS, 1, deal_range, &step);
+    convert(&step.c, c, MAX_COEFFICIENTS, (int)table->dtype);
+    row_work work = {&step, scratches};
+    parallel_for(0, threads, 1, bucket_range, &work);
+    if (table->counts) {
+        ((int64_t *)table->counts)[0] += step.aligned;
+        ((int64_t *)table->counts)[1] += step.touched;
+        ((int64_t *)table->counts)[2] += table->rows * table->width;
+    }
+    result = -1;
+done:
+    for (int64_t i = 0; scratches && i < threads; i++) {
+        free(scratches[i].slot);
+        free(scratches[i].distinct);
+        free(scratches[i].sums);
+    }
+    free(scratches);
+    free(step.entries);
+    free(step.starts);
+    free(step.offsets);
+    return result;
+}

@@ -1,0 +1,212 @@
+/* The loops around the element functions of rules.h, compiled once for every instruction set.
+ *
+ * A loop runs over blocks of a fixed size, which the compiler turns into vector code, and prefetches all its
+ * streams some blocks ahead: the hardware's own prefetcher does not keep up with this many.
+ */
+#include "cadam.h"
+
+#include <string.h>
+
+#ifndef __FLT16_MAX__
+#error "this compiler has no _Float16 (gcc 12 or clang 15 and later have it)"
+#endif
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+enum { BLOCK = 64, AHEAD = 512 };
+
+static inline void prefetch(const void *p, int64_t i, int64_t size)
+{
+    const char *at = (const char *)p + (i + AHEAD) * size;
+    for (int64_t line = 0; line < BLOCK * size; line += 64)
+        __builtin_prefetch(at + line);
+}
+
+/* Up to a block of values as the arithmetic wants them, and back. float and double are used where they lie. */
+typedef float value_F32;
+typedef double value_F64;
+typedef uint16_t value_BF16;
+typedef uint16_t value_F16;
+
+static inline float *open_F32(const float *p, float *room, int64_t n) { return (void)room, (void)n, (float *)p; }
+static inline void close_F32(float *p, const float *x, int64_t n) { (void)p, (void)x, (void)n; }
+static inline double *open_F64(const double *p, double *room, int64_t n) { return (void)room, (void)n, (double *)p; }
+static inline void close_F64(double *p, const double *x, int64_t n) { (void)p, (void)x, (void)n; }
+
+static inline float *open_BF16(const uint16_t *p, float *room, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t bits = (uint32_t)p[i] << 16;
+        memcpy(&room[i], &bits, sizeof bits);
+    }
+    return room;
+}
+
+static inline void close_BF16(uint16_t *p, const float *x, int64_t n) /* to nearest, ties to even; a NaN stays one */
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        p[i] = (uint16_t)(x[i] != x[i] ? 0x7fc0u : rounded);
+    }
+}
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+static inline float *open_F16(const uint16_t *p, float *room, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(room + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + i))));
+#endif
+    for (; i < n; i++) {
+        _Float16 h;
+        memcpy(&h, &p[i], sizeof h);
+        room[i] = (float)h;
+    }
+    return room;
+}
+
+static inline void close_F16(uint16_t *p, const float *x, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(p + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++) {
+        const _Float16 h = (_Float16)x[i];
+        memcpy(&p[i], &h, sizeof h);
+    }
+}
+
+/* What the element functions are written in. */
+#define MAXIMUM(x, y) ((x) > (y) ? (x) : (x) != (x) ? (x) : (y)) /* a NaN stays one */
+#define SIGN(x) ((x) > 0 ? (real)1 : (x) < 0 ? (real)-1 : (real)0)
+#define HOLD(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
+
+#define real float
+#define SQRT(x) __builtin_sqrtf(x)
+#define ELEMENT(name) name##_float
+#define COEFFICIENTS(name) name##_float_c
+#include "rules.h"
+#undef COEFFICIENTS
+#undef ELEMENT
+#undef SQRT
+#undef real
+
+#define real double
+#define SQRT(x) __builtin_sqrt(x)
+#define ELEMENT(name) name##_double
+#define COEFFICIENTS(name) name##_double_c
+#include "rules.h"
+#undef COEFFICIENTS
+#undef ELEMENT
+#undef SQRT
+#undef real
+
+/* The buffers by number, so that the compiler sees them as separate streams. */
+#define BUFFERS_0(F)
+#define BUFFERS_1(F) F(0)
+#define BUFFERS_2(F) F(0) F(1)
+#define BUFFERS_3(F) F(0) F(1) F(2)
+#define BUFFERS_4(F) F(0) F(1) F(2) F(3)
+
+#define DECLARE(k) real_t *restrict s##k = s_[k];
+#define ARGUMENT(k) , &s##k[i + j]
+#define PREFETCH(k) prefetch(s##k, i, sizeof(real_t));
+
+/* Update the elements i to i + m, m at most BLOCK. */
+#define UPDATE(rule, n_buffers, P, G, real_, m)                                                                    \
+    {                                                                                                              \
+        real_t p_room[BLOCK], g_room[BLOCK];                                                                       \
+        real_t *restrict x = open_##P(p + i, p_room, m);                                                           \
+        const real_t *restrict y = open_##G(g + i, g_room, m);                                                     \
+        integer_t count = 0;                                                                                       \
+        _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
+        {                                                                                                          \
+            real_t alignment;                                                                                      \
+            rule##_##real_(c, &x[j], y[j] BUFFERS_##n_buffers(ARGUMENT), &alignment);                              \
+            count += alignment > 0;                                                                                \
+        }                                                                                                          \
+        close_##P(p + i, x, m);                                                                                    \
+        aligned += count;                                                                                          \
+    }
+
+#define LOOP(rule, n_buffers, P, G, real_, integer_, NAME)                                                         \
+    static int64_t NAME(void *p_, const void *g_, void *const *s_, int64_t n, const void *c_)                      \
+    {                                                                                                              \
+        typedef real_ real_t;                                                                                      \
+        typedef integer_ integer_t;                                                                                \
+        value_##P *restrict p = p_;                                                                                \
+        const value_##G *restrict g = g_;                                                                          \
+        BUFFERS_##n_buffers(DECLARE)                                                                               \
+        const struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_, *c = &values;             \
+        int64_t aligned = 0, i = 0;                                                                                \
+        (void)s_;                                                                                                  \
+        for (; i + BLOCK <= n; i += BLOCK) {                                                                       \
+            prefetch(p, i, sizeof *p);                                                                             \
+            prefetch(g, i, sizeof *g);                                                                             \
+            BUFFERS_##n_buffers(PREFETCH)                                                                          \
+            UPDATE(rule, n_buffers, P, G, real_, BLOCK)                                                            \
+        }                                                                                                          \
+        if (i < n)                                                                                                 \
+            UPDATE(rule, n_buffers, P, G, real_, n - i)                                                            \
+        return aligned;                                                                                            \
+    }
+
+#define LOOPS(rule, buffers, coefficients)                                                                         \
+    LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
+    LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
+    LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
+    LOOP(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_summed)                                             \
+    LOOP(rule, buffers, F16, F16, float, int32_t, rule##_f16)                                                      \
+    LOOP(rule, buffers, F16, F32, float, int32_t, rule##_f16_summed)
+RULES(LOOPS)
+
+/* Sums of gradient rows. */
+#define SUMS(T, real_)                                                                                             \
+    static void set_##T(void *target_, const void *values_, int64_t n)                                             \
+    {                                                                                                              \
+        real_ *restrict target = target_, room[BLOCK];                                                             \
+        const value_##T *restrict values = values_;                                                                \
+        for (int64_t i = 0; i < n; i += BLOCK) {                                                                   \
+            const int64_t m = n - i < BLOCK ? n - i : BLOCK;                                                       \
+            memcpy(target + i, open_##T(values + i, room, m), (size_t)m * sizeof *target);                         \
+        }                                                                                                          \
+    }                                                                                                              \
+    static void add_##T(void *target_, const void *values_, int64_t n)                                             \
+    {                                                                                                              \
+        real_ *restrict target = target_, room[BLOCK];                                                             \
+        const value_##T *restrict values = values_;                                                                \
+        for (int64_t i = 0; i < n; i += BLOCK) {                                                                   \
+            const int64_t m = n - i < BLOCK ? n - i : BLOCK;                                                       \
+            const real_ *restrict x = open_##T(values + i, room, m);                                               \
+            for (int64_t j = 0; j < m; j++)                                                                        \
+                target[i + j] += x[j];                                                                             \
+        }                                                                                                          \
+    }
+SUMS(F32, float)
+SUMS(F64, double)
+SUMS(BF16, float)
+SUMS(F16, float)
+
+#define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
+    {                                                                                                              \
+        .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
+        .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                   \
+        .summed = {rule##_f32, rule##_f64, rule##_bf16_summed, rule##_f16_summed},                    \
+    },
+static const kernel kernels[] = {RULES(ENTRY)};
+
+const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
+    .kernels = kernels,
+    .count = sizeof kernels / sizeof *kernels,
+    .set = {set_F32, set_F64, set_BF16, set_F16},
+    .add = {add_F32, add_F64, add_BF16, add_F16},
+};

@@ -1,0 +1,82 @@
+"""Row updates on plain tensors, for those who keep their own embedding tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import engines, options
+from .catalog import CAdam
+from .optimizer import Optimizer
+from .update import Update
+
+
+def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
+    """The buffers that `update_` needs beside a table: zeros, in float32 at the least."""
+    o = {**options.defaults(optimizer.rule), **given, **optimizer.fixed}
+    dtype = o["state_dtype"] or torch.promote_types(table.dtype, torch.float32)
+    return {name: torch.full_like(table, start, dtype=dtype) for name, start in optimizer.rule.state(o).items()}
+
+
+@torch.no_grad()
+def update_(
+    table: Tensor,
+    state: Mapping[str, Tensor],
+    ids: Tensor,
+    grads: Tensor,
+    *,
+    step: int,
+    optimizer: type[Optimizer] = CAdam,
+    counts: Tensor | None = None,
+    **given: Any,
+) -> None:
+    """Update the rows of `table` that `ids` name, in place; no other row is read or written.
+
+    Args:
+        table: the parameter, rows first.
+        state: its buffers by name, as `new_state` makes them; updated in place.
+        ids: row numbers, one-dimensional, in any order; repeated ones have their gradients summed.
+        grads: a row of gradient for each id.
+        step: which step this is, counted from 1 (bias correction goes by it).
+        optimizer: a class of the catalogue, or your own.
+        counts: an int64 tensor of three, to which aligned, touched and seen elements are added.
+        given: the optimizer's options, such as ``lr``.
+    """
+    known = options.defaults(optimizer.rule)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"update_: {options.unknown(name, known)}")
+    o = {**known, **given, **optimizer.fixed, "track_alignment": counts is not None}
+    options.check(optimizer.rule, o)
+    _check(table, state, ids, grads, step, optimizer.rule.state(o))
+    grad = torch.sparse_coo_tensor(ids.reshape(1, -1), grads, table.shape, check_invariants=False)
+    item = engines.Item(table, dict(state), torch.tensor(float(step - 1)), counts, "the table")
+    update = Update.of(optimizer.rule, optimizer.confidence, o)
+    engine = engines.choose(update, item, grad, o).engine
+    jobs = [engines.Job(update, o, [item], [grad])]
+    engine.check(jobs)
+    engine.run(jobs)
+
+
+def _check(
+    table: Tensor, state: Mapping[str, Tensor], ids: Tensor, grads: Tensor, step: int, needed: Mapping[str, float]
+) -> None:
+    if not table.is_floating_point() or table.dim() == 0:
+        raise ValueError(f"table must have rows of floating-point numbers, got {table.dtype}, {tuple(table.shape)}")
+    if ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(f"ids must be a one-dimensional int64 tensor, got {ids.dtype}, shape {tuple(ids.shape)}")
+    if grads.shape != (len(ids), *table.shape[1:]):
+        expected = (len(ids), *table.shape[1:])
+        raise ValueError(f"grads must have a row for each id, shape {expected}, got {tuple(grads.shape)}")
+    if step < 1:
+        raise ValueError(f"step is counted from 1, got {step}")
+    if set(state) != set(needed):
+        raise ValueError(f"state must have {sorted(needed)}, got {sorted(state)} (see new_state)")
+    for name, tensor in {"ids": ids, "grads": grads, **state}.items():
+        if tensor.device != table.device:
+            raise ValueError(f"{name} is on {tensor.device}, the table on {table.device}")
+        if name in state and tensor.shape != table.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the table {tuple(table.shape)}")
