@@ -1,0 +1,83 @@
+"""Runs the C kernels on buffers of exactly the sizes they are told, under AddressSanitizer.
+
+Needs no torch: started by test_native.py with the sanitizer preloaded. With the argument ``overrun`` it lies about
+a size, which the sanitizer must notice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy as np
+
+RANGE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+PARALLEL_FOR = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, RANGE, ctypes.c_void_p)
+
+
+@PARALLEL_FOR
+def in_two_parts(begin: int, end: int, grain: int, f: object, context: int) -> int:
+    middle = (begin + end) // 2
+    for part in ((begin, middle), (middle, end)):
+        if part[0] < part[1]:
+            f(*part, context)  # type: ignore[operator]
+    return 0
+
+
+SIZES = (4, 8, 2, 2)  # of a parameter: float32, float64, bfloat16, float16
+REALS = (4, 8, 4, 4)  # of its buffers
+
+
+def block(n: int, size: int) -> np.ndarray:
+    """n values of an own allocation, none of them special."""
+    return np.frombuffer(np.random.default_rng(n).integers(60, 64, n * size, np.uint8).tobytes(), np.uint8).copy()
+
+
+def dense(c: ctypes.CDLL, kernel: int, dtype: int, lengths: list[int], lie: int = 0) -> None:
+    kept, rows = [], []
+    for n in lengths:
+        tensors = [block(n, size) for size in (SIZES[dtype], SIZES[dtype], *[REALS[dtype]] * 4)]
+        step, counts = np.zeros(1, np.float32), np.zeros(3, np.int64)
+        kept += [*tensors, step, counts]
+        rows.append(
+            [*(t.ctypes.data for t in tensors), step.ctypes.data, counts.ctypes.data, n + lie, kernel, dtype, 0]
+        )
+    table, coefficients = np.array(rows, np.int64), np.full((1, 32), 0.5)
+    assert c.cadam_dense(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
+
+
+def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: np.ndarray) -> int:
+    tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
+    grads, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(3, np.int64)
+    table = np.array([*(t.ctypes.data for t in tensors), counts.ctypes.data, height, width, kernel, dtype], np.int64)
+    coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
+    return c.cadam_rows(
+        table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data, coefficients.ctypes.data, 3, in_two_parts
+    )
+
+
+def main(library: str, mode: str) -> None:
+    c = ctypes.CDLL(library)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, PARALLEL_FOR]
+    c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR]
+    c.cadam_rows.restype = number
+    random = np.random.default_rng(0)
+    if mode == "overrun":
+        dense(c, 0, 0, [100], lie=1)
+    for level in range(c.cadam_use(-1) + 1):
+        c.cadam_use(level)
+        for kernel in range(9):
+            for dtype in range(4):
+                dense(c, kernel, dtype, [0, 1, 7, 63, 64, 65, 129, 1000])
+                for height, width in ((1, 1), (5, 3), (70_000, 2), (300, 17), (9, 130)):
+                    ids = random.integers(0, height, 200)
+                    assert rows(c, kernel, dtype, height, width, ids) == -1
+                    assert rows(c, kernel, dtype, height, width, ids[:0]) == -1
+                    for bad in (-1, height, 2**62, -(2**63)):
+                        assert rows(c, kernel, dtype, height, width, np.array([0, bad])) == 1
+    print("clean")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

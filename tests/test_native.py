@@ -1,0 +1,348 @@
+"""The C kernels: the same bits for any number of threads and any instruction set, and no wrong write."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import cadam
+from cadam.engines import native
+from cadam.engines.source import Structure, structures
+from cadam.kernels import build, c_dialect
+from cadam.options import defaults
+from cadam.rules import ADAM, RULES, Rule, Step
+
+AVAILABLE = native.find(Structure.of(ADAM, defaults(ADAM)))
+pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
+
+CLASSES = [cadam.CAdam, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam, cadam.CYogi, cadam.CAdaBelief]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def train(cls: type[cadam.Optimizer], dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
+    """Parameters and state after a few steps on fixed gradients."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(3000, 12)] if sparse else [(50_021,), (), (0, 3), (64, 65), (7, 3, 5, 5)]
+    params = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    optimizer = cls(params, lr=1e-2, weight_decay=1e-2, fused=True)
+    for _ in range(steps):
+        for p in params:
+            if sparse:
+                ids = (torch.rand(4000, generator=generator) ** 3 * len(p)).long()
+                values = torch.randn(4000, 12, generator=generator).to(dtype)
+                p.grad = torch.sparse_coo_tensor(ids[None], values, p.shape, check_invariants=True)
+            else:
+                p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+        optimizer.step()
+    state = [optimizer.state[p][name] for p in params for name in optimizer.state[p]]
+    return [*(p.detach() for p in params), *state]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_same_bits_for_any_number_of_threads(
+    cls: type[cadam.Optimizer], dtype: torch.dtype, sparse: bool, threads: None
+) -> None:
+    torch.set_num_threads(1)
+    alone = train(cls, dtype, sparse=sparse)
+    torch.set_num_threads(5)
+    for a, b in zip(alone, train(cls, dtype, sparse=sparse), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_same_bits_for_any_instruction_set(cls: type[cadam.Optimizer], dtype: torch.dtype, sparse: bool) -> None:
+    assert not isinstance(AVAILABLE, str)
+    use = AVAILABLE[0].c.cadam_use
+    best = use(-1)
+    if best == 0:
+        pytest.skip("this processor has one instruction set only")
+    try:
+        results = []
+        for level in range(best + 1):
+            assert use(level) == level
+            results.append(train(cls, dtype, sparse=sparse))
+    finally:
+        use(-1)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_second_thread_is_used(threads: None) -> None:
+    """torch.set_num_threads is obeyed: with two threads, two of them do the work."""
+    seen = set()
+
+    def note(begin: int, end: int, context: object) -> None:
+        seen.add((begin, end))
+
+    assert not isinstance(AVAILABLE, str)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(note)
+    parallel_for = ctypes.CFUNCTYPE(
+        ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, type(callback), ctypes.c_void_p
+    )(AVAILABLE[0].parallel_for)
+    for count in (1, 2):
+        seen.clear()
+        torch.set_num_threads(count)
+        parallel_for(0, 1000, 1, callback, None)
+        assert len(seen) == count
+
+
+def test_generated_source_is_up_to_date() -> None:
+    assert c_dialect.HEADER.read_text() == c_dialect.header(structures(RULES.values())), (
+        "run `python -m cadam.kernels.c_dialect`"
+    )
+
+
+def test_library_of_other_sources_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(native.UnavailableError, match="not of this version's sources"):
+        native._load(build.LIBRARY, "another fingerprint")
+
+
+def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rule = Rule(
+        name="halfway",
+        defaults={"lr": 0.1, "pull": 0.25},
+        state=lambda o: {"average": 0.0},
+        coefficients=lambda t, o, f: {"pull": o["pull"]},
+        update=lambda g, s, c, f: Step(
+            step := s.average + (g - s.average) * c.pull * 0.5, s.average + g * c.pull, {"average": step}
+        ),
+    )
+
+    class Halfway(cadam.Optimizer):
+        pass
+
+    Halfway.rule = rule
+    results = []
+    for options in ({"fused": True}, {"foreach": False}):
+        p = torch.linspace(-1, 1, 1000, dtype=torch.float64).requires_grad_()
+        optimizer = Halfway([p], **options)
+        for t in range(5):
+            p.grad = torch.sin(torch.arange(1000.0, dtype=torch.float64) * (t + 1))
+            optimizer.step()
+        results.append(p.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-14, atol=1e-14)
+    assert len(list((tmp_path / "cadam").glob("halfway-*.so"))) == 1
+
+
+def test_without_kernels_the_best_torch_way_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
+    native.find.cache_clear()
+    native._catalogue.cache_clear()
+    try:
+        p = torch.zeros(3, requires_grad=True)
+        optimizer = cadam.CAdam([p])
+        p.grad = torch.ones(3)
+        optimizer.step()
+        (row,) = optimizer.explain()
+        assert row.engine == "eager"
+        assert "without its compiled kernels" in row.passed_over["native"]
+        optimizer = cadam.CAdam([p], fused=True)
+        with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*without its compiled kernels"):
+            optimizer.step()
+    finally:
+        native.find.cache_clear()
+        native._catalogue.cache_clear()
+
+
+# Odd memory ---------------------------------------------------------------------------------------------------
+
+
+def layouts() -> dict[str, Tensor]:
+    base = torch.linspace(-1, 1, 240, dtype=torch.float32)
+    odd = bytearray(1) + bytearray(base.numpy().tobytes())
+    return {
+        "transposed": base.clone().view(12, 20).t(),
+        "channels last": base.clone().view(2, 3, 8, 5).to(memory_format=torch.channels_last),
+        "strided": torch.linspace(-1, 1, 480)[::2],
+        "offset": torch.cat([torch.zeros(1), base])[1:],
+        "misaligned": torch.frombuffer(odd, dtype=torch.float32, offset=1),
+    }
+
+
+@pytest.mark.parametrize("name", layouts())
+@pytest.mark.parametrize("other_grad", [False, True])
+def test_any_layout_gives_the_reference_result(name: str, other_grad: bool) -> None:
+    results = []
+    for options in ({}, {"foreach": False}):
+        p = layouts()[name].requires_grad_()
+        optimizer = cadam.CAdam([p], lr=0.1, **options)
+        for t in range(4):
+            grad = torch.cos(torch.arange(p.numel(), dtype=torch.float32) * (t + 1)).view(p.shape)
+            p.grad = grad.clone() if other_grad else torch.empty_like(p).copy_(grad)
+            optimizer.step()
+        results.append(p.detach().clone())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+
+
+def test_expanded_parameter_is_an_error_not_a_wrong_write() -> None:
+    p = torch.zeros(1).expand(5).requires_grad_()
+    p.grad = torch.ones(5)
+    with pytest.raises(RuntimeError):
+        cadam.CAdam([p]).step()
+
+
+def test_parameters_that_share_memory_take_their_turns() -> None:
+    results = []
+    for options in ({}, {"foreach": False}):
+        shared = torch.linspace(-1, 1, 100_000)
+        params = [shared[:70_000].requires_grad_(), shared[30_000:].requires_grad_()]
+        optimizer = cadam.CAdam(params, lr=0.1, **options)
+        for t in range(3):
+            for i, p in enumerate(params):
+                p.grad = torch.cos(torch.arange(70_000.0) * (t + 1 + i))
+            optimizer.step()
+        results.append(shared.detach().clone())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
+
+
+def test_a_parameter_that_shrank_is_refused() -> None:
+    p = torch.zeros(100, requires_grad=True)
+    q = torch.zeros(3, requires_grad=True)
+    optimizer = cadam.CAdam([q, p])
+    for x in (p, q):
+        x.grad = torch.ones_like(x)
+    optimizer.step()
+    before = q.detach().clone()
+    p.grad = None
+    p.data = p.data[:50]
+    p.grad = torch.ones(50)
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 1.*no parameter was changed"):
+        optimizer.step()
+    assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 2**40])
+def test_ids_out_of_range_are_refused_before_anything_changes(bad: int) -> None:
+    table = torch.zeros(10, 4, requires_grad=True)
+    dense = torch.zeros(3, requires_grad=True)
+    optimizer = cadam.CAdam([("dense", dense), ("table", table)])
+    dense.grad = torch.ones(3)
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[1, bad]]), torch.ones(2, 4), (10, 4), check_invariants=False)
+    with pytest.raises(
+        IndexError, match=f"'table'.*row id {bad} is out of range for 10 rows; no parameter was changed"
+    ):
+        optimizer.step()
+    assert not dense.any()
+    assert not table.any()
+    assert optimizer.state[dense]["step"] == 0
+
+
+def test_many_sparse_dimensions() -> None:
+    indices = torch.tensor([[0, 1, 0, 2], [3, 0, 3, 1]])
+    for values, shape in ((torch.randn(4, 5), (3, 4, 5)), (torch.randn(4), (3, 4))):
+        results = []
+        for options in ({}, {"foreach": False}):
+            p = torch.ones(shape, requires_grad=True)
+            optimizer = cadam.CAdam([p], **options)
+            p.grad = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+            optimizer.step()
+            results.append(p.detach())
+        torch.testing.assert_close(*results)
+
+
+# rows.update_ -------------------------------------------------------------------------------------------------
+
+
+def test_update_on_plain_tensors_equals_the_optimizer() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(50, 8, generator=generator)
+    p = table.clone().requires_grad_()
+    optimizer = cadam.CAmsGrad([p], lr=0.05)
+    state, counts = cadam.rows.new_state(table, cadam.CAmsGrad), torch.zeros(3, dtype=torch.int64)
+    for step in range(1, 6):
+        ids, grads = torch.randint(50, (30,), generator=generator), torch.randn(30, 8, generator=generator)
+        p.grad = torch.sparse_coo_tensor(ids[None], grads, p.shape, check_invariants=True)
+        optimizer.step()
+        cadam.rows.update_(table, state, ids, grads, step=step, optimizer=cadam.CAmsGrad, counts=counts, lr=0.05)
+    assert torch.equal(table, p)
+    for name, buffer in state.items():
+        assert torch.equal(buffer, optimizer.state[p][name])
+    total = optimizer.alignment().total
+    assert counts.tolist() == [total.aligned, total.touched, total.seen]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"ids": torch.tensor([0, 9])}, IndexError, "row id 9 is out of range for 5 rows"),
+        ({"ids": torch.tensor([0, -1])}, IndexError, "row id -1"),
+        ({"ids": torch.tensor([0, 1], dtype=torch.int32)}, ValueError, "int64"),
+        ({"ids": torch.tensor([0.0, 1.0])}, ValueError, "int64"),
+        ({"ids": torch.tensor([[0], [1]])}, ValueError, "one-dimensional"),
+        ({"grads": torch.ones(2, 3)}, ValueError, r"shape \(2, 4\), got \(2, 3\)"),
+        ({"step": 0}, ValueError, "counted from 1"),
+        ({"state": {}}, ValueError, "state must have"),
+        ({"lr": -1.0}, ValueError, "Invalid learning rate"),
+        ({"lrr": 1.0}, TypeError, "did you mean 'lr'"),
+    ],
+)
+def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
+    table = torch.zeros(5, 4)
+    arguments = {
+        "state": cadam.rows.new_state(table),
+        "ids": torch.tensor([0, 1]),
+        "grads": torch.ones(2, 4),
+        "step": 1,
+        **change,
+    }
+    with pytest.raises(error, match=message):
+        cadam.rows.update_(table, **arguments)
+    assert not table.any()
+
+
+# The sanitizer ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The library built for AddressSanitizer, and the runtime to preload."""
+    try:
+        compiler = build.compiler()
+        found = subprocess.run([*compiler.split(), "-print-file-name=libasan.so"], capture_output=True, text=True)
+        runtime = found.stdout.strip()
+        if not os.path.isabs(runtime):
+            pytest.skip("the compiler has no AddressSanitizer")
+        library = build.build(
+            tmp_path_factory.mktemp("asan") / "native.so", extra=["-O1", "-g", "-fsanitize=address,undefined"]
+        )
+    except build.BuildError as error:
+        pytest.skip(f"no compiler for AddressSanitizer: {error}")
+    return library, runtime
+
+
+@pytest.mark.parametrize("mode", ["clean", "overrun"])
+def test_no_wrong_access_under_the_sanitizer(sanitized: tuple[Path, str], mode: str) -> None:
+    library, runtime = sanitized
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("asan_driver.py")), str(library), mode],
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if mode == "overrun":
+        assert "heap-buffer-overflow" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip() == "clean"
