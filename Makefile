@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test lint unit demo clean
+.PHONY: test lint unit demo bench clean
 
 test: lint unit
 
@@ -16,7 +16,10 @@ unit: $(VENV)/ready
 	$(RUN)/python -m pytest -q -n auto
 
 demo: $(VENV)/ready
-	$(RUN)/python -m cadam.demo
+	$(RUN)/cadam demo
+
+bench: $(VENV)/ready
+	$(RUN)/cadam bench
 
 $(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/kernels/build.py src/cadam/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)

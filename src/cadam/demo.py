@@ -85,10 +85,11 @@ def draw(results: dict[tuple[str, str], tuple[Chase, Chase]], path: str) -> None
     plt.close(figure)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m cadam.demo", description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", metavar="PATH", help="also draw the paths (needs matplotlib)")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
     results = table()
     print(f"Regret over {STEPS} steps after a moving target, lr {LR}: lower is better\n")
     print("loss  target     Adam   CAdam   CAdam/Adam   aligned")
@@ -99,7 +100,4 @@ def main(arguments: list[str] | None = None) -> None:
     if options.figure:
         draw(results, options.figure)
         print(f"\nfigure: {options.figure}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     const kernel *kernels;
     int count;
+    update_fn *traffic; /* float32, two buffers: for benchmarks */
     gather_fn *set[DTYPES], *add[DTYPES];
 } instruction_set;
 

@@ -161,6 +161,27 @@ EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double 
     return 0;
 }
 
+typedef struct {
+    float *p, *m, *v;
+    const float *g;
+    update_fn *f;
+} traffic;
+
+static void traffic_range(int64_t begin, int64_t end, void *context)
+{
+    const traffic *t = context;
+    const float unused = 0;
+    void *s[MAX_BUFFERS] = {t->m + begin, t->v + begin};
+    t->f(t->p + begin, t->g + begin, s, end - begin, &unused);
+}
+
+/* Move what a step of Adam over n float32 elements moves: the speed limit of this machine. */
+EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t n, parallel_for_fn *parallel_for)
+{
+    traffic t = {p, m, v, g, instructions()->traffic};
+    parallel_for(0, n, n / 1024 + 1, traffic_range, &t);
+}
+
 /* Rows --------------------------------------------------------------------------------------------------- */
 
 /* From raw ids and row gradients to the updated table, without a sort:

@@ -169,6 +169,18 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
     LOOP(rule, buffers, F16, F32, float, int32_t, rule##_f16_summed)
 RULES(LOOPS)
 
+/* The traffic of an Adam step and next to no arithmetic: the speed limit that benchmarks measure against. */
+struct traffic_float_c {
+    float unused;
+};
+
+static inline void traffic_float(const struct traffic_float_c *c, float *p, float g, float *m, float *v, float *aligned)
+{
+    (void)c;
+    *p += g, *m += g, *v += g, *aligned = 0;
+}
+LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
+
 /* Sums of gradient rows. */
 #define SUMS(T, real_)                                                                                             \
     static void set_##T(void *target_, const void *values_, int64_t n)                                             \
@@ -207,6 +219,7 @@ static const kernel kernels[] = {RULES(ENTRY)};
 const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,
     .count = sizeof kernels / sizeof *kernels,
+    .traffic = traffic_f32,
     .set = {set_F32, set_F64, set_BF16, set_F16},
     .add = {add_F32, add_F64, add_BF16, add_F16},
 };

@@ -1,0 +1,451 @@
+"""How fast a step is: medians of interleaved runs, as ratios to peers and to the machine's own speed limit.
+
+Every case runs all its contenders in turn, round after round, so that a noisy moment hits them alike. Gradients
+move to new addresses between steps, as they do in training. Peers that are not installed are left out by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import Adam, CAdam, CAmsGrad
+
+BYTES = 28  # an element of Adam in float32: read p, g, m, v; write p, m, v
+
+
+@dataclass
+class Contender:
+    """Something to time: `prepare` is not timed, `step` is."""
+
+    name: str
+    step: Callable[[], Any]
+    prepare: Callable[[], Any] = lambda: None
+
+
+@dataclass
+class Result:
+    """One contender in one case."""
+
+    case: str
+    name: str
+    milliseconds: float
+    low: float
+    high: float
+    ratio: float
+    """Times faster than the case's peer."""
+    share: float | None = None
+    """Of the speed limit measured in the same run."""
+    extra_megabytes: float | None = None
+
+
+@dataclass
+class Case:
+    """Contenders that do the same work; `peer` is the one that ratios refer to."""
+
+    name: str
+    peer: str
+    contenders: Callable[[], list[Contender]]
+    elements: int = 0
+    rounds: int = 15
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+# Timing --------------------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, device: str, limit: Callable[[int], Contender] | None) -> list[Result]:
+    """Run a case. With a `limit`, a kernel that only moves the bytes runs in the same rounds."""
+    contenders = case.contenders()
+    if limit is not None and case.elements:
+        contenders.append(limit(case.elements))
+    for contender in contenders:  # compile, allocate state, warm up
+        for _ in range(3):
+            contender.prepare()
+            contender.step()
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for _ in range(case.rounds):
+        for contender in contenders:
+            contender.prepare()
+            _wait(device)
+            start = time.perf_counter()
+            contender.step()
+            _wait(device)
+            times[contender.name].append((time.perf_counter() - start) * 1e3)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    results = []
+    for contender in contenders:
+        name = contender.name
+        low, high = min(times[name]), sorted(times[name])[int(0.9 * (len(times[name]) - 1))]
+        share = medians["limit"] / medians[name] if "limit" in medians else None
+        extra = _extra_memory(contender, device)
+        results.append(
+            Result(case.name, name, medians[name], low, high, medians[case.peer] / medians[name], share, extra)
+        )
+    del contenders
+    gc.collect()
+    return results
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _extra_memory(contender: Contender, device: str) -> float | None:
+    """How much memory a step takes for itself at its peak, in megabytes."""
+    contender.prepare()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        contender.step()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        contender.step()
+        return max(0.0, (_status("VmHWM") - before) / 1e3)
+    except OSError:
+        return None
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name)))
+
+
+# Contenders ----------------------------------------------------------------------------------------------------
+
+
+def optimizer(
+    name: str, make: Callable[[list[Tensor]], torch.optim.Optimizer], shapes: Sequence[Sequence[int]], device: str
+) -> Contender:
+    """A dense step over parameters of these shapes, with gradients at new addresses each time."""
+    params = [nn.Parameter(torch.randn(tuple(shape), device=device) * 0.1) for shape in shapes]
+    source = [torch.randn_like(p) for p in params]
+    opt = make(list(params))
+
+    def renew() -> None:
+        for p, g in zip(params, source, strict=True):
+            p.grad = None
+            p.grad = g.clone()
+
+    return Contender(name, opt.step, renew)
+
+
+def dense_peers(device: str) -> dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]]:
+    """Ours, torch's and whoever else is installed."""
+    makers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+        "torch Adam fused": lambda p: torch.optim.Adam(p, fused=True),
+        "torch Adam foreach": lambda p: torch.optim.Adam(p, foreach=True),
+        "torch Adam loop": lambda p: torch.optim.Adam(p, foreach=False, fused=False),
+        "cadam.CAdam": lambda p: CAdam(p),
+        "cadam.CAdam, not counting": lambda p: CAdam(p, track_alignment=False),
+        "cadam.CAmsGrad": lambda p: CAmsGrad(p),
+        "cadam.Adam": lambda p: Adam(p),
+    }
+    if device == "cpu" and find_spec("deepspeed"):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        makers["DeepSpeed CPUAdam"] = lambda p: DeepSpeedCPUAdam(p)
+    if find_spec("pytorch_optimizer"):
+        from pytorch_optimizer import AdamP
+
+        makers["pytorch-optimizer AdamP, cautious"] = lambda p: AdamP(p, cautious=True)
+    if find_spec("timm"):
+        from timm.optim import create_optimizer_v2
+
+        makers["timm cadamw"] = lambda p: create_optimizer_v2(p, "cadamw")
+    return makers
+
+
+def cpu_limit(elements: int) -> Contender:
+    """The bytes of a step and nothing else, on as many threads."""
+    from .engines import native
+    from .engines.source import Structure
+    from .options import defaults
+    from .rules import ADAM
+
+    found = native.find(Structure.of(ADAM, defaults(ADAM)))
+    if isinstance(found, str):
+        raise RuntimeError(f"the speed limit is measured with the C kernels: {found}")
+    library = found[0]
+    tensors = [torch.zeros(elements) for _ in range(4)]
+    pointers = [t.data_ptr() for t in tensors]
+
+    def move(keep: list[Tensor] = tensors) -> None:
+        library.c.cadam_traffic(*pointers, elements, library.parallel_for)
+
+    return Contender("limit", move)
+
+
+def cuda_limit(elements: int) -> Contender:
+    """A copy on the device of as many bytes as a step reads and writes."""
+    source = torch.randn(elements * BYTES // 8, device="cuda")
+    target = torch.empty_like(source)
+    return Contender("limit", lambda: target.copy_(source))
+
+
+# Cases ---------------------------------------------------------------------------------------------------------
+
+
+def resnet_like(tensors: int, elements: int) -> list[tuple[int, ...]]:
+    """Many small tensors and few large ones, as in a network: sizes grow as a power."""
+    weights = [(i + 1) ** 3 for i in range(tensors)]
+    return [(max(8, elements * w // sum(weights)),) for w in weights]
+
+
+def deepfm_shapes(rows: int, width: int) -> list[tuple[int, ...]]:
+    layers = [39 * width, 400, 400, 400, 1]
+    mlp = [shape for a, b in pairwise(layers) for shape in ((b, a), (b,))]
+    return [(rows, width), (rows, 1), *mlp]
+
+
+def dense_cases(device: str, quick: bool) -> Iterator[Case]:
+    huge = (50_000_000 if device == "cpu" else 537_000_000) // (10 if quick else 1)
+    many = (200, 26_000_000) if device == "cpu" else (161, 38_000_000)
+    shapes: dict[str, Sequence[Sequence[int]]] = {
+        f"one tensor of {huge / 1e6:.0f}M": [(huge,)],
+        f"{many[0]} tensors, {many[1] / 1e6:.0f}M": resnet_like(*many),
+        "2,000 tiny tensors": [(64,)] * 2000,
+        "DeepFM, dense gradients": deepfm_shapes(200_000, 16),
+    }
+    for name, listed in shapes.items():
+        elements = sum(torch.Size(shape).numel() for shape in listed)
+        makers = dense_peers(device)
+        if elements > 100_000_000:
+            makers = {k: v for k, v in makers.items() if "fused" in k or "foreach" in k or k.startswith("cadam.")}
+        build = partial(_dense_contenders, makers, listed, device)
+        yield Case(name, "torch Adam fused", build, elements if elements > 1_000_000 else 0, 7 if quick else 15)
+
+
+def _dense_contenders(makers: Any, shapes: Any, device: str) -> list[Contender]:
+    return [optimizer(name, make, shapes, device) for name, make in makers.items()]
+
+
+def ids(kind: str, rows: int, count: int) -> Tensor:
+    """Row numbers as a recommender meets them. Zipf and hot ones are spread over the table by a hash."""
+    generator = torch.Generator().manual_seed(1)
+    u = torch.rand(count, generator=generator, dtype=torch.float64)
+    if kind == "uniform":
+        return (u * rows).long()
+    if kind == "zipf":
+        a = 1.05
+        ranks: Tensor = (((rows ** (1 - a) - 1) * u + 1) ** (1 / (1 - a))).long()
+        return ranks * 2654435761 % rows
+    if kind == "hot":  # half of all ids fall on a hundred rows
+        hot = torch.rand(count, generator=generator) < 0.5
+        return torch.where(hot, (u * 100).long(), (u * rows).long()) * 2654435761 % rows
+    if kind == "skewed":  # nine of ten ids are one and the same
+        return torch.where(torch.rand(count, generator=generator) < 0.9, torch.tensor(7), (u * rows).long())
+    raise ValueError(f"unknown kind of ids: {kind!r}")
+
+
+def rows_cases(device: str, quick: bool) -> Iterator[Case]:
+    count = 260_000
+    tables = [("zipf", 5_000_000, 16), ("zipf", 1_000_000, 10), ("hot", 1_000_000, 16), ("uniform", 1_000_000, 16)]
+    tables.append(("skewed", 1_000_000, 16))
+    for kind, rows, width in tables[: 2 if quick else None]:
+        build = partial(_rows_contenders, kind, rows, width, count, device, True)
+        yield Case(f"rows {rows / 1e6:g}M x {width}, {kind} ids", "torch SparseAdam", build, rounds=7 if quick else 11)
+
+
+def growth_cases(device: str, quick: bool) -> Iterator[Case]:
+    sizes = [1, 5, 20, 50] if device == "cpu" else [1, 50, 519]
+    for millions in sizes[: 2 if quick else None]:
+        build = partial(_rows_contenders, "zipf", millions * 1_000_000, 16, 260_000, device, False)
+        yield Case(f"table of {millions}M x 16", "cadam.CAdam", build, rounds=11)
+    for count in (65_000, 130_000, 260_000, 520_000):
+        build = partial(_rows_contenders, "uniform", 5_000_000, 16, count, device, False)
+        yield Case(f"{count} ids, 5M x 16", "cadam.CAdam", build, rounds=11)
+
+
+def _rows_contenders(kind: str, rows: int, width: int, count: int, device: str, peers: bool) -> list[Contender]:
+    where = ids(kind, rows, count).to(device)
+    makers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {"cadam.CAdam": lambda p: CAdam(p)}
+    if peers:
+        makers["torch SparseAdam"] = lambda p: torch.optim.SparseAdam(p)
+    contenders = []
+    for name, make in makers.items():
+        table = nn.Parameter(torch.empty(rows, width, device=device).normal_(0, 0.01))
+        values = torch.randn(count, width, device=device)
+        opt = make([table])
+
+        def renew(table: Tensor = table, values: Tensor = values) -> None:
+            table.grad = torch.sparse_coo_tensor(where[None], values, table.shape, check_invariants=False)
+
+        contenders.append(Contender(name, opt.step, renew))
+    return contenders
+
+
+class DeepFM(nn.Module):
+    """The model a user of recommenders trains: 39 fields, one table, a factorization machine and an MLP."""
+
+    def __init__(self, rows: int, width: int, hidden: int, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, width, sparse=sparse)
+        self.linear = nn.Embedding(rows, 1, sparse=sparse)
+        nn.init.normal_(self.table.weight, 0, 1e-4)
+        self.mlp = nn.Sequential(
+            nn.Linear(39 * width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
+
+    def forward(self, fields: Tensor) -> Tensor:
+        e = self.table(fields)
+        pairs = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1)
+        total: Tensor = pairs + self.linear(fields).sum((1, 2)) + self.mlp(e.flatten(1)).squeeze(1)
+        return total
+
+
+def training_cases(device: str, quick: bool) -> Iterator[Case]:
+    rows, batch = 1_000_000, 2_000 if quick else 10_000
+    yield Case(
+        f"whole DeepFM step, 1M x 10, batch {batch:,}",
+        "torch SparseAdam + Adam fused",
+        partial(_training_contenders, rows, batch, device),
+        rounds=7,
+    )
+
+
+def _training_contenders(rows: int, batch: int, device: str) -> list[Contender]:
+    def torch_pair(model: DeepFM) -> list[torch.optim.Optimizer]:
+        tables = [model.table.weight, model.linear.weight]
+        return [torch.optim.SparseAdam(tables), torch.optim.Adam(model.mlp.parameters(), fused=True)]
+
+    makers: dict[str, tuple[bool, Callable[[DeepFM], list[torch.optim.Optimizer]]]] = {
+        "torch SparseAdam + Adam fused": (True, torch_pair),
+        "torch Adam fused, dense gradients": (False, lambda m: [torch.optim.Adam(m.parameters(), fused=True)]),
+        "cadam.CAdam": (True, lambda m: [CAdam(m.parameters())]),
+    }
+    fields = ids("zipf", rows, batch * 39).view(batch, 39).to(device)
+    labels = torch.randint(0, 2, (batch,), device=device).float()
+    contenders = []
+    for name, (sparse, make) in makers.items():
+        torch.manual_seed(0)
+        model = DeepFM(rows, 10, 300, sparse).to(device)
+        optimizers = make(model)
+
+        def train(model: DeepFM = model, optimizers: list[torch.optim.Optimizer] = optimizers) -> None:
+            for opt in optimizers:
+                opt.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(fields), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for opt in optimizers:
+                opt.step()
+
+        contenders.append(Contender(name, train))
+    return contenders
+
+
+SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
+    "dense": dense_cases,
+    "rows": rows_cases,
+    "growth": growth_cases,
+    "training": training_cases,
+}
+
+
+# Reporting -----------------------------------------------------------------------------------------------------
+
+
+def about(device: str) -> dict[str, Any]:
+    """What the numbers were measured on and with."""
+    installed = {}
+    for package in ("torch", "triton", "numpy", "deepspeed", "pytorch_optimizer", "timm"):
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            installed[package] = "not installed"
+    hardware = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": device,
+        "hardware": hardware,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **installed,
+    }
+
+
+def show(results: list[Result], last: str | None) -> None:
+    """One case as lines of a table."""
+    for r in results:
+        if r.case != last:
+            print(f"\n{r.case}\n{'':34}      ms   (min to p90)      ratio   limit   extra MB")
+            last = r.case
+        share = f"{r.share:7.2f}" if r.share is not None else "       "
+        extra = f"{r.extra_megabytes:10.1f}" if r.extra_megabytes is not None else ""
+        print(f"  {r.name:32} {r.milliseconds:8.2f}  ({r.low:.2f} to {r.high:.2f})  {r.ratio:7.2f} {share} {extra}")
+
+
+def draw(results: list[Result], path: str) -> None:
+    """Ratios to the peer as bars, a panel for each case."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise SystemExit("the plot needs matplotlib: pip install 'cadam[plot]'") from error
+    by_case: dict[str, list[Result]] = {}
+    for r in results:
+        by_case.setdefault(r.case, []).append(r)
+    cases = {case: [r for r in rs if r.name != "limit"] for case, rs in by_case.items() if len(rs) > 1}
+    heights = [len(rs) for rs in cases.values()]
+    figure, panels = plt.subplots(
+        len(cases), 1, figsize=(8, 0.3 * sum(heights) + 0.9 * len(cases)), height_ratios=heights, layout="constrained"
+    )
+    for panel, (case, rs) in zip([panels] if len(cases) == 1 else panels, cases.items(), strict=True):
+        colors = ["#2a6f97" if r.name.startswith("cadam.") else "0.7" for r in rs]
+        panel.barh([r.name for r in rs], [r.ratio for r in rs], color=colors)
+        panel.axvline(1, color="0.3", lw=0.8, ls=":")
+        panel.invert_yaxis()
+        panel.set_title(f"{case}: times faster than its peer", fontsize=9, loc="left")
+        panel.tick_params(labelsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer cases")
+    parser.add_argument("--json", metavar="PATH", help="write the results there too")
+    parser.add_argument("--plot", metavar="PATH", help="draw them (needs matplotlib)")
+
+
+def run(options: argparse.Namespace) -> int:
+    unknown = [name for name in options.suites if name not in SUITES]
+    if unknown:
+        print(f"unknown suite {unknown[0]!r}; there are {', '.join(SUITES)}")
+        return 2
+    facts = about(options.device)
+    results: list[Result] = []
+    print(", ".join(f"{k} {v}" for k, v in facts.items()))
+    limit = cuda_limit if options.device == "cuda" else cpu_limit
+    for name in options.suites or SUITES:
+        for case in SUITES[name](options.device, options.quick):
+            case_results = measure(case, options.device, limit if name == "dense" else None)
+            show(case_results, results[-1].case if results else None)
+            results += case_results
+            if options.json:
+                content = {"about": facts, "results": [asdict(r) for r in results]}
+                Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+    if options.plot:
+        draw(results, options.plot)
+    return 0
