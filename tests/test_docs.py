@@ -1,0 +1,61 @@
+"""The documentation is true: its code runs, its links lead somewhere, its numbers come out."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cadam
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_code_runs_as_written(code: str, tmp_path: Path) -> None:
+    if "tensorboard" in code:
+        pytest.importorskip("tensorboard", reason="the example writes to TensorBoard, which is not installed")
+        code = "import torch, cadam\noptimizer = cadam.CAdam([torch.zeros(1, requires_grad=True)])\n" + code
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_public_optimizer_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in cadam.__all__:
+        thing = getattr(cadam, name)
+        if isinstance(thing, type) and issubclass(thing, cadam.Optimizer) and thing is not cadam.Optimizer:
+            assert f"`{name}`" in readme
+
+
+def test_alignment_of_pure_noise() -> None:
+    """The README's landmark: 1/2 + asin(sqrt(1 - beta1^2)) / pi."""
+    p = torch.zeros(20_000, requires_grad=True)
+    optimizer = cadam.CAdam([p])
+    generator = torch.Generator().manual_seed(0)
+    for step in range(120):
+        if step == 60:  # past the start, where momentum is a short average
+            optimizer.alignment(reset=True)
+        p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+    expected = 0.5 + math.asin(math.sqrt(1 - 0.9**2)) / math.pi
+    assert optimizer.alignment().total.over_all == pytest.approx(expected, abs=2e-3)
+    assert f"{expected:.2f}" == "0.64"
