@@ -120,7 +120,16 @@ class Optimizer(torch.optim.Optimizer):
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
+                    self._check_state(param, f"group {number}, parameter {checkpoint.describe(group, position)}")
         return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
+
+    def _check_state(self, param: Tensor, name: str) -> None:
+        for key, value in self.state.get(param, {}).items():
+            if key in self.rule.state(self.defaults) and value.shape != param.shape:
+                raise RuntimeError(
+                    f"{name}: its state {key} has shape {tuple(value.shape)}, the parameter now has "
+                    f"{tuple(param.shape)}; no parameter was changed"
+                )
 
     def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> engines.Item:
         state = self._state(param, group)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_, itemgetter
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -27,28 +28,28 @@ class Kept:
     job: Job
     params: list[Tensor]
     states: list[dict[str, Tensor]]
+    values: list[Tensor]
+    """Of all states, one after the other."""
     sparse: list[bool]
 
+    @classmethod
+    def of(cls, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> Kept:
+        values = list(chain.from_iterable(map(dict.values, states)))
+        return cls(job, params, states, values, [grad.is_sparse for grad in job.grads])
+
     def renew(self) -> bool:
-        grads = [p.grad for p in self.params]
-        if any(g is None for g in grads) or [g.is_sparse for g in grads if g is not None] != self.sparse:
+        grads = [param.grad for param in self.params]
+        try:
+            if [grad.is_sparse for grad in grads] != self.sparse:  # type: ignore[union-attr]
+                return False
+        except AttributeError:  # a gradient is None now
             return False
-        for name in ("step", *self.job.items[0].state):
-            try:
-                same = all(map(is_, map(itemgetter(name), self.states), self._known(name)))
-            except KeyError:
-                return False
-            if not same:
-                return False
+        if sum(map(len, self.states)) != len(self.values):
+            return False
+        if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
+            return False
         self.job.grads = grads  # type: ignore[assignment]
         return True
-
-    def _known(self, name: str) -> list[Tensor]:
-        """The tensors that the items hold under this name."""
-        known: dict[str, list[Tensor]] = self.job.memo.setdefault("known", {})
-        if name not in known:
-            known[name] = [item.step if name == "step" else item.state[name] for item in self.job.items]
-        return known[name]
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Plan:
                 grads = [plain_grad(param.grad, param) for param in params if param.grad is not None]
                 job = Job(update, group, [item for _, item in members], grads, grad_scale)
                 work.setdefault(name, (engine, []))[1].append(job)
-                plan.kept.append(Kept(job, params, [state[p] for p in params], [g.is_sparse for g in grads]))
+                plan.kept.append(Kept.of(job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.signature = _signature(plan, groups, grad_scale)
@@ -116,7 +117,7 @@ class Plan:
             return False
         for kept in self.kept:
             kept.job.grad_scale, kept.job.found_inf = grad_scale, None
-        return True
+        return not any(engine.stale(jobs) for engine, jobs in self.work)
 
 
 def _same(now: Collection[Any], then: Collection[Any]) -> bool:

@@ -39,6 +39,9 @@ class Eager:
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return "serves dense gradients only" if grad is not None and grad.is_sparse else None
 
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        return False
+
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 

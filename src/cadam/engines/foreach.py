@@ -38,6 +38,9 @@ class Foreach:
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None
 
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        return False
+
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 

@@ -72,6 +72,10 @@ class Engine(Protocol):
         """
         ...
 
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        """Did a tensor change in a way that the choice of this engine, or its memo, depends on?"""
+        ...
+
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise if an input is bad. All engines check before any of them runs."""
         ...

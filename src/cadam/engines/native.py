@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,11 @@ class Native:
             return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
         return refusal(update, item, options)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        return _table(jobs).stale()
+
     def check(self, jobs: Sequence[Job]) -> None:
-        _table(jobs).check()
+        pass
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
@@ -198,8 +201,8 @@ class Table:
     jobs: list[Job]
     rows: np.ndarray[Any, np.dtype[np.int64]]
     params: list[Tensor]
-    buffers: list[list[Tensor]]
-    """By number: the first buffers of all tensors, the second..."""
+    buffers: list[tuple[list[int], list[Tensor]]]
+    """The first buffers, the second...: in which rows they belong, and they themselves."""
     sizes: list[int]
     """In bytes."""
     contiguous: bool
@@ -217,7 +220,7 @@ class Table:
                 raise AssertionError(found)
             for row, item in zip(rows[start:], job.items, strict=False):
                 library, row[KERNEL] = found
-                row[DTYPE], row[N] = DTYPES[item.param.dtype], item.param.numel()
+                row[P], row[DTYPE], row[N] = item.param.data_ptr(), DTYPES[item.param.dtype], item.param.numel()
                 row[STEP] = item.step.data_ptr()
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
@@ -227,7 +230,7 @@ class Table:
             list(jobs),
             rows,
             params,
-            [[list(item.state.values())[k] for item in items] for k in range(len(items[0].state))],
+            [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
             [param.nbytes for param in params],
             all(map(Tensor.is_contiguous, params)),
             apart=True,
@@ -238,24 +241,19 @@ class Table:
     def serves(self, jobs: Sequence[Job]) -> bool:
         return len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs))
 
-    def check(self) -> None:
-        """A kernel trusts the sizes: nothing may have changed them since the state was made."""
-        grads = [grad for job in self.jobs for grad in job.grads]
-        if list(map(_nbytes, self.params)) == self.sizes == list(map(_nbytes, grads)):
-            return
-        items = [item for job in self.jobs for item in job.items]
-        for item, param, grad, size in zip(items, self.params, grads, self.sizes, strict=True):
-            if not param.nbytes == size == grad.nbytes:
-                raise RuntimeError(
-                    f"{item.name}: the state was made for {size} bytes, the parameter now has {param.nbytes} and its "
-                    f"gradient {grad.nbytes}; no parameter was changed"
-                )
+    def stale(self) -> bool:
+        """Kernels trust sizes and layouts: has a parameter other memory, or a gradient another size?"""
+        params = _addresses(self.params)
+        moved = not np.array_equal(params, self.rows[:, P])
+        if moved or self.contiguous != all(map(Tensor.is_contiguous, self.params)):
+            return True
+        return [*map(_nbytes, chain.from_iterable(job.grads for job in self.jobs))] != self.sizes
 
     def step(self) -> None:
         rows, grads = self.rows, self._grads()
-        rows[:, P], rows[:, G] = _addresses(self.params), _addresses(grads)
-        for k, buffers in enumerate(self.buffers):
-            rows[:, S + k] = _addresses(buffers)
+        rows[:, G] = _addresses(grads)
+        for k, (where, buffers) in enumerate(self.buffers):
+            rows[where, S + k] = _addresses(buffers)
         c = self._coefficients()
         for part in [rows] if self.apart else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
@@ -299,6 +297,11 @@ class Table:
         return bool((ends[:-1] <= starts[order][1:]).all())
 
 
+def _nth_buffers(items: list[Item], k: int) -> tuple[list[int], list[Tensor]]:
+    where = [row for row, item in enumerate(items) if len(item.state) > k]
+    return where, [list(items[row].state.values())[k] for row in where]
+
+
 def values(job: Job, t: float) -> list[float]:
     """The coefficients of a job at step t, in the kernel's order."""
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
@@ -333,6 +336,9 @@ class NativeRows:
         if not item.param.is_contiguous():
             return "the table is not contiguous"
         return refusal(update, item, options)
+
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        return any(self.refuses(job.update, item, grad, job.options) for job in jobs for item, grad in job)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:

@@ -28,6 +28,9 @@ class Rows:
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
 
+    def stale(self, jobs: Sequence[Job]) -> bool:
+        return False
+
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 
