@@ -58,7 +58,7 @@ class Alignment:
         if len(self.groups) > 1:
             ratios.update({f"group{i}": ratio for i, ratio in enumerate(self.groups)})
         if parameters:
-            ratios.update(self.parameters)
+            ratios.update({f"parameters/{name}": ratio for name, ratio in self.parameters.items()})
         for name, ratio in ratios.items():
             if ratio.seen:
                 writer.add_scalar(f"{tag}/all/{name}", ratio.over_all, step)

@@ -11,6 +11,7 @@ a state dict simply fits in both directions. Three things need care:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -18,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .options import HOW_IT_RUNS, scalar
+from . import options
 from .rules import Rule
 
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
 MAXIMUM = "max_exp_avg_sq"
 
-State = dict[Tensor, dict[str, Any]]
+State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
 
 
@@ -48,6 +49,10 @@ def read(
     new_state: State = {}
     for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         mine = _merged(group, saved, fixed)
+        try:
+            options.check(rule, mine)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"the state dict does not fit: group {number}: {error}") from error
         new_groups.append(mine)
         for position, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
             entry = saved_state.get(key)
@@ -58,23 +63,30 @@ def read(
             if not entry:
                 continue
             step = new_step(float(entry.pop("step")), param, mine)
-            if MAXIMUM in entry and FORMAT_KEY not in saved:
+            if MAXIMUM in entry and FORMAT_KEY not in saved and step > 0:
                 entry[MAXIMUM] = entry[MAXIMUM] / (1 - float(mine["betas"][1]) ** float(step))
             new_state[param] = {"step": step}
             for name, value in entry.items():
                 new_state[param][name] = _adopted(name, value, param, rule, mine, buffer_dtype)
-    return new_groups, new_state
+    of_params = {key for saved in saved_groups for key in saved["params"]}
+    notes = {key: deepcopy(value) for key, value in saved_state.items() if key not in of_params}
+    return new_groups, {**new_state, **notes}
 
 
 def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of one of our state dicts as torch.optim writes it, without the options it does not know.
 
-    Needed for AMSGrad only, whose maximum is converted to torch's; any other state dict torch loads as it is.
+    Needed for AMSGrad, whose maximum is converted to torch's, and for the moving average of SGDM, which torch
+    writes as ``dampening = momentum``; any other state dict torch loads as it is.
     """
     groups, state = [], dict(state_dict["state"])
-    for saved in state_dict["param_groups"]:
+    for number, saved in enumerate(state_dict["param_groups"]):
         group = {k: v for k, v in saved.items() if k not in (FORMAT_KEY, "state_dtype", "track_alignment")}
         groups.append(group)
+        if group.get("dampening", 0) is None:
+            if group["nesterov"]:
+                raise ValueError(f"group {number}: torch.optim.SGD has no nesterov=True with a moving average")
+            group["dampening"] = group["momentum"]
         for key in saved["params"]:
             entry = state.get(key)
             if entry and MAXIMUM in entry and FORMAT_KEY in saved:
@@ -90,15 +102,17 @@ def describe(group: Mapping[str, Any], position: int) -> str:
 
 
 def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
-    for key in ("state", "param_groups"):
-        if key not in state_dict:
-            raise ValueError(f"not an optimizer's state dict: {key!r} is missing")
+    for key, kind in (("state", Mapping), ("param_groups", list)):
+        if not isinstance(state_dict.get(key), kind):
+            raise ValueError(f"not an optimizer's state dict: {key!r} is {type(state_dict.get(key)).__name__}")
     saved: Groups = deepcopy(state_dict["param_groups"])
     if len(saved) != len(groups):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved)}, here {len(groups)}"
         )
     for number, (group, other) in enumerate(zip(groups, saved, strict=True)):
+        if "params" not in other:
+            raise ValueError(f"not an optimizer's state dict: group {number} has no 'params'")
         if len(other["params"]) != len(group["params"]):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
@@ -109,41 +123,43 @@ def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
 
 def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The saved options over ours; how a step runs, and what the class stands for, stays ours."""
-    merged = {**group, **{k: scalar(v) if k in ("lr", "betas") else v for k, v in saved.items()}}
-    merged.update({k: group[k] for k in HOW_IT_RUNS if k in group})
+    merged = {**group, **{k: options.scalar(v) if k in ("lr", "betas") else v for k, v in saved.items()}}
+    merged.update({k: group[k] for k in options.HOW_IT_RUNS if k in group})
     merged.update(fixed)
     merged.update(params=group["params"], **{FORMAT_KEY: FORMAT})
     return merged
 
 
-def _fitting(
-    entry: Mapping[str, Any], param: Tensor, rule: Rule, options: Mapping[str, Any], where: str
-) -> dict[str, Any]:
+def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The saved state of one parameter, with its step, if it fits; ValueError if not."""
-    entry = {name: value for name, value in entry.items() if value is not None}
-    if not entry:
+
+    def refuse(problem: str) -> ValueError:
+        return ValueError(f"the state dict does not fit: {where}: {problem}")
+
+    if not isinstance(entry, Mapping):
+        raise refuse(f"its state is {type(entry).__name__}, not a dict")
+    kept = {name: value for name, value in entry.items() if value is not None}
+    if not kept:
         return {}
-    needed = rule.state(options)
-    missing = [name for name in needed if name not in entry and name not in rule.late]
+    needed = rule.state(group)
+    missing = [name for name in needed if name not in kept and name not in rule.late]
     if missing:
-        raise ValueError(
-            f"the state dict does not fit: {where}: no {', '.join(missing)} in it (it has "
-            f"{', '.join(entry) or 'nothing'}); {rule.name} needs {', '.join(needed)}"
-        )
-    if "step" not in entry:
-        if not rule.timeless:
-            raise ValueError(f"the state dict does not fit: {where}: it has no step count, which {rule.name} needs")
-        entry["step"] = 1.0
-    step = entry["step"]
+        has, needs = ", ".join(kept), ", ".join(needed)
+        raise refuse(f"no {', '.join(missing)} in it (it has {has}); {rule.name} needs {needs}")
+    if "step" not in kept and not rule.timeless:
+        raise refuse(f"it has no step count, which {rule.name} needs")
+    step = kept.setdefault("step", 1.0)
     if isinstance(step, Tensor) and step.numel() != 1:
-        raise ValueError(f"the state dict does not fit: {where}: step has shape {tuple(step.shape)}, not one element")
+        raise refuse(f"step has shape {tuple(step.shape)}, not one element")
+    if not 0 <= float(step) < math.inf:
+        raise refuse(f"step is {float(step)}")
     for name in needed:
-        if name in entry and tuple(entry[name].shape) != tuple(param.shape):
-            raise ValueError(
-                f"the state dict does not fit: {where}: {name} has shape {tuple(entry[name].shape)}, "
-                f"the parameter {tuple(param.shape)}"
-            )
-    return entry
+        value = kept.get(name, param)
+        if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
+            raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
+        if value.shape != param.shape:
+            raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
+    return kept
 
 
 def _adopted(
@@ -151,11 +167,11 @@ def _adopted(
     value: Any,
     param: Tensor,
     rule: Rule,
-    options: Mapping[str, Any],
+    group: Mapping[str, Any],
     buffer_dtype: Callable[[Tensor, Mapping[str, Any]], torch.dtype],
 ) -> Any:
     """A copy of one saved value: buffers in their own dtype on the parameter's device, others as they are."""
     if not isinstance(value, Tensor):
         return deepcopy(value)
-    dtype = buffer_dtype(param, options) if name in (*rule.state(options), MAXIMUM) else value.dtype
+    dtype = buffer_dtype(param, group) if name in (*rule.state(group), MAXIMUM) else value.dtype
     return value.detach().to(device=param.device, dtype=dtype, copy=True)

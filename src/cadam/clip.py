@@ -32,6 +32,7 @@ def clip_grad_norm_(
             grads.append(p.grad._values())
         else:
             grads.append(p.grad)
+    grads = [grad for grad in grads if grad.numel()]  # an empty one has no infinity norm
     norm = torch.nn.utils.get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
     factor = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
     for grad in grads:

@@ -225,8 +225,6 @@ class Optimizer(torch.optim.Optimizer):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         groups, state = checkpoint.read(state_dict, self.param_groups, self.rule, self.fixed, _new_step, _buffer_dtype)
-        for group in groups:
-            options.check(self.rule, group)
         self.__setstate__({"state": state, "param_groups": groups})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -38,9 +38,23 @@ def defaults(rule: Rule) -> dict[str, Any]:
     return {**rule.defaults, **{k: v for k, v in COMMON.items() if k not in rule.defaults}}
 
 
+# What other libraries call them.
+ALIASES = {
+    "alpha": "lr",
+    "beta1": "betas",
+    "beta2": "betas",
+    "epsilon": "eps",
+    "l2": "weight_decay",
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+}
+
+
 def unknown(name: str, known: Iterable[str], *, only_if_close: bool = False) -> str | None:
     """What to say about an option nobody knows; None if it looks like a user's own tag and tags are fine."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    known = list(known)
+    alias = ALIASES.get(name.lower(), name.lower())
+    close = difflib.get_close_matches(alias, known, n=1, cutoff=0.75)
     if not close and only_if_close:
         return None
     suggestion = f"; did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(known))}"
@@ -59,6 +73,9 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
             _no_tensor_in_lists(name, o)
     if "momentum" in o:
         _number(o["momentum"], "momentum value", "momentum", lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    if "initial_accumulator" in o:
+        start = o["initial_accumulator"]
+        _number(start, "initial_accumulator", "initial_accumulator", lambda x: 0 <= x < math.inf, "finite, >= 0")
     for name in ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "track_alignment"):
         if not isinstance(o[name], bool):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")

@@ -201,7 +201,7 @@ class Table:
     jobs: list[Job]
     rows: np.ndarray[Any, np.dtype[np.int64]]
     params: list[Tensor]
-    buffers: list[tuple[list[int], list[Tensor]]]
+    buffers: list[tuple[list[int] | slice, list[Tensor]]]
     """The first buffers, the second...: in which rows they belong, and they themselves."""
     sizes: list[int]
     """In bytes."""
@@ -297,9 +297,10 @@ class Table:
         return bool((ends[:-1] <= starts[order][1:]).all())
 
 
-def _nth_buffers(items: list[Item], k: int) -> tuple[list[int], list[Tensor]]:
+def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, list[Tensor]]:
     where = [row for row, item in enumerate(items) if len(item.state) > k]
-    return where, [list(items[row].state.values())[k] for row in where]
+    buffers = [list(items[row].state.values())[k] for row in where]
+    return slice(None) if len(where) == len(items) else where, buffers
 
 
 def values(job: Job, t: float) -> list[float]:

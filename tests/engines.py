@@ -1,0 +1,61 @@
+"""The engines under test. A new one is one line in `ENGINES`, and every test that takes an engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import cadam
+
+DENSE, ROWS = "dense", "rows"
+LAYOUTS = (DENSE, ROWS)
+
+
+def _always(layout: str, dtype: torch.dtype) -> bool:
+    return True
+
+
+def _dense_only(layout: str, dtype: torch.dtype) -> bool:
+    return layout == DENSE
+
+
+def _kernels(layout: str, dtype: torch.dtype) -> bool:
+    """Were the C kernels compiled when the package was installed?"""
+    return cadam.CAdam([torch.zeros(1, dtype=dtype)]).explain()[0].engine == "native"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to ask for an engine.
+
+    `options` go to the constructor, `serves` says for which gradients (dense, or rows of a table) and dtypes it
+    can be asked for here, and `runs` what `explain()` calls the engine that then runs each of them. `any_state` says
+    that it takes moments of any dtype (`state_dtype`).
+    """
+
+    options: Mapping[str, Any]
+    runs: Mapping[str, str]
+    serves: Callable[[str, torch.dtype], bool] = _always
+    any_state: bool = True
+
+
+ENGINES: dict[str, Engine] = {
+    "eager": Engine({"foreach": False}, {DENSE: "eager", ROWS: "rows"}),
+    "foreach": Engine({"foreach": True}, {DENSE: "foreach"}, _dense_only),
+    "native": Engine({"fused": True}, {DENSE: "native", ROWS: "native-rows"}, _kernels, any_state=False),
+    # The scalars of a step as tensors, not as numbers.
+    "eager-capturable": Engine({"foreach": False, "capturable": True}, {DENSE: "eager", ROWS: "rows"}),
+    "foreach-capturable": Engine({"foreach": True, "capturable": True}, {DENSE: "foreach"}, _dense_only),
+}
+
+# Those that run on plain numbers: enough where a fact does not hang on how scalars are kept.
+PLAIN_ENGINES = {name: engine for name, engine in ENGINES.items() if not engine.options.get("capturable")}
+
+
+def served(layouts: tuple[str, ...] = LAYOUTS, dtype: torch.dtype = torch.float32, plain: bool = False) -> list[Any]:
+    """The pairs (engine name, layout) that can run here."""
+    engines = PLAIN_ENGINES if plain else ENGINES
+    return [(name, layout) for name, e in engines.items() for layout in layouts if e.serves(layout, dtype)]

@@ -1,0 +1,414 @@
+"""Bad input: an error that names the argument, what was given and what is allowed, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import assert_identical, copied
+from torch import Tensor
+from torch.nn import Parameter
+
+import cadam
+
+NAN, INF = float("nan"), float("inf")
+
+
+def parameter(*shape: int) -> Parameter:
+    return Parameter(torch.ones(shape or (3,)))
+
+
+# Options ---------------------------------------------------------------------------------------------------------
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    *(({"lr": bad}, "Invalid learning rate: .*lr must be a finite number >= 0") for bad in (-1, -1e-9, NAN, INF, -INF)),
+    *(({"lr": torch.tensor(bad)}, "Invalid learning rate: .*lr must be") for bad in (-1.0, NAN, INF)),
+    *(({"lr": bad}, "Invalid learning rate: .*lr must be a number") for bad in ("0.1", None, True, [0.1], 1j)),
+    ({"lr": torch.tensor([0.1, 0.2])}, r"Tensor lr must be 1-element, got shape \(2,\)"),
+    ({"lr": torch.empty(0)}, r"Tensor lr must be 1-element, got shape \(0,\)"),
+    *(
+        ({"betas": (bad, 0.9)}, r"Invalid beta parameter at index 0: .*in \[0, 1\)")
+        for bad in (1.0, -0.1, 1.5, NAN, INF)
+    ),
+    *(
+        ({"betas": (0.9, bad)}, r"Invalid beta parameter at index 1: .*in \[0, 1\)")
+        for bad in (1.0, -0.1, 1.5, NAN, INF)
+    ),
+    ({"betas": (torch.tensor(0.9), torch.tensor(1.0))}, "Invalid beta parameter at index 1: .*"),
+    *(({"betas": bad}, "Invalid betas: .*two numbers") for bad in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", {})),
+    ({"betas": ("0.9", "0.99")}, "Invalid beta parameter at index 0: '0.9'"),
+    ({"betas": (0.9, torch.tensor(0.99))}, "betas must be either both floats or both Tensors"),
+    *(({"eps": bad}, "Invalid epsilon value: .*eps must be a finite number >= 0") for bad in (-1e-8, NAN, INF)),
+    ({"eps": None}, "Invalid epsilon value: None"),
+    *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite, >= 0") for bad in (-0.1, NAN, INF)),
+    ({"weight_decay": "0"}, "Invalid weight_decay value: '0'"),
+    *(({name: 1}, f"Invalid {name} value: 1 .*True or False") for name in ("maximize", "capturable", "differentiable")),
+    *(({name: "x"}, f"Invalid {name} value: 'x'") for name in ("decoupled_weight_decay", "track_alignment")),
+    ({"foreach": "yes"}, "Invalid foreach value: 'yes' .*None, True or False"),
+    ({"fused": "yes"}, "Invalid fused value: 'yes' .*None, True or False"),
+    *(({"state_dtype": bad}, "Invalid state_dtype value") for bad in ("float32", torch.int64, torch.complex64, 32)),
+]
+OTHER_BAD_OPTIONS: list[tuple[type[cadam.Optimizer], dict[str, Any], str]] = [
+    *((cadam.CSGDM, {"momentum": bad}, "Invalid momentum value: .*") for bad in (-0.1, NAN, INF, None, "0.9")),
+    *((cadam.CSGDM, {"dampening": bad}, "Invalid dampening value: .*") for bad in (-0.1, 1.5, NAN, "0")),
+    (cadam.CSGDM, {"nesterov": True, "momentum": 0}, "Nesterov momentum requires a momentum and zero dampening"),
+    (cadam.CSGDM, {"nesterov": True, "dampening": 0.5}, "Nesterov momentum requires a momentum and zero dampening"),
+    *((cadam.CYogi, {"initial_accumulator": bad}, "Invalid initial_accumulator") for bad in (-1.0, NAN, INF, "0")),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=str)
+def test_bad_options_of_the_constructor(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cadam.CAdam([parameter()], **options)
+
+
+@pytest.mark.parametrize(("cls", "options", "message"), OTHER_BAD_OPTIONS, ids=str)
+def test_bad_options_of_other_rules(cls: type[cadam.Optimizer], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cls([parameter()], **options)
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=str)
+def test_bad_options_of_a_group(options: dict[str, Any], message: str) -> None:
+    optimizer = cadam.CAdam([parameter()])
+    before = copied([optimizer.param_groups, optimizer.defaults])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [parameter()], **options})
+    assert_identical([optimizer.param_groups, optimizer.defaults], before)
+
+
+@pytest.mark.parametrize("number", [0, 1, np.float64(0.1), np.float32(0.1), np.int64(1), torch.tensor(0.1)], ids=repr)
+def test_whatever_is_a_number_is_a_learning_rate(number: Any) -> None:
+    param = parameter()
+    param.grad = torch.ones(3)
+    cadam.CAdam([param], lr=number).step()
+    torch.testing.assert_close(param.detach(), torch.full((3,), 1 - float(number)))
+
+
+def test_zero_betas_and_eps_are_allowed() -> None:
+    cadam.CAdam([parameter()], betas=(0, 0.0), eps=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("confidence", None),
+        ("Lr", "lr"),
+        ("learning_rate", "lr"),
+        ("beta1", "betas"),
+        ("epsilon", "eps"),
+        ("beta", "betas"),
+        ("weightdecay", "weight_decay"),
+        ("ams_grad", "amsgrad"),
+    ],
+)
+def test_unknown_options_of_the_constructor(given: str, meant: str | None) -> None:
+    hint = f"did you mean '{meant}'" if meant else "the options are amsgrad, betas"
+    with pytest.raises(TypeError, match=f"CAdam: unknown option '{given}'; {hint}"):
+        cadam.CAdam([parameter()], **{given: 0.1})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("beta", "betas"), ("weightdecay", "weight_decay"), ("param", "params"), ("learning_rate", "lr")],
+)
+def test_misspelt_options_of_a_group(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"parameter group 1: unknown option '{given}'; did you mean '{meant}'"):
+        cadam.CAdam([{"params": [parameter()]}, {"params": [parameter()], given: 0.1}])
+
+
+@pytest.mark.parametrize("tag", ["initial_lr", "swa_lr", "max_lr", "lr_scale", "layer", "name"])
+def test_tags_of_a_group_are_nobodys_business(tag: str) -> None:
+    optimizer = cadam.CAdam([{"params": [parameter()], tag: 0.1}])
+    assert optimizer.param_groups[0][tag] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("cls", "option", "value"),
+    [
+        (cadam.CAdamW, "decoupled_weight_decay", False),
+        (cadam.AdamW, "decoupled_weight_decay", False),
+        (cadam.CAmsGrad, "amsgrad", False),
+        (cadam.AmsGrad, "amsgrad", False),
+    ],
+)
+def test_what_a_class_stands_for_is_fixed(cls: type[cadam.Optimizer], option: str, value: Any) -> None:
+    message = f"{cls.__name__} stands for {option}={not value}; got {value}"
+    with pytest.raises(ValueError, match=message):
+        cls([parameter()], **{option: value})
+    optimizer = cls([parameter()], **{option: not value})
+    before = copied(optimizer.param_groups)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [parameter()], option: value})
+    assert_identical(optimizer.param_groups, before)
+
+
+def test_fused_insists_on_a_fused_engine() -> None:
+    """Where none can serve a parameter, the step says which and why, and has not begun."""
+    params = [torch.ones(3), torch.ones(4, 2)[:, 0]]
+    optimizer = cadam.CAdam([{"params": params[:1], "fused": None}, {"params": params[1:]}], fused=True)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    before = snapshot(optimizer)
+    with pytest.raises(RuntimeError, match="group 1, parameter 0: fused=True, but no fused engine can serve it: "):
+        optimizer.step()
+    assert_identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fused": True, "foreach": True}, "`fused` and `foreach` cannot be `True` together"),
+        ({"fused": True, "differentiable": True}, "`fused` does not support `differentiable`"),
+    ],
+    ids=str,
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        cadam.CAdam([parameter()], **options)
+
+
+# Parameters ------------------------------------------------------------------------------------------------------
+
+TWICE = parameter()
+BAD_PARAMETERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "nothing": (lambda: [], ValueError, "empty parameter list"),
+    "no generator output": (lambda: iter([]), ValueError, "empty parameter list"),
+    "a tensor": (parameter, TypeError, "params argument given to the optimizer should be an iterable"),
+    "a number": (lambda: [1.0], TypeError, "optimizer can only optimize Tensors, but one of the params is float"),
+    "not a leaf": (lambda: [parameter() * 2], ValueError, "can't optimize a non-leaf Tensor"),
+    "integers": (lambda: [torch.ones(3, dtype=torch.int64)], TypeError, "parameter 0 has dtype torch.int64"),
+    "booleans": (lambda: [parameter(), torch.ones(3) > 0], TypeError, "parameter 1 has dtype torch.bool"),
+    "named integers": (lambda: [("n", torch.ones(3).int())], TypeError, r"parameter 0 \('n'\) has dtype torch.int32"),
+    "sparse": (lambda: [torch.ones(3).to_sparse()], ValueError, "parameter 0 has layout torch.sparse_coo"),
+    "compressed": (lambda: [torch.ones(3, 3).to_sparse_csr()], ValueError, "parameter 0 has layout torch.sparse_csr"),
+    "duplicates": (lambda: [TWICE, TWICE], ValueError, r"duplicate parameters \(shape \(3,\)\)"),
+    "duplicates apart": (lambda: [TWICE, parameter(), TWICE], ValueError, "duplicate parameters"),
+    "duplicates from a generator": (lambda: (p for p in [TWICE, TWICE]), ValueError, "duplicate parameters"),
+    "duplicates by name": (lambda: [("a", TWICE), ("b", TWICE)], ValueError, r"duplicate parameters \('b'\)"),
+    "duplicates by name from a generator": (
+        lambda: (pair for pair in [("a", TWICE), ("b", TWICE)]),
+        ValueError,
+        "duplicate parameters",
+    ),
+    "duplicates in a group": (lambda: [{"params": [TWICE, TWICE]}], ValueError, "duplicate parameters"),
+    "duplicates in a group's generator": (
+        lambda: [{"params": (p for p in [TWICE, TWICE])}],
+        ValueError,
+        "duplicate parameters",
+    ),
+    "duplicates across groups": (
+        lambda: [{"params": [TWICE]}, {"params": [TWICE]}],
+        ValueError,
+        "some parameters appear in more than one parameter group",
+    ),
+    "names for some": (lambda: [("a", parameter()), parameter()], ValueError, "with/without names"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_PARAMETERS)
+def test_bad_parameters_of_the_constructor(what: str) -> None:
+    make, kind, message = BAD_PARAMETERS[what]
+    with pytest.raises(kind, match=message):
+        cadam.CAdam(make())
+
+
+def snapshot(optimizer: cadam.Optimizer) -> Any:
+    """All that a refused call must leave alone."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return copied(
+        [
+            params,
+            [id(p) for p in params],
+            [optimizer.state.get(p, {}) for p in params],
+            [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+            optimizer.defaults,
+            str(optimizer.alignment()),
+        ]
+    )
+
+
+GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "not a dict": (lambda: [parameter()], TypeError, "param_group must be a dict"),
+    "no params": (lambda: {"lr": 0.1}, (ValueError, KeyError), "params"),
+    "a set": (lambda: {"params": {parameter()}}, TypeError, "optimizer parameters need to be organized in ordered"),
+    "lr": (lambda: {"params": [parameter()], "lr": -1}, ValueError, "Invalid learning rate: -1"),
+    "integers": (lambda: {"params": [torch.ones(2).int()]}, TypeError, "parameter 0 has dtype torch.int32"),
+    "sparse": (lambda: {"params": torch.ones(2).to_sparse()}, ValueError, "layout torch.sparse_coo"),
+    "duplicates": (lambda: {"params": [TWICE, TWICE]}, ValueError, "duplicate parameters"),
+    "duplicates from a generator": (lambda: {"params": iter([TWICE, TWICE])}, ValueError, "duplicate parameters"),
+    "known": (lambda: {"params": [KNOWN]}, ValueError, "some parameters appear in more than one parameter group"),
+    "named": (lambda: {"params": [("a", parameter())]}, ValueError, "with/without names"),
+    "misspelt": (lambda: {"params": [parameter()], "wieght_decay": 0.1}, ValueError, "did you mean 'weight_decay'"),
+}
+KNOWN = parameter()
+
+
+@pytest.mark.parametrize("what", GROUPS)
+def test_a_refused_group_leaves_the_optimizer_as_it_was(what: str) -> None:
+    make, kind, message = GROUPS[what]
+    optimizer = cadam.CAdam([KNOWN], lr=0.1)
+    KNOWN.grad = torch.ones(3)
+    optimizer.step()
+    before = snapshot(optimizer)
+    with pytest.raises(kind, match=message):
+        optimizer.add_param_group(make())
+    assert_identical(snapshot(optimizer), before)
+    optimizer.add_param_group({"params": [parameter(2)]})
+    optimizer.step()
+    assert optimizer.state[KNOWN]["step"] == 2
+
+
+def test_the_given_group_is_not_written_into() -> None:
+    group = {"params": [parameter()], "lr": 0.5}
+    cadam.CAdam([group])
+    assert list(group) == ["params", "lr"]
+
+
+def test_an_optimizer_without_a_rule() -> None:
+    with pytest.raises(TypeError, match="Optimizer has no rule"):
+        cadam.Optimizer([parameter()])
+
+
+# Gradients -------------------------------------------------------------------------------------------------------
+
+
+class Loose(Parameter):
+    """A parameter that takes any gradient. torch's own refuse most bad ones, but not all and not always."""
+
+    held: Tensor | None = None
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self.held
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.held = value
+
+
+BAD_GRADIENTS: dict[str, tuple[Tensor, str]] = {
+    "shape": (torch.ones(2, 2), r"the gradient has shape \(2, 2\), the parameter \(4, 3\)"),
+    "shape of the same size": (torch.ones(3, 4), r"the gradient has shape \(3, 4\), the parameter \(4, 3\)"),
+    "shape of sparse": (torch.ones(4, 4).to_sparse(), r"the gradient has shape \(4, 4\), the parameter \(4, 3\)"),
+    "device": (torch.ones(4, 3, device="meta"), "the gradient is on meta, the parameter on cpu"),
+    "layout": (torch.ones(4, 3).to_sparse_csr(), "the gradient has layout torch.sparse_csr; dense and sparse_coo"),
+    "complex": (torch.ones(4, 3, dtype=torch.complex64), "the gradient has dtype torch.complex64, the parameter"),
+}
+HOW: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reference": {"foreach": False},
+    "foreach": {"foreach": True},
+    "capturable": {"capturable": True},
+}
+
+
+@pytest.mark.parametrize("steps", [0, 3], ids=["first step", "later step"])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("bad", BAD_GRADIENTS)
+def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> None:
+    """No parameter, no state, no step count and no counter, though all others are good; then all goes on."""
+    spoilt, message = BAD_GRADIENTS[bad]
+    good, table, last = parameter(5), parameter(6, 2), Loose(torch.ones(4, 3))
+    optimizer = cadam.CAdam([{"params": [good, table]}, {"params": [last], "lr": 0.1}], **HOW[how])
+
+    def give_gradients() -> None:
+        good.grad, last.grad = torch.randn(5), torch.randn(4, 3)
+        table.grad = torch.sparse_coo_tensor([[1, 4, 1]], torch.randn(3, 2), (6, 2), check_invariants=True)
+
+    for _ in range(steps):
+        give_gradients()
+        optimizer.step()
+    give_gradients()
+    last.grad = spoilt
+    before = snapshot(optimizer)
+    with pytest.raises(RuntimeError, match=f"group 1, parameter 0: {message}.*; no parameter was changed"):
+        optimizer.step()
+    assert_identical(snapshot(optimizer), before)
+    give_gradients()
+    optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in (good, table, last)] == [steps + 1] * 3
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_may_change_their_dtype(dtype: torch.dtype, how: str) -> None:
+    """Between steps, too; a gradient is taken for what it says."""
+    dtypes = [dtype, torch.bfloat16, torch.float16, torch.float32, torch.float64, dtype]
+    param, same = Loose(torch.ones(4, dtype=dtype)), Loose(torch.ones(4, dtype=dtype))
+    optimizers = [cadam.CAdam([p], lr=0.1, **HOW[how]) for p in (param, same)]
+    for other in dtypes:
+        param.grad = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=other)
+        same.grad = param.grad.to(dtype)
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(param.detach(), same.detach())
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["first step", "later step"])
+def test_a_gradient_of_another_shape_is_refused_by_name(steps: int) -> None:
+    layer = torch.nn.Linear(3, 2)
+    optimizer = cadam.CAdam(layer.named_parameters())
+    for _ in range(steps):
+        layer(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    layer.weight.grad = torch.ones(2, 3)
+    layer.weight.data = torch.ones(5)
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0 \('weight'\): the gradient has shape"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["first step", "later step"])
+def test_sparse_gradients_are_not_differentiable(steps: int) -> None:
+    good, table = torch.ones(3), torch.ones(4, 2)
+    optimizer = cadam.CAdam([good, table], differentiable=True)
+    for _ in range(steps):
+        good.grad, table.grad = torch.ones(3), torch.ones(4, 2)
+        optimizer.step()
+    good.grad, table.grad = torch.ones(3), torch.ones(4, 2).to_sparse()
+    before = snapshot(optimizer)
+    with pytest.raises(RuntimeError, match="parameter 1: differentiable=True does not support sparse gradients"):
+        optimizer.step()
+    assert_identical(snapshot(optimizer), before)
+
+
+def test_a_closure_that_raises_changes_nothing() -> None:
+    param = parameter()
+    param.grad = torch.ones(3)
+    optimizer = cadam.CAdam([param])
+    optimizer.step()
+    before = snapshot(optimizer)
+
+    def closure() -> Tensor:
+        raise ArithmeticError("no loss")
+
+    with pytest.raises(ArithmeticError, match="no loss"):
+        optimizer.step(closure)
+    assert_identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("how", HOW)
+def test_a_gradient_that_is_not_finite_shows(how: str, bad: float) -> None:
+    """It is no error, as in torch.optim; but the mask must not hide it. The other elements are fine."""
+    param, table = torch.ones(3), torch.ones(3)
+    optimizer = cadam.CAdam([param, table], **HOW[how])
+    param.grad = torch.tensor([1.0, bad, -1.0])
+    table.grad = param.grad.to_sparse()
+    optimizer.step()
+    for moved in (param, table):
+        assert moved.isfinite().tolist() == [True, False, True]
+
+
+def test_an_option_spoilt_after_construction_is_not_silent() -> None:
+    """What a scheduler writes is not checked at every step, but it shows."""
+    param = parameter()
+    param.grad = torch.ones(3)
+    optimizer = cadam.CAdam([param])
+    optimizer.param_groups[0]["lr"] = NAN
+    optimizer.step()
+    assert param.isnan().all()
