@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#ifndef __FLT16_MAX__
-#error "this compiler has no _Float16 (gcc 12 or clang 15 and later have it)"
+#ifdef __F16C__
+#include <immintrin.h>
 #endif
 
 #define JOIN_(a, b) a##b
@@ -34,28 +34,54 @@ static inline void close_F32(float *p, const float *x, int64_t n) { (void)p, (vo
 static inline double *open_F64(const double *p, double *room, int64_t n) { return (void)room, (void)n, (double *)p; }
 static inline void close_F64(double *p, const double *x, int64_t n) { (void)p, (void)x, (void)n; }
 
+static inline float from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t to_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static inline float *open_BF16(const uint16_t *p, float *room, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t bits = (uint32_t)p[i] << 16;
-        memcpy(&room[i], &bits, sizeof bits);
-    }
+    for (int64_t i = 0; i < n; i++)
+        room[i] = from_bits((uint32_t)p[i] << 16);
     return room;
 }
 
 static inline void close_BF16(uint16_t *p, const float *x, int64_t n) /* to nearest, ties to even; a NaN stays one */
 {
     for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t bits = to_bits(x[i]);
         const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
         p[i] = (uint16_t)(x[i] != x[i] ? 0x7fc0u : rounded);
     }
 }
 
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
+static inline float float_of_half(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    const uint32_t small = to_bits((float)rest * 0x1p-24f); /* below the normal numbers: a multiple of the smallest */
+    const uint32_t normal = (rest << 13) + (112u << 23), large = (rest << 13) | 0x7f800000u;
+    const uint32_t quiet = rest > 0x7c00 ? 0x00400000u : 0;
+    return from_bits(sign | (rest < 0x0400 ? small : rest >= 0x7c00 ? large | quiet : normal));
+}
+
+static inline uint16_t half_of_float(float x) /* to nearest, ties to even; a NaN stays one */
+{
+    const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    const uint32_t small = to_bits(from_bits(rest) + 0.5f) - to_bits(0.5f); /* 0.5f ends where halves do */
+    const uint32_t normal = (rest + 0xfff + (rest >> 13 & 1) - (112u << 23)) >> 13;
+    const uint32_t nan = 0x7e00 | (rest >> 13 & 0x3ff);
+    const uint32_t finite = rest < 0x38800000 ? small : normal;
+    return (uint16_t)(sign | (rest > 0x7f800000 ? nan : rest >= 0x477ff000 ? 0x7c00u : finite));
+}
 
 static inline float *open_F16(const uint16_t *p, float *room, int64_t n)
 {
@@ -64,11 +90,8 @@ static inline float *open_F16(const uint16_t *p, float *room, int64_t n)
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(room + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + i))));
 #endif
-    for (; i < n; i++) {
-        _Float16 h;
-        memcpy(&h, &p[i], sizeof h);
-        room[i] = (float)h;
-    }
+    for (; i < n; i++)
+        room[i] = float_of_half(p[i]);
     return room;
 }
 
@@ -79,10 +102,8 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((__m128i *)(p + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 #endif
-    for (; i < n; i++) {
-        const _Float16 h = (_Float16)x[i];
-        memcpy(&p[i], &h, sizeof h);
-    }
+    for (; i < n; i++)
+        p[i] = half_of_float(x[i]);
 }
 
 /* What the element functions are written in. */
