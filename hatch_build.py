@@ -20,7 +20,8 @@ class NativeKernels(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         path = Path(self.root) / "src" / "cadam" / "kernels" / "build.py"
         spec = importlib.util.spec_from_file_location("cadam_kernels_build", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         build = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(build)
         try:

@@ -19,7 +19,7 @@ FAMILY: dict[str, type[cadam.Optimizer]] = {
 }
 CONFIDENT = {name: cls for name, cls in FAMILY.items() if cls.confidence}
 # Each with confidence, and the same without.
-PAIRS = {name: (cls, FAMILY[name.removeprefix("C")]) for name, cls in CONFIDENT.items()}
+PAIRS = {name: (cls, FAMILY[name[1:]]) for name, cls in CONFIDENT.items() if name[1:] in FAMILY}
 
 
 def parameter(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:

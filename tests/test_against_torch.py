@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import pytorch_optimizer
 import torch
-from engines import DENSE, ENGINES, served
+from engines import DENSE, ENGINES, ROWS, served
 from family import buffers, parameter, sparse
 from torch import Tensor
 
@@ -18,6 +19,7 @@ import cadam
 
 STEPS = 50
 DENSE_ENGINES = [name for name, _ in served((DENSE,))]
+ROWS_ENGINES = [name for name, _ in served((ROWS,))]
 Case = tuple[type[cadam.Optimizer], dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]
 
 
@@ -168,18 +170,20 @@ def test_equal(
 
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.7, 0.95)])
-def test_adam_on_rows_is_sparse_adam(betas: tuple[float, float], maximize: bool) -> None:
+@pytest.mark.parametrize("engine", ROWS_ENGINES)
+def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], maximize: bool) -> None:
     """But for eps, which SparseAdam adds before the bias correction: here it is too small to matter."""
     (start, *_), options = starts(), {"lr": 0.02, "betas": betas, "eps": 1e-30, "maximize": maximize}
     mine, other = [parameter(start)], [parameter(start)]
-    ours, theirs = cadam.Adam(mine, **options), torch.optim.SparseAdam(other, **options)
+    ours, theirs = cadam.Adam(mine, **options, **ENGINES[engine].options), torch.optim.SparseAdam(other, **options)
     walk(ours, mine, every_other_row)
     walk(theirs, other, every_other_row)
     assert_equal(mine, other)
     assert_equal(list(buffers(ours, mine[0]).values()), list(buffers(theirs, other[0]).values()))
 
 
-def test_eps_of_sparse_adam_stands_before_the_bias_correction() -> None:
+@pytest.mark.parametrize("engine", ROWS_ENGINES)
+def test_eps_of_sparse_adam_stands_before_the_bias_correction(engine: str) -> None:
     """At step t, SparseAdam's eps is our eps * sqrt(1 - beta2^t): both facts, in the first step."""
     (start, *_), grad, eps = starts(), np.full((1, 4), 0.5), 0.1
 
@@ -189,9 +193,10 @@ def test_eps_of_sparse_adam_stands_before_the_bias_correction() -> None:
         optimizer([param], lr=0.02, eps=eps).step()
         return param
 
+    ours = partial(cadam.Adam, **ENGINES[engine].options)
     theirs = after(torch.optim.SparseAdam, eps)
-    assert not torch.allclose(after(cadam.Adam, eps), theirs, rtol=1e-3)
-    assert_equal([after(cadam.Adam, eps / math.sqrt(1 - 0.999))], [theirs])
+    assert not torch.allclose(after(ours, eps), theirs, rtol=1e-3)
+    assert_equal([after(ours, eps / math.sqrt(1 - 0.999))], [theirs])
 
 
 @pytest.mark.parametrize("engine", DENSE_ENGINES)

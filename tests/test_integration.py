@@ -297,7 +297,26 @@ def run_sparse_ddp(rank: int) -> None:
     assert optimizer.state[table.weight]["exp_avg"][untouched].eq(0).all()
 
 
-JOBS = {job.__name__: job for job in (run_ddp, run_fsdp, run_dtensor, run_sparse_ddp)}
+def run_zero(rank: int) -> None:
+    """torch's ZeroRedundancyOptimizer: every process keeps the state of its own share of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=cadam.CAdam, lr=0.1, weight_decay=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(share(step, rank)).pow(2).mean().backward()
+        optimizer.step()
+    assert_close(values(model), train_alone(cadam.CAdam, {}))
+    assert 0 < len(optimizer.optim.state) < len(values(model))
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        whole = cadam.CAdam(net().parameters())
+        whole.load_state_dict(optimizer.state_dict())
+        assert [state["step"].item() for state in whole.state.values()] == [STEPS] * len(values(model))
+
+
+JOBS = {job.__name__: job for job in (run_ddp, run_fsdp, run_dtensor, run_sparse_ddp, run_zero)}
 
 
 def worker(rank: int, folder: str) -> None:
@@ -315,7 +334,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_processes_together_equal_one_alone(tmp_path: Path) -> None:
-    """DDP, FSDP2, DTensors and a sparse table under DDP, on two processes with gloo."""
+    """DDP, FSDP2, DTensors, a sparse table under DDP, and ZeRO, on two processes with gloo."""
     context = mp.spawn(worker, (str(tmp_path),), nprocs=WORLD, join=False)
     finished, deadline = False, time.monotonic() + 150
     try:

@@ -61,12 +61,16 @@ def test_moments_are_float32(name: str, dtype: torch.dtype) -> None:
 
 @halves
 @engines
-@pytest.mark.parametrize("name", FAMILY)
-def test_is_the_float32_run_rounded_once_a_step(name: str, engine: str, layout: str, dtype: torch.dtype) -> None:
-    """A float32 copy that is rounded to `dtype` after each step goes the same way, bit for bit."""
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in FAMILY), *((name, {"momentum": 0.0}) for name in ("SGDM", "CSGDM"))]
+)
+def test_is_the_float32_run_rounded_once_a_step(
+    name: str, options: dict[str, Any], engine: str, layout: str, dtype: torch.dtype
+) -> None:
+    """A float32 copy that is rounded to `dtype` after each step goes the same way, bit for bit; without moments too."""
     param = start(dtype)
     wide = torch.nn.Parameter(param.detach().float())
-    half_run, wide_run = make(name, [param], engine), make(name, [wide], engine)
+    half_run, wide_run = make(name, [param], engine, **options), make(name, [wide], engine, **options)
     for grad in grads(6, dtype):
         run(half_run, param, [grad], layout)
         run(wide_run, wide, [grad.float()], layout)

@@ -214,6 +214,18 @@ def test_options_may_change_between_steps(name: str, engine: str) -> None:
     assert_agree(optimizer, [param], [one], TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_differentiable_agrees_with_the_oracle(name: str) -> None:
+    """Autograd can look through it, and it computes the same."""
+    cls, (starts, steps) = FAMILY[name], plan_dense(0)
+    oracles = [oracle_of(cls, start, lr=LR) for start in starts]
+    follow(oracles, steps)
+    params = [parameter(start).detach() for start in starts]
+    optimizer = cls(params, lr=LR, weight_decay=0.0, differentiable=True)
+    run(optimizer, params, steps)
+    assert_agree(optimizer, params, oracles, TOLERANCE[torch.float64])
+
+
 @pytest.mark.parametrize(("engine", "layout"), served())
 def test_the_engine_asked_for_is_the_one_that_runs(engine: str, layout: str) -> None:
     starts, steps = PLANS[layout](0)

@@ -117,6 +117,24 @@ def test_splitting_a_tensor_changes_nothing(name: str, grads: np.ndarray, data: 
         assert one.alignment().total == several.alignment().total
 
 
+@pytest.mark.parametrize(("engine", "layout"), PLAIN)
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: str, layout: str) -> None:
+    """Each part has moments and a mask of its own: the same bits as a real parameter twice as large."""
+    rng = np.random.default_rng(5)
+    parts = parameter(rng.standard_normal((4, 2, 2)), torch.float32)
+    whole = torch.nn.Parameter(torch.view_as_complex(parts.detach().clone()))
+    real, joint = make(FAMILY[name], [parts], engine, **SIZES), make(FAMILY[name], [whole], engine, **SIZES)
+    for _ in range(6):
+        grad = torch.tensor(rng.integers(-32, 33, (4, 2, 2)) / 16, dtype=torch.float32)
+        run(real, parts, [grad], layout)
+        run(joint, whole, [torch.view_as_complex(grad)], layout)
+    assert same_bits(torch.view_as_real(whole.detach()), parts)
+    for key, buffer in buffers(joint, whole).items():
+        assert same_bits(torch.view_as_real(buffer), buffers(real, parts)[key]), key
+    assert joint.alignment().total == real.alignment().total
+
+
 # Confidence -----------------------------------------------------------------------------------------------
 
 

@@ -328,11 +328,16 @@ def test_explain_has_no_effects() -> None:
 
 @over_how
 def test_explain_tells_the_truth(how: str) -> None:
-    """What it says before the first step and after it is the same."""
-    param, table = torch.zeros(3), torch.zeros(4, 2)
-    optimizer = cadam.CAdam([param, table], **HOW[how])
-    param.grad, table.grad = torch.ones(3), rows(table, [1], [[1.0, 1.0]])
+    """What it says before the first gradient, before the first step and after it is the same."""
+    dense = [torch.zeros(3), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.bfloat16)]
+    table = torch.zeros(4, 2)
+    optimizer = cadam.CAdam([*dense, table], **HOW[how])
+    without_gradients = [row.engine for row in optimizer.explain()[:3]]
+    for param in dense:
+        param.grad = torch.ones_like(param)
+    table.grad = rows(table, [1], [[1.0, 1.0]])
     before = str(optimizer.explain())
+    assert [row.engine for row in optimizer.explain()[:3]] == without_gradients
     optimizer.step()
     assert str(optimizer.explain()) == before
 

@@ -296,7 +296,7 @@ def test_groups_have_their_own_learning_rate(case: Case) -> None:
 
 @over_stand_ins
 def test_groups_are_as_good_as_separate_optimizers(stand_in: StandIn) -> None:
-    together, apart = Line(stand_in.sparse), Line(stand_in.sparse)
+    together = Line(stand_in.sparse)
     apart = together.copy()
     own = [{"lr": 0.03, "weight_decay": 0.1}, {"lr": 0.2, "maximize": True}]
     both = stand_in.cls([{"params": [p], **o} for p, o in zip(together.params, own, strict=True)])
@@ -450,34 +450,48 @@ def test_complex_parameters_move_as_two_real_ones(case: Case) -> None:
         assert_identical(point.imag, parts[1])
 
 
-# foreach equals the reference ------------------------------------------------------------------------------------
+# foreach and fused equal the reference ---------------------------------------------------------------------------
 
 
-def assert_same_state(ours: cadam.Optimizer, theirs: cadam.Optimizer, **tolerance: float) -> None:
+def assert_same_state(ours: cadam.Optimizer, theirs: cadam.Optimizer) -> None:
     mine = [p for group in ours.param_groups for p in group["params"]]
     other = [p for group in theirs.param_groups for p in group["params"]]
     for p, q in zip(mine, other, strict=True):
-        assert_close(p.detach(), q.detach(), **tolerance)
+        assert_close(p.detach(), q.detach())
         assert ours.state[p].keys() == theirs.state[q].keys()
         for name, value in ours.state[p].items():
-            assert_close(value, theirs.state[q][name], **tolerance)
+            assert_close(value, theirs.state[q][name])
 
 
+over_faster = pytest.mark.parametrize("faster", ["foreach", *(["fused"] if FUSED else [])])
+
+
+def reference_and(faster: str, case: Case, params: list[list[Tensor]]) -> list[cadam.Optimizer]:
+    """An optimizer on the reference engine for the first parameters, on the faster one for the second."""
+    if faster == "foreach" and isinstance(case.kwargs.get("lr"), Tensor) and not case.kwargs.get("capturable"):
+        pytest.skip("torch and we refuse a tensor lr with foreach, unless it is capturable")
+    reference = case.optimizer(params[0], foreach=False)
+    other = case.optimizer(params[1], **{faster: True})
+    engines = [{row.engine for row in optimizer.explain()} for optimizer in (reference, other)]
+    assert engines == [{"eager"}, {"native" if faster == "fused" else "foreach"}]
+    return [reference, other]
+
+
+@over_faster
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @over_cases("differentiable", "foreach", "fused", stand_ins=DENSE)
-def test_foreach_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
+def test_faster_engines_match_the_reference(case: Case, dtype: torch.dtype, faster: str) -> None:
     """Also over a step without gradients, with a layer that is frozen for a while, 0-dim and empty tensors."""
-    if isinstance(case.kwargs.get("lr"), Tensor) and not case.kwargs.get("capturable"):
-        pytest.skip("torch and we refuse a tensor lr with foreach, unless it is capturable")
     x = torch.linspace(0.1, 0.6, 6, dtype=dtype).reshape(3, 2)
     nets = [small_net().to(dtype)]
     nets.append(deepcopy(nets[0]))
-    optimizers = []
-    for net, foreach in zip(nets, (False, True), strict=True):
+    lists = []
+    for net in nets:
         odd = [torch.ones((), dtype=dtype), torch.empty(0, 3, dtype=dtype)]
         for param in odd:
             param.grad = torch.full_like(param, 0.5)
-        optimizers.append(case.optimizer([*net.parameters(), *odd], foreach=foreach))
+        lists.append([*net.parameters(), *odd])
+    optimizers = reference_and(faster, case, lists)
     for step in range(8):  # RAdam changes its ways after the fifth
         for net, optimizer in zip(nets, optimizers, strict=True):
             net.zero_grad()
@@ -488,15 +502,10 @@ def test_foreach_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
         assert_same_state(*optimizers)
 
 
-@over_cases("differentiable", "foreach", "fused", stand_ins=DENSE)
-def test_foreach_matches_the_reference_over_mixed_dtypes(case: Case) -> None:
-    if isinstance(case.kwargs.get("lr"), Tensor) and not case.kwargs.get("capturable"):
-        pytest.skip("torch and we refuse a tensor lr with foreach, unless it is capturable")
-    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
-    lists = [[torch.rand(2, 3, dtype=dtype) for dtype in dtypes * 2]]
-    lists.append([p.clone() for p in lists[0]])
-    optimizers = [case.optimizer(params, foreach=foreach) for params, foreach in zip(lists, (False, True), strict=True)]
-    for _ in range(7):
+def assert_match(faster: str, case: Case, params: list[Tensor], steps: int) -> None:
+    lists = [params, [p.clone() for p in params]]
+    optimizers = reference_and(faster, case, lists)
+    for _ in range(steps):
         for p, q in zip(*lists, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()
@@ -505,18 +514,30 @@ def test_foreach_matches_the_reference_over_mixed_dtypes(case: Case) -> None:
     assert_same_state(*optimizers)
 
 
+@over_faster
+@over_cases("differentiable", "foreach", "fused", stand_ins=DENSE)
+def test_faster_engines_match_the_reference_over_mixed_dtypes(case: Case, faster: str) -> None:
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+    if faster == "foreach":  # as in torch, complex parameters are not for the fused kernels
+        dtypes.append(torch.complex64)
+    assert_match(faster, case, [torch.rand(2, 3, dtype=dtype) for dtype in dtypes * 2], steps=7)
+
+
+@over_faster
 @pytest.mark.parametrize("shapes", [[(3, 2)] * 100, [(100_003,), (300, 300)]], ids=["many", "large"])
 @pytest.mark.parametrize("stand_in", DENSE, ids=str)
-def test_foreach_matches_the_reference_on_large_lists(stand_in: StandIn, shapes: list[tuple[int, ...]]) -> None:
-    lists = [[torch.randn(shape) for shape in shapes]]
-    lists.append([p.clone() for p in lists[0]])
-    optimizers = [stand_in.cls(params, foreach=on) for params, on in zip(lists, (False, True), strict=True)]
-    for _ in range(2):
-        for p, q in zip(*lists, strict=True):
-            p.grad = q.grad = torch.randn_like(p)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert_same_state(*optimizers)
+def test_faster_engines_match_the_reference_on_large_lists(stand_in: StandIn, shapes: list[Any], faster: str) -> None:
+    assert_match(faster, Case(stand_in, {}, ""), [torch.randn(shape) for shape in shapes], steps=2)
+
+
+@pytest.mark.parametrize("stand_in", DENSE, ids=str)
+def test_fused_is_refused_on_the_meta_device(stand_in: StandIn) -> None:
+    param = torch.ones(3, device="meta")
+    param.grad = torch.ones(3, device="meta")
+    optimizer = stand_in.cls([param], fused=True)
+    with pytest.raises(RuntimeError, match="fused=True, but no fused engine can serve it"):
+        optimizer.step()
+    assert not optimizer.state
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.float32, torch.float16], ids=str)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
-from .plan import Plan, plain
+from .plan import Plan, plain, plain_grad
 from .rules import Rule
 from .update import Update
 
@@ -34,6 +34,8 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: autograd can look through the step.
         fused: True insists on a fused engine, False forbids it; None takes the fastest that can serve.
         state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
+        stochastic_rounding: round bfloat16 parameters up or down by chance, so that small steps count on average;
+            on CUDA only, reproducible from torch.manual_seed.
         track_alignment: count the alignment ratio (read it with `alignment()`).
     """
 
@@ -178,6 +180,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def alignment(self, *, reset: bool = False) -> Alignment:
         """The alignment ratio since the last reset. Reading waits for the device; counting never does."""
+        self._report()
         names = [name for name, _, _ in self._named()]
         params = [param for _, _, param in self._named()]
         ratios = alignment.read(self._counts.get(param) for param in params)
@@ -191,12 +194,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def explain(self) -> Explanation:
         """Which engine runs each parameter, and why no faster one does."""
+        self._report()
         rows = []
         for name, number, param in self._named():
             group, grad = self.param_groups[number], param.grad
-            choice = engines.choose(
-                Update.of(self.rule, self.confidence, group), self._preview(param, group), grad, group
-            )
+            item = self._preview(param, group)
+            seen = None if grad is None else plain_grad(grad, param)
+            choice = engines.choose(Update.of(self.rule, self.confidence, group), item, seen, group)
             layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
             rows.append(
                 Explained(
@@ -204,6 +208,12 @@ class Optimizer(torch.optim.Optimizer):
                 )
             )
         return Explanation(rows)
+
+    def _report(self) -> None:
+        """Raise what a step could only find out on the device."""
+        for name, _, param in self._named():
+            if param.is_cuda:
+                engines.check_ids(param, name)
 
     def _named(self) -> Iterable[tuple[str, int, Tensor]]:
         for number, group in enumerate(self.param_groups):
@@ -268,7 +278,8 @@ class Explanation(list[Explained]):
 
 def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:
     """A step count, float32 as torch's: on the CPU, where reading it costs nothing, unless it is to be captured."""
-    return torch.tensor(value, dtype=torch.float32, device=param.device if group["capturable"] else "cpu")
+    # Not torch.tensor: that would copy from the host, which a capture does not allow.
+    return torch.full((), value, dtype=torch.float32, device=param.device if group["capturable"] else "cpu")
 
 
 def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:

@@ -26,11 +26,28 @@ COMMON: Mapping[str, Any] = {
     "differentiable": False,
     "fused": None,
     "state_dtype": None,
+    "stochastic_rounding": False,
     "track_alignment": True,
 }
 
 # Options that say how a step is run, not what it computes: a checkpoint does not change them.
-HOW_IT_RUNS = ("foreach", "fused", "capturable", "differentiable", "state_dtype", "track_alignment")
+HOW_IT_RUNS = (
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "state_dtype",
+    "stochastic_rounding",
+    "track_alignment",
+)
+FLAGS = (
+    "maximize",
+    "capturable",
+    "differentiable",
+    "decoupled_weight_decay",
+    "stochastic_rounding",
+    "track_alignment",
+)
 
 
 def defaults(rule: Rule) -> dict[str, Any]:
@@ -76,7 +93,7 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
     if "initial_accumulator" in o:
         start = o["initial_accumulator"]
         _number(start, "initial_accumulator", "initial_accumulator", lambda x: 0 <= x < math.inf, "finite, >= 0")
-    for name in ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "track_alignment"):
+    for name in FLAGS:
         if not isinstance(o[name], bool):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
     for name in ("foreach", "fused"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import describe
-from .engines import Engine, Item, Job, choose
+from .engines import Choice, Engine, Item, Job, choose
 from .options import HOW_IT_RUNS
 from .rules import Rule
 from .update import Update
@@ -82,23 +82,20 @@ class Plan:
         plan = cls(rule, confidence, [], lasting=True, params=[list(group["params"]) for group in groups])
         for number, group in enumerate(groups):
             update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
-            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item]]]] = {}
+            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item, Tensor]]]] = {}
             for position, param in enumerate(group["params"]):
                 if param.grad is None:
                     plan.absent.append(param)
                     continue
                 item = item_of(param, group, f"group {number}, parameter {describe(group, position)}")
-                choice = choose(update, item, param.grad, group)
-                engine = choice.engine
-                if group["fused"] and not engine.fused:
-                    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
-                    raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}")
-                by_engine.setdefault(engine.name, (engine, []))[1].append((param, item))
+                grad = plain_grad(param.grad, param)
+                choice = choose(update, item, grad, group)
+                _insist(item, choice, group)
+                by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
                 plan.lasting = plan.lasting and item.param is param
             for name, (engine, members) in by_engine.items():
-                params = [param for param, _ in members]
-                grads = [plain_grad(param.grad, param) for param in params if param.grad is not None]
-                job = Job(update, group, [item for _, item in members], grads, grad_scale)
+                params = [param for param, _, _ in members]
+                job = Job(update, group, [item for _, item, _ in members], [g for *_, g in members], grad_scale)
                 work.setdefault(name, (engine, []))[1].append(job)
                 plan.kept.append(Kept.of(job, params, [state[param] for param in params]))
         plan.work = list(work.values())
@@ -118,6 +115,15 @@ class Plan:
         for kept in self.kept:
             kept.job.grad_scale, kept.job.found_inf = grad_scale, None
         return not any(engine.stale(jobs) for engine, jobs in self.work)
+
+
+def _insist(item: Item, choice: Choice, group: Group) -> None:
+    """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
+    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
+    if group["fused"] and not choice.engine.fused:
+        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}")
+    if group["stochastic_rounding"] and item.param.dtype == torch.bfloat16 and not choice.engine.by_chance:
+        raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
 
 
 def _same(now: Collection[Any], then: Collection[Any]) -> bool:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
+from .cuda import Cuda
+from .cuda_rows import CudaRows, check_ids
 from .eager import Eager
 from .foreach import Foreach
 from .job import Engine, Item, Job
@@ -15,7 +17,7 @@ from .native import Native, NativeRows
 from .rows import Rows
 
 # Fastest first; for every gradient one of the last two is able.
-ENGINES: tuple[Engine, ...] = (Native(), NativeRows(), Foreach(), Rows(), Eager())
+ENGINES: tuple[Engine, ...] = (Cuda(), CudaRows(), Native(), NativeRows(), Foreach(), Rows(), Eager())
 
 
 @dataclass(frozen=True)
@@ -37,4 +39,4 @@ def choose(update: Update, item: Item, grad: Tensor | None, options: Options) ->
     raise AssertionError("eager serves every dense gradient and rows every sparse one")
 
 
-__all__ = ["Choice", "Engine", "Item", "Job", "choose"]
+__all__ = ["Choice", "Engine", "Item", "Job", "check_ids", "choose"]

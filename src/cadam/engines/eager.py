@@ -34,6 +34,7 @@ class Eager:
     name = "eager"
 
     fused = False
+    by_chance = False
     skips_overflow = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:

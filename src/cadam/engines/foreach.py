@@ -25,6 +25,7 @@ class Foreach:
     name = "foreach"
 
     fused = False
+    by_chance = False
     skips_overflow = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:

@@ -62,6 +62,8 @@ class Engine(Protocol):
     name: str
     fused: bool
     """Is it what ``fused=True`` asks for?"""
+    by_chance: bool
+    """Can it round stochastically?"""
     skips_overflow: bool
     """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
 
@@ -83,3 +85,15 @@ class Engine(Protocol):
     def run(self, jobs: Sequence[Job]) -> None:
         """Count the step of every item, and update parameters, buffers and counters in place."""
         ...
+
+
+def fills_memory(x: Tensor) -> bool:
+    """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

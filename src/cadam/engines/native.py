@@ -24,7 +24,7 @@ from ..kernels import build
 from ..rules import RULES, Options
 from ..update import Update
 from . import scalars
-from .job import Item, Job
+from .job import Item, Job, fills_memory
 from .source import Structure
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
@@ -146,18 +146,6 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def fills_memory(x: Tensor) -> bool:
-    """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
-    if x.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 # Dense ---------------------------------------------------------------------------------------------------------
 
 P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12  # of a dense_tensor
@@ -166,6 +154,7 @@ P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 1
 class Native:
     name = "native"
     fused = True
+    by_chance = False
     skips_overflow = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
@@ -325,6 +314,7 @@ class NativeRows:
 
     name = "native-rows"
     fused = True
+    by_chance = False
     skips_overflow = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:

@@ -23,6 +23,7 @@ class Rows:
     name = "rows"
 
     fused = False
+    by_chance = False
     skips_overflow = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:

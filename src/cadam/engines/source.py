@@ -62,8 +62,3 @@ def lines(
         line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args)))
         for op in program.ops
     ]
-
-
-def general_program(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...]) -> Program:
-    """The one program that covers every option of a rule with these buffers and coefficients."""
-    return record(update.general, buffers, tuple(name for name in coefficients if name != "threshold"))

@@ -1,0 +1,1 @@
+"""Kernels: the rules printed in the languages that fused engines compile."""

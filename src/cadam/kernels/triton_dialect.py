@@ -1,0 +1,298 @@
+"""Rules as Triton: writes triton_rules.py from the one definition of each rule.
+
+``python -m cadam.kernels.triton_dialect`` rewrites the file; a test sees to it that this has been done. Needs no
+Triton.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from ..engines.source import Structure, lines, structures
+from ..rules import RULES
+
+FILE = Path(__file__).parent / "triton_rules.py"
+
+TEMPLATES = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "divide({0}, {1})",
+    "neg": "-{0}",
+    "reciprocal": "reciprocal({0})",
+    "sqrt": "sqrt({0})",
+    "sign": "sign({0})",
+    "maximum": "maximum({0}, {1})",
+    "hold": "hold({0}, c_threshold, {1})",
+}
+
+PREFACE = '''\
+"""Made by ``python -m cadam.kernels.triton_dialect`` from the rules in cadam/rules: do not edit.
+
+For each rule an element function (every option of a rule is a coefficient: a decay of 0, a shrinking by 1, a
+threshold of NaN below which nothing is held), the move of a block of elements in memory, and three kernels:
+
+- `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
+  the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
+- `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved.
+- `_seams`: the rows that reach over the end of a tile.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: F401, N803
+# fmt: off
+
+import triton
+import triton.language as tl
+
+from cadam.kernels.triton_blocks import (
+    count,
+    divide,
+    fetch,
+    hold,
+    maximum,
+    proceed,
+    put,
+    reciprocal,
+    round_randomly,
+    see,
+    sign,
+    sqrt,
+    stretch,
+    sum_duplicates,
+    sum_over_tiles,
+)
+'''
+
+MOVE = '''\
+@triton.jit
+def {name}_move(
+    p_, g, {buffers_}c, place, seed, mask,
+    WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
+):
+    """Move the elements at these addresses; 1 where momentum and gradient agree in sign."""
+    p = fetch(p_, mask, WHOLE, WORK)
+{fetches}{loads}    p, {buffers}alignment = {name}(
+        p, g, {buffers}
+{coefficients}
+    )
+    if STOCHASTIC:
+        p = round_randomly(p, place, seed, tl.load(c))
+    put(p_, p, mask, WHOLE)
+{puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
+'''
+
+DENSE = """\
+@triton.jit(do_not_specialize=["only", "seed"])
+def {name}_dense(
+    table,
+    grads,
+    coefficients,
+    stride,
+    owners,
+    only,
+    found_inf,
+    seed,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    STATE: tl.constexpr,
+    WORK: tl.constexpr,
+    ALONE: tl.constexpr,
+    COUNT: tl.constexpr,
+    GUARD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if proceed(found_inf, GUARD):
+        block = tl.program_id(0)
+        i = only if ALONE else tl.load(owners + block)
+        row = table + i * {row}
+        p = tl.load(row)
+        n = tl.load(row + 2)
+        g = tl.load(grads + i)
+{addresses}        c = coefficients + i * stride
+        start = (block - tl.load(row + 3)) * BLOCK
+        place = start + tl.arange(0, BLOCK)
+        if (start + BLOCK <= n) & ((({together}) & 15) == 0):
+            aligned = {name}_move(
+                stretch(p, start, PARAM, True, BLOCK),
+                fetch(stretch(g, start, GRAD, True, BLOCK), None, True, WORK),
+{whole}                c,
+                place + (i.to(tl.int64) << 40),
+                seed,
+                None,
+                True,
+                WORK,
+                STOCHASTIC,
+            )
+            agree = tl.sum(aligned, 0)
+        else:
+            mask = place < n
+            aligned = {name}_move(
+                stretch(p, start, PARAM, False, BLOCK),
+                fetch(stretch(g, start, GRAD, False, BLOCK), mask, False, WORK),
+{masked}                c,
+                place + (i.to(tl.int64) << 40),
+                seed,
+                mask,
+                False,
+                WORK,
+                STOCHASTIC,
+            )
+            agree = tl.sum(aligned, 0)
+        if COUNT:
+            counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
+            count(counts, agree, tl.where(start == 0, n, 0))
+            see(counts, start == 0, n)
+"""
+
+ROWS = """\
+@triton.jit(do_not_specialize=["n", "rows", "seed"])
+def {name}_rows(
+    p,
+{pointers}    values,
+    keys,
+    order,
+    partials,
+    coefficients,
+    counts,
+    found_inf,
+    seed,
+    n,
+    rows,
+    width,
+    WORK: tl.constexpr,
+    ORDERED: tl.constexpr,
+    COUNT: tl.constexpr,
+    GUARD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    if proceed(found_inf, GUARD):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        row, g, mask = sum_duplicates(
+            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+        )
+        place = row[:, None] * width + column[None, :]
+        aligned = {name}_move(
+            p + place, g, {at}
+            coefficients, place, seed, mask, False, WORK, STOCHASTIC,
+        )
+        if COUNT:
+            count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+            see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
+"""
+
+SEAMS = """\
+@triton.jit(do_not_specialize=["n", "rows", "seed"])
+def {name}_seams(
+    p,
+{pointers}    keys,
+    partials,
+    coefficients,
+    counts,
+    found_inf,
+    seed,
+    n,
+    rows,
+    width,
+    WORK: tl.constexpr,
+    COUNT: tl.constexpr,
+    GUARD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    if proceed(found_inf, GUARD):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        row, g, mask = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+        place = row * width + column
+        aligned = {name}_move(
+            p + place, g, {at}
+            coefficients, place, seed, mask, False, WORK, STOCHASTIC,
+        )
+        if COUNT:
+            count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+"""
+
+
+def filled(names: Iterable[str], indent: int) -> str:
+    """A list of arguments over as many lines as it needs."""
+    space = " " * indent
+    return textwrap.fill(", ".join(names) + ",", 116, initial_indent=space, subsequent_indent=space)
+
+
+def element(structure: Structure) -> str:
+    """The element function of one structure: new parameter, new buffers and alignment."""
+    program = structure.program
+    if program.alignment is None:
+        raise AssertionError("the general update always computes its alignment")
+    names = {**{b: f"s_{b}" for b in structure.buffers}, **{c: f"c_{c}" for c in structure.coefficients}}
+    results = [program.param, *(program.state[b] for b in structure.buffers), program.alignment]
+    return "\n".join(
+        [
+            "@triton.jit",
+            f"def {structure.name}(",
+            filled(["p", "g", *names.values()], 4),
+            "):",
+            *lines(program, TEMPLATES, "    {name} = {value}", names),
+            f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
+            "",
+        ]
+    )
+
+
+def kernels(structure: Structure) -> str:
+    """The element function of one structure and the kernels around it."""
+    buffers = structure.buffers
+
+    def each(template: str, separator: str = "") -> str:
+        return separator.join(template.format(b=b, number=4 + k) for k, b in enumerate(buffers))
+
+    columns = [f"tl.load(c + {k}).to(WORK)" for k in range(1, 1 + len(structure.coefficients))]
+    assigned = [f"    c_{c} = {load}\n" for c, load in zip(structure.coefficients, columns, strict=True)]
+    values = {
+        "name": structure.name,
+        "row": 4 + len(buffers),
+        "buffers": each("s_{b}, "),
+        "buffers_": each("s_{b}_, "),
+        "fetches": each("    s_{b} = fetch(s_{b}_, mask, WHOLE, WORK)\n"),
+        "loads": "".join(assigned),
+        "coefficients": filled((f"c_{c}" for c in structure.coefficients), 8),
+        "puts": each("    put(s_{b}_, s_{b}, mask, WHOLE)\n"),
+        "addresses": each("        s_{b} = tl.load(row + {number})\n"),
+        "together": " | ".join(["p", "g", *(f"s_{b}" for b in buffers)]),
+        "whole": each("                stretch(s_{b}, start, STATE, True, BLOCK),\n"),
+        "masked": each("                stretch(s_{b}, start, STATE, False, BLOCK),\n"),
+        "pointers": each("    s_{b},\n"),
+        "at": each("s_{b} + place,", " "),
+    }
+    return "\n\n".join([element(structure), *(text.format(**values) for text in (MOVE, DENSE, ROWS, SEAMS))])
+
+
+def source(wanted: Iterable[Structure] | None = None) -> str:
+    """The whole of triton_rules.py, or such a file for other structures."""
+    wanted = structures(RULES.values()) if wanted is None else wanted
+    text = "\n\n".join([PREFACE, *map(kernels, wanted)])
+    return "\n".join(map(str.rstrip, text.split("\n")))
+
+
+def module(structure: Structure) -> ModuleType:
+    """The kernels of a rule outside the catalogue. Triton reads their source, so it is kept where inspect looks."""
+    text, name = source([structure]), f"{__package__}.own_{structure.name}_{id(structure.rule):x}"
+    path = f"<{name}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    own = sys.modules[name] = ModuleType(name)
+    exec(compile(text, path, "exec"), own.__dict__)
+    return own
+
+
+if __name__ == "__main__":
+    FILE.write_text(source())

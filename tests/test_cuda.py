@@ -1,0 +1,634 @@
+"""The fused engines on CUDA: equal to the reference, safe in a graph, and never a wrong write.
+
+The tests with the marker `cuda` need a device; two small ones run the same kernels in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cadam
+from cadam import engines
+from cadam.engines import cuda
+from cadam.engines.cuda_rows import CudaRows, check_ids
+from cadam.kernels import triton_dialect
+from cadam.rules import Rule, Step
+
+needs_cuda = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in needs_cuda:
+        test = mark(test)
+    return test
+
+
+REFERENCE = tuple(engine for engine in engines.ENGINES if engine.name in ("rows", "eager"))
+FUSED = (
+    *([] if any(e.name == "cuda" for e in engines.ENGINES) else [cuda.Cuda(), CudaRows()]),
+    *engines.ENGINES,
+)
+
+
+@pytest.fixture(autouse=True)
+def _engines() -> Iterator[None]:
+    before, huge = engines.ENGINES, cuda.HUGE
+    engines.ENGINES, cuda.HUGE = FUSED, 20_000  # so that a tensor of test size gets a launch of its own
+    yield
+    engines.ENGINES, cuda.HUGE = before, huge
+
+
+def without_fused(run: Callable[[], Any]) -> Any:
+    engines.ENGINES = REFERENCE
+    try:
+        return run()
+    finally:
+        engines.ENGINES = FUSED
+
+
+PLAIN = {
+    "adam": (cadam.Adam, {}),
+    "amsgrad": (cadam.AmsGrad, {}),
+    "sgdm": (cadam.SGDM, {"lr": 0.1}),
+    "nesterov": (cadam.SGDM, {"lr": 0.1, "nesterov": True}),
+    "dampened": (cadam.SGDM, {"lr": 0.1, "dampening": 0.3}),
+    "sgd": (cadam.SGDM, {"lr": 0.1, "momentum": 0.0}),
+    "lion": (cadam.Lion, {}),
+    "radam": (cadam.RAdam, {}),
+    "yogi": (cadam.Yogi, {}),
+    "adabelief": (cadam.AdaBelief, {"eps": 1e-8}),
+}
+DECAY = {"none": {}, "l2": {"weight_decay": 0.1, "decoupled_weight_decay": False}}
+DECAY["decoupled"] = {"weight_decay": 0.1, "decoupled_weight_decay": True}
+HALF = (torch.bfloat16, torch.float16)
+
+
+def family(rule: str, masked: bool) -> tuple[type[cadam.Optimizer], dict[str, Any]]:
+    cls, options = PLAIN[rule]
+    return (type(f"C{cls.__name__}", (cls,), {"confidence": True}) if masked else cls), options
+
+
+def shapes() -> dict[str, Callable[[], Tensor]]:
+    """Tensors of every kind: small, large, not aligned, in another order, of one element and of none."""
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, device="cuda")
+
+    return {
+        "large": lambda: random(150, 200),
+        "large and odd": lambda: random(20_011),
+        "medium": lambda: random(33, 100),
+        **{f"small {n}": (lambda n=n: random(n)) for n in (1, 3, 17, 100, 1023, 1024, 1025)},
+        "not aligned": lambda: random(3001)[1:],
+        "channels last": lambda: random(4, 6, 5, 5).to(memory_format=torch.channels_last),
+        "transposed": lambda: random(30, 40).t(),
+        "scalar": lambda: random(),
+        "empty": lambda: random(0, 3),
+    }
+
+
+def gradient(p: Tensor, kind: int) -> Tensor:
+    g = torch.randn(p.shape, device=p.device).to(p.dtype)
+    if kind == 1 and p.dim() == 2:
+        return g.t().contiguous().t()  # laid out in another order
+    if kind == 2 and p.dim() == 1 and p.numel() > 8:
+        return torch.randn(p.numel() + 1, device=p.device).to(p.dtype)[1:]  # not aligned
+    return torch.empty_like(p).copy_(g)
+
+
+def trained(
+    cls: type[cadam.Optimizer], options: dict[str, Any], dtype: torch.dtype, steps: int = 3
+) -> tuple[list[Tensor], cadam.Optimizer]:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(make().to(dtype)) for make in shapes().values()]
+    optimizer = cls(params, **options)
+    for step in range(steps):
+        for p in params:
+            p.grad = gradient(p, step)
+        optimizer.step()
+    return params, optimizer
+
+
+def assert_same(
+    ours: tuple[list[Tensor], cadam.Optimizer], theirs: tuple[list[Tensor], cadam.Optimizer], rtol: float = 1e-5
+) -> None:
+    """Parameters, state and counters; parameters in half precision to within one rounding of the result."""
+    for p, q in zip(ours[0], theirs[0], strict=True):
+        place = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(p.dtype, rtol)
+        torch.testing.assert_close(p, q, rtol=place, atol=1e-6)
+        assert set(ours[1].state[p]) == set(theirs[1].state[q])
+        for name, value in theirs[1].state[q].items():
+            torch.testing.assert_close(ours[1].state[p][name], value, rtol=rtol, atol=1e-7, msg=name)
+    assert ours[1].alignment() == theirs[1].alignment()
+
+
+# Dense ---------------------------------------------------------------------------------------------------------
+
+
+@on_cuda
+@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_every_option_of_every_rule_equals_the_reference(rule: str, dtype: torch.dtype) -> None:
+    for masked in (False, True):
+        for decay in DECAY.values():
+            for maximize in (False, True):
+                cls, options = family(rule, masked)
+                options = {**options, **decay, "maximize": maximize}
+                ours = trained(cls, options, dtype)
+                assert {row.engine for row in ours[1].explain()} == {"cuda"}
+                assert_same(ours, without_fused(lambda c=cls, o=options: trained(c, o, dtype)))
+
+
+@on_cuda
+@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("options", [{"capturable": True}, {"track_alignment": False}], ids=str)
+def test_on_the_device_and_uncounted(rule: str, options: dict[str, Any]) -> None:
+    cls, own = family(rule, True)
+    assert_same(
+        trained(cls, {**own, **options}, torch.float32),
+        without_fused(lambda: trained(cls, {**own, **options}, torch.float32)),
+    )
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_other_dtypes(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    options = {"state_dtype": state_dtype}
+    # A moment in bfloat16 is rounded, and a last bit before that may tip it over.
+    rtol = 1e-2 if state_dtype == torch.bfloat16 else 1e-12 if dtype == torch.float64 == state_dtype else 1e-5
+    ours = trained(cadam.CAdam, options, dtype)
+    theirs = without_fused(lambda: trained(cadam.CAdam, options, dtype))
+    for p, q in zip(ours[0], theirs[0], strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=1e-3 if rtol == 1e-2 else 1e-6)
+
+
+@on_cuda
+def test_a_rule_of_the_users_own() -> None:
+    def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+        second = f.maximum(s.second * c.keep, g * g)
+        return Step(g / (f.sqrt(second) + 0.25), g - second, {"second": second})
+
+    rule = Rule("mine", {"lr": 0.1}, lambda o: {"second": 0.5}, lambda t, o, f: {"keep": 1 - 1 / (t + 1)}, update)
+    mine = type("Mine", (cadam.Optimizer,), {"rule": rule})
+    ours = trained(mine, {}, torch.float32)
+    assert {row.engine for row in ours[1].explain()} == {"cuda"}
+    assert_same(ours, without_fused(lambda: trained(mine, {}, torch.float32)))
+
+
+@on_cuda
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rule", PLAIN)
+def test_a_broken_gradient_shows(rule: str, bad: float) -> None:
+    p = torch.nn.Parameter(torch.ones(2000, device="cuda"))
+    cls, options = family(rule, True)
+    optimizer = cls([p], **options)
+    p.grad = torch.full_like(p, 0.5)
+    p.grad[7] = bad
+    optimizer.step()
+    assert not p[7].isfinite()
+    assert p[8:].isfinite().all()
+
+
+@on_cuda
+def test_steps_that_differ_between_parameters() -> None:
+    def run() -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(50, device="cuda")) for _ in range(4)]
+        optimizer = cadam.CAdam(params)
+        for step in range(6):
+            for i, p in enumerate(params):
+                p.grad = torch.randn_like(p) if i <= step else None
+            optimizer.step()
+        return params, optimizer
+
+    assert_same(run(), without_fused(run))
+
+
+@on_cuda
+def test_what_is_replaced_between_steps_is_noticed() -> None:
+    def run() -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(3)]
+        optimizer = cadam.CAdam(params)
+        for step in range(5):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+            if step == 1:
+                params[0].data = torch.full((64, 64), 2.0, device="cuda")
+                optimizer.state[params[1]]["exp_avg"].data = torch.ones(64, 64, device="cuda")
+            if step == 2:
+                params[2].data = torch.randn(64, 64, device="cuda").t()
+                optimizer.state[params[0]]["step"].fill_(40)
+        return params, optimizer
+
+    assert_same(run(), without_fused(run))
+
+
+@on_cuda
+def test_a_gradient_of_another_size_is_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(100, device="cuda"))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    p.grad.data = torch.ones(50, device="cuda")
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match=r"shape \(50,\).*no parameter was changed"):
+        optimizer.step()
+    assert torch.equal(p, before)
+
+
+@on_cuda
+def test_what_cannot_be_served_is_said() -> None:
+    gaps = torch.nn.Parameter(torch.randn(8, 8, device="cuda")[:, ::2])
+    optimizer = cadam.CAdam([gaps])
+    assert "gaps" in optimizer.explain()[0].passed_over["cuda"]
+    gaps.grad = torch.ones_like(gaps)
+    optimizer.step()
+    assert "serves CUDA only" in cadam.CAdam([torch.nn.Parameter(torch.ones(3))]).explain()[0].passed_over["cuda"]
+
+
+# Overflow, capture, compilation --------------------------------------------------------------------------------
+
+
+@on_cuda
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("layout", ["dense", "rows"])
+def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, layout: str) -> None:
+    def run(scale: float | None, overflow: bool) -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(64, 8, device="cuda"))
+        optimizer = cadam.CAdam([p], capturable=capturable)
+        for step in range(6):
+            g = torch.randn_like(p) * (scale or 1)
+            p.grad = g if layout == "dense" else g.to_sparse(1)
+            if scale:
+                optimizer.grad_scale = torch.tensor(scale, device="cuda")
+                optimizer.found_inf = torch.tensor(float(overflow and step % 2), device="cuda")
+            if scale is None and overflow and step % 2:
+                continue
+            optimizer.step()
+        return [p], optimizer
+
+    for overflow in (False, True):
+        assert_same(run(1024.0, overflow), run(None, overflow))
+
+
+@on_cuda
+@pytest.mark.parametrize("rule", PLAIN)
+def test_a_graph_holds_the_step(rule: str) -> None:
+    cls, options = family(rule, True)
+    lr = torch.tensor(options.get("lr", 1e-3), device="cuda")
+
+    def start() -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in ((40, 50), (7,), (300, 16), (30_000,))]
+        return params, cls(params, **{**options, "lr": lr.clone()}, capturable=True)
+
+    def grads(step: int) -> list[Tensor]:
+        torch.manual_seed(100 + step)
+        dense = [torch.randn(s, device="cuda") for s in ((40, 50), (7,), (30_000,))]
+        ids = torch.randint(0, 300, (900,), device="cuda")
+        ids[: 100 * (step % 5)] = 3
+        return [*dense, ids, torch.randn(900, 16, device="cuda")]
+
+    def assign(params: list[Tensor], g: list[Tensor]) -> None:
+        params[0].grad, params[1].grad, params[3].grad = g[0], g[1], g[2]
+        params[2].grad = torch.sparse_coo_tensor(g[3][None], g[4], (300, 16), check_invariants=False)
+
+    params, optimizer = start()
+    static = grads(0)
+    assign(params, static)
+    for _ in range(2):
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    other, reference = start()
+    for step in (0, 0, *range(1, 12)):
+        assign(other, grads(step))
+        reference.step()
+    for step in range(1, 12):
+        for to, value in zip(static, grads(step), strict=True):
+            to.copy_(value)
+        graph.replay()
+    assert_same((params, optimizer), (other, reference))
+    # A step outside goes on where the graph has left off, and the graph after that.
+    for p, o in ((params, optimizer), (other, reference)):
+        assign(p, grads(20))
+        o.step()
+    for to, value in zip(static, grads(21), strict=True):
+        to.copy_(value)
+    graph.replay()
+    assign(other, grads(21))
+    reference.step()
+    assert_same((params, optimizer), (other, reference))
+
+
+@on_cuda
+def test_a_graph_captured_without_warming_up_the_tables() -> None:
+    def start() -> tuple[Tensor, cadam.Optimizer]:
+        p = torch.nn.Parameter(torch.ones(1000, device="cuda"))
+        p.grad = torch.linspace(-1, 1, 1000, device="cuda")
+        return p, cadam.CAdam([p], capturable=True)
+
+    other, reference = start()
+    for _ in range(6):
+        reference.step()
+    p, optimizer = start()
+    optimizer.step()
+    optimizer._plan = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for _ in range(3):
+        graph.replay()
+    optimizer.step()
+    graph.replay()
+    assert_same(([p], optimizer), ([other], reference))
+
+
+@on_cuda
+@pytest.mark.parametrize("layout", ["dense", "rows"])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
+    p = torch.nn.Parameter(torch.randn(100, 8, device="cuda"))
+    optimizer = cadam.CAdam([p], capturable=capturable)
+    ids, values = torch.randint(0, 100, (1, 500), device="cuda"), torch.randn(500, 8, device="cuda")
+    p.grad = (
+        torch.randn_like(p)
+        if layout == "dense"
+        else torch.sparse_coo_tensor(ids, values, (100, 8), check_invariants=False)
+    )
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_cuda
+def test_another_stream_goes_on() -> None:
+    def run(streams: list[Any]) -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(5000, device="cuda"))
+        optimizer = cadam.CAdam([p])
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                p.grad = torch.randn(5000, device="cuda")
+                optimizer.step()
+            torch.cuda.current_stream().wait_stream(stream)
+        return [p], optimizer
+
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    assert_same(run([one, two, two, one]), run([one, one, one, one]))
+
+
+@on_cuda
+def test_compiled_training_steps() -> None:
+    def run(compiled: bool) -> tuple[list[Tensor], cadam.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8, device="cuda")
+        optimizer = cadam.CAdam(model.parameters(), capturable=True)
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8, device="cuda")).square().sum().backward()
+            step()
+        return list(model.parameters()), optimizer
+
+    assert_same(run(True), run(False))
+
+
+# Rows ----------------------------------------------------------------------------------------------------------
+
+IDS: dict[str, Callable[[int], Tensor]] = {
+    "distinct": lambda rows: torch.randperm(rows, device="cuda")[: rows // 2],
+    "duplicates": lambda rows: torch.randint(0, rows, (5000,), device="cuda"),
+    "all the same": lambda rows: torch.full((20_000,), rows - 1, device="cuda"),
+    "hot": lambda rows: torch.cat(
+        [torch.full((9000,), 7, device="cuda"), torch.randint(0, rows, (3000,), device="cuda")]
+    ),
+    "zipf": lambda rows: (rows * torch.rand(30_000, device="cuda", dtype=torch.float64) ** 20).long(),
+    "one": lambda rows: torch.tensor([0], device="cuda"),
+    "none": lambda rows: torch.zeros(0, dtype=torch.int64, device="cuda"),
+}
+
+
+def row_trained(
+    cls: type[cadam.Optimizer],
+    options: dict[str, Any],
+    kind: str,
+    width: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    work: torch.dtype | None = None,
+) -> tuple[list[Tensor], cadam.Optimizer]:
+    torch.manual_seed(0)
+    table = torch.randn(300, *width, device="cuda").to(dtype)
+    p = torch.nn.Parameter(table.to(work or dtype))
+    optimizer = cls([p], **options)
+    for step in range(3):
+        ids = IDS[kind](300)
+        values = torch.randn(len(ids), *width, device="cuda").to(dtype).to(work or dtype)
+        g = torch.sparse_coo_tensor(ids[None], values, p.shape, check_invariants=False)
+        p.grad = g.coalesce() if step == 2 else g
+        optimizer.step()
+    return [p], optimizer
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", IDS)
+@pytest.mark.parametrize("width", [(16,), (1,), (10,), (3, 50), (64,)], ids=str)
+def test_rows_equal_the_reference_in_float64(kind: str, width: tuple[int, ...]) -> None:
+    ours = row_trained(cadam.CAdam, {}, kind, width)
+    assert ours[1].explain()[0].engine == "cuda-rows"
+    theirs = without_fused(lambda: row_trained(cadam.CAdam, {}, kind, width, work=torch.float64))
+    for p, q in zip(ours[0], theirs[0], strict=True):
+        torch.testing.assert_close(p.double(), q, rtol=1e-5, atol=1e-5)
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(ours[1].state[p][name].double(), theirs[1].state[q][name], rtol=1e-4, atol=1e-4)
+    a, b = ours[1].alignment().total, theirs[1].alignment().total
+    assert (a.touched, a.seen) == (b.touched, b.seen)
+    assert abs(a.aligned - b.aligned) <= 2 + a.touched // 10_000  # a sum near zero may come out on either side
+
+
+@on_cuda
+@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_rows_of_every_rule(rule: str, dtype: torch.dtype) -> None:
+    for masked in (False, True):
+        for options in ({}, {"weight_decay": 0.1, "maximize": True}, {"capturable": True}):
+            cls, own = family(rule, masked)
+            given = {**own, **options}
+            ours = row_trained(cls, given, "distinct", (16,), dtype)
+            assert_same(ours, without_fused(lambda c=cls, o=given: row_trained(c, o, "distinct", (16,), dtype)))
+
+
+@on_cuda
+def test_rows_come_out_the_same_in_every_run() -> None:
+    first, second = (row_trained(cadam.CAdam, {}, "hot", (16,))[0][0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@on_cuda
+@pytest.mark.parametrize("bad", [-1, 300, 2**32 + 5, -(2**40)])
+def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int) -> None:
+    p = torch.nn.Parameter(torch.ones(300, 16, device="cuda"))
+    optimizer = cadam.CAdam([p])
+
+    def step(ids: list[int]) -> None:
+        indices = torch.tensor([ids], device="cuda")
+        p.grad = torch.sparse_coo_tensor(
+            indices, torch.ones(len(ids), 16, device="cuda"), (300, 16), check_invariants=False
+        )
+        optimizer.step()
+
+    step([3, bad, 4, bad])
+    torch.cuda.synchronize()
+    moved = (p != 1).any(1).nonzero().flatten().tolist()
+    assert moved == [3, 4]
+    with pytest.raises(IndexError, match=f"row id {bad} .* out of range for 300 rows"):
+        step([5])
+    assert (p != 1).any(1).sum() == 2
+    step([5])
+    check_ids(p)
+
+
+@on_cuda
+def test_a_table_of_more_than_2_31_elements() -> None:
+    rows = (1 << 31) // 16 + 1000
+    if torch.cuda.mem_get_info()[0] < 3 * 4 * 16 * rows + (4 << 30):
+        pytest.skip("needs 30 GB of device memory")
+    p = torch.nn.Parameter(torch.ones(rows, 16, device="cuda"))
+    optimizer = cadam.CAdam([p], lr=0.5)
+    ids = torch.tensor([[0, rows - 1, rows - 1, 1 << 27]], device="cuda")
+    p.grad = torch.sparse_coo_tensor(ids, torch.ones(4, 16, device="cuda"), p.shape, check_invariants=False)
+    optimizer.step()
+    assert (p != 1).any(1).nonzero().flatten().tolist() == [0, 1 << 27, rows - 1]
+    total = optimizer.alignment().total
+    assert (total.aligned, total.touched, total.seen) == (48, 48, 16 * rows)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert (p[-1] < 0.6).all()
+    assert (p[1] != 1).all()
+    assert (p[1] == p[-2]).all()
+
+
+# Stochastic rounding -------------------------------------------------------------------------------------------
+
+
+def rounded(seed: int, steps: int, layout: str, capturable: bool = False) -> Tensor:
+    torch.manual_seed(seed)
+    p = torch.nn.Parameter(torch.ones(200, 1024, device="cuda", dtype=torch.bfloat16))
+    optimizer = cadam.SGDM([p], lr=1e-3, momentum=0.0, capturable=capturable)
+    optimizer.param_groups[0]["stochastic_rounding"] = True
+    for _ in range(steps):
+        p.grad = torch.ones_like(p) if layout == "dense" else torch.ones_like(p).to_sparse(1)
+        optimizer.step()
+    return p.detach().float()
+
+
+@on_cuda
+@pytest.mark.parametrize("layout", ["dense", "rows"])
+def test_stochastic_rounding_is_unbiased_and_follows_the_seed(layout: str) -> None:
+    # A step of 0.001 is a quarter of the distance to the next number: rounded to nearest, nothing would move.
+    p = rounded(0, 1, layout)
+    assert p.unique().tolist() == [1 - 2**-8, 1.0]
+    share = (p < 1).double().mean().item()
+    expected = 1e-3 * 2**8
+    assert abs(share - expected) < 5 * (expected * (1 - expected) / p.numel()) ** 0.5
+    after = rounded(0, 50, layout)
+    assert abs(after.double().mean().item() - 0.95) < 1e-4
+    assert torch.equal(after, rounded(0, 50, layout))
+    assert not torch.equal(after, rounded(1, 50, layout))
+    assert torch.equal(after, rounded(0, 50, layout, capturable=True))
+    # Neighbours, and the same element in the next step, are rounded independently.
+    low = (p < 1).double() - share
+    assert abs((low[:, 1:] * low[:, :-1]).mean().item()) < 0.005
+    two = (rounded(0, 2, layout) - p < 0).double()
+    assert abs(((two - two.mean()) * low).mean().item()) < 0.01
+
+
+# Without a device ----------------------------------------------------------------------------------------------
+
+
+def test_the_generated_source_is_up_to_date() -> None:
+    assert triton_dialect.FILE.read_text() == triton_dialect.source(), (
+        "a rule or the dialect has changed: run `python -m cadam.kernels.triton_dialect`"
+    )
+
+
+def test_importing_cadam_does_not_import_triton() -> None:
+    code = "import sys, cadam; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+INTERPRETED = """
+import torch, cadam
+from cadam import engines
+from cadam.engines.cuda import Cuda
+from cadam.engines.cuda_rows import CudaRows
+fused = [Cuda(), CudaRows()]
+for engine in fused:
+    engine.device = "cpu"
+reference = tuple(e for e in engines.ENGINES if e.name in ("rows", "eager"))
+
+def run(layout, cls, options):
+    torch.manual_seed(0)
+    ps = [torch.nn.Parameter(torch.randn(s)) for s in ((40, 3), (7, 3), (1100, 3))]
+    o = cls(ps, **options)
+    for _ in range(2):
+        for p in ps:
+            ids = torch.randint(0, len(p), (1, 30))
+            rows = torch.sparse_coo_tensor(ids, torch.randn(30, 3), p.shape, check_invariants=False)
+            p.grad = torch.randn_like(p) if layout == "dense" else rows
+        o.step()
+    return ps, o
+
+for layout, cls, options in CASES:
+    engines.ENGINES = (*fused, *reference)
+    ps, o = run(layout, cls, options)
+    assert o.explain()[0].engine == {"dense": "cuda", "rows": "cuda-rows"}[layout]
+    engines.ENGINES = reference
+    qs, r = run(layout, cls, options)
+    for p, q in zip(ps, qs):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        for name in o.state[p]:
+            torch.testing.assert_close(o.state[p][name], r.state[q][name], rtol=1e-5, atol=1e-6)
+    assert o.alignment() == r.alignment()
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("layout", ["dense", "rows"])
+def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
+    cases = [
+        f"('{layout}', cadam.{name}, {options})"
+        for name, options in (
+            ("CAdam", {}),
+            ("CAmsGrad", {"capturable": True}),
+            ("SGDM", {"weight_decay": 0.1, "maximize": True}),
+            ("CLion", {"weight_decay": 0.1}),
+        )
+    ]
+    source = INTERPRETED.replace("CASES", f"[{', '.join(cases if layout == 'dense' else cases[:2])}]")
+    paths = [str(Path(cadam.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
