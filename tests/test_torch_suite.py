@@ -1167,7 +1167,7 @@ TRACED = [
     Case(STAND_INS[0], {"foreach": False}, "reference"),
     Case(STAND_INS[3], {"foreach": True, "capturable": True, "lr": torch.tensor(0.1)}, "foreach"),
     Case(STAND_INS[2], {"momentum": 0.9, "nesterov": True}, "whatever engine is chosen"),
-    Case(STAND_INS[4], {}, "rows"),
+    Case(STAND_INS[4], {"foreach": False}, "rows"),
 ]
 
 

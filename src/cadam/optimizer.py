@@ -157,8 +157,9 @@ class Optimizer(torch.optim.Optimizer):
             state["step"] = _new_step(0.0, param, group)
         for name, start in self.rule.state(group).items():
             if name not in state:
+                fill = complex(start, start) if param.is_complex() else start
                 state[name] = torch.full_like(
-                    param, start, dtype=_buffer_dtype(param, group), memory_format=torch.preserve_format
+                    param, fill, dtype=_buffer_dtype(param, group), memory_format=torch.preserve_format
                 ).detach()
         return state
 

@@ -299,6 +299,13 @@ static void do_bucket(row_step *step, int64_t bucket, scratch *my)
     __atomic_fetch_add(&step->touched, distinct * width, __ATOMIC_RELAXED);
 }
 
+static int32_t here(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context)
+{
+    (void)grain;
+    f(begin, end, context);
+    return 0;
+}
+
 typedef struct {
     row_step *step;
     scratch *scratches;
@@ -325,6 +332,10 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     row_step step = {.set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     if (n >= (int64_t)UINT32_MAX)
         return -2;
+    if (n * table->width <= 16384) { /* not worth waking another thread */
+        parallel_for = here;
+        threads = 1;
+    }
     /* Enough buckets for every thread, few enough rows in each for its table to stay in the cache. */
     while (step.shift < 15 && (table->rows >> step.shift) > 256)
         step.shift++;
