@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,12 @@ from .source import Structure
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
 
 GRAIN = 32768  # elements below which a second thread is not worth waking
+
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class UnavailableError(Exception):
@@ -42,24 +45,27 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded library of kernels, with the address of torch's own parallel_for."""
+    """A loaded library of kernels, with what it needs of torch: its threads, and its eyes."""
 
     c: ctypes.CDLL
     parallel_for: int
+    interface: Numbers
 
 
 @cache
-def _parallel_for() -> int:
+def _torch() -> tuple[int, Numbers]:
+    """The addresses of torch_parallel_for, and of the functions that look at tensors."""
+    names = ["torch_parallel_for", *(f"aoti_torch_{f}" for f in ("get_data_ptr", "get_numel", "get_dtype"))]
+    names.append("aoti_torch_is_contiguous")
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
             try:
-                return ctypes.cast(ctypes.CDLL(str(path)).torch_parallel_for, ctypes.c_void_p).value or 0
+                functions = [ctypes.cast(ctypes.CDLL(str(path))[f], ctypes.c_void_p).value or 0 for f in names]
             except AttributeError:
                 break
-    raise UnavailableError(
-        f"torch {torch.__version__} does not lend its threads (torch_parallel_for, torch 2.10 and later)"
-    )
+            return functions[0], np.array(functions[1:], np.int64)
+    raise UnavailableError(f"torch {torch.__version__} does not lend its threads (torch 2.10 and later do)")
 
 
 def _load(path: Path, fingerprint: str) -> Library:
@@ -74,9 +80,14 @@ def _load(path: Path, fingerprint: str) -> Library:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
+    c.cadam_look.argtypes = [pointer, pointer, number, pointer, pointer, pointer]
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
-    return Library(c, _parallel_for())
+    library = Library(c, *_torch())
+    sample = Watched(library, [torch.zeros(3), torch.zeros(4, 2, dtype=torch.float64).t()])
+    if any(sample.addresses != [x.data_ptr() for x in sample.tensors]) or any(sample.sizes != [3, 8]):
+        raise UnavailableError(f"torch {torch.__version__} keeps its tensors in an unknown way")
+    return library
 
 
 @cache
@@ -109,7 +120,7 @@ def _own(structure: Structure) -> Library:
 def find(structure: Structure) -> tuple[Library, int] | str:
     """The library with a kernel for such a rule and its number there, or why there is none."""
     try:
-        _parallel_for()
+        _torch()
         library = _catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure)
     except UnavailableError as reason:
         return str(reason)
@@ -167,8 +178,9 @@ class Native:
     def stale(self, jobs: Sequence[Job]) -> bool:
         return _table(jobs).stale()
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
-        pass
+        _table(jobs).check()
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
@@ -182,21 +194,46 @@ def _table(jobs: Sequence[Job]) -> Table:
     return table
 
 
+class Watched:
+    """Tensors that are looked at in every step, all in one call."""
+
+    def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
+        self.library = library
+        self.tensors = tensors
+        self.handles = np.fromiter(map(_cdata, tensors), np.int64, len(tensors))
+        self.addresses, self.sizes, self.kinds = (np.empty(len(tensors), np.int64) for _ in range(3))
+        self.look()
+
+    def look(self) -> None:
+        """Where they lie now, their sizes and kinds (dtype and contiguity)."""
+        columns = (x.ctypes.data for x in (self.addresses, self.sizes, self.kinds))
+        interface = self.library.interface.ctypes.data
+        if self.library.c.cadam_look(interface, self.handles.ctypes.data, len(self.handles), *columns):
+            raise RuntimeError("torch refused to say where a tensor lies")
+
+    def changed(self) -> bool:
+        """Look again: has any other size or kind?"""
+        sizes, kinds = self.sizes.copy(), self.kinds.copy()
+        self.look()
+        return not (np.array_equal(sizes, self.sizes) and np.array_equal(kinds, self.kinds))
+
+
 @dataclass
 class Table:
     """All tensors of a step as the kernels want them: a row of numbers each."""
 
     library: Library
     jobs: list[Job]
-    rows: np.ndarray[Any, np.dtype[np.int64]]
-    params: list[Tensor]
-    buffers: list[tuple[list[int] | slice, list[Tensor]]]
+    rows: Numbers
+    params: Watched
+    steps: Watched
+    buffers: list[tuple[list[int] | slice, Watched]]
     """The first buffers, the second...: in which rows they belong, and they themselves."""
-    sizes: list[int]
-    """In bytes."""
-    contiguous: bool
+    odd: dict[int, tuple[int, ...]]
+    """The strides of parameters that are not contiguous."""
     apart: bool
-    """Does no tensor share memory with another?"""
+    """Does no parameter share memory with another?"""
+    grads: Watched = field(init=False)
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Table:
@@ -209,40 +246,38 @@ class Table:
                 raise AssertionError(found)
             for row, item in zip(rows[start:], job.items, strict=False):
                 library, row[KERNEL] = found
-                row[P], row[DTYPE], row[N] = item.param.data_ptr(), DTYPES[item.param.dtype], item.param.numel()
-                row[STEP] = item.step.data_ptr()
+                row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
-        params = [item.param for item in items]
-        table = cls(
+        params = Watched(library, [item.param for item in items])
+        rows[:, P], rows[:, N] = params.addresses, params.sizes
+        return cls(
             library,
             list(jobs),
             rows,
             params,
-            [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
-            [param.nbytes for param in params],
-            all(map(Tensor.is_contiguous, params)),
-            apart=True,
+            Watched(library, [item.step for item in items]),
+            [_nth_buffers(library, items, k) for k in range(max(len(item.state) for item in items))],
+            {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
+            _apart(params),
         )
-        table.apart = table._apart()
-        return table
 
     def serves(self, jobs: Sequence[Job]) -> bool:
         return len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs))
 
     def stale(self) -> bool:
-        """Kernels trust sizes and layouts: has a parameter other memory, or a gradient another size?"""
-        params = _addresses(self.params)
-        moved = not np.array_equal(params, self.rows[:, P])
-        if moved or self.contiguous != all(map(Tensor.is_contiguous, self.params)):
+        """Kernels trust sizes and layouts: has a parameter other memory, or a buffer another size?"""
+        if self.params.changed() or not np.array_equal(self.params.addresses, self.rows[:, P]):
             return True
-        return [*map(_nbytes, chain.from_iterable(job.grads for job in self.jobs))] != self.sizes
+        if any(self.params.tensors[i].stride() != stride for i, stride in self.odd.items()):
+            return True
+        return self.steps.changed() or any(buffers.changed() for _, buffers in self.buffers)
 
     def step(self) -> None:
         rows, grads = self.rows, self._grads()
-        rows[:, G] = _addresses(grads)
+        rows[:, G], rows[:, STEP] = grads.addresses, self.steps.addresses
         for k, (where, buffers) in enumerate(self.buffers):
-            rows[where, S + k] = _addresses(buffers)
+            rows[where, S + k] = buffers.addresses
         c = self._coefficients()
         for part in [rows] if self.apart else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
@@ -251,15 +286,30 @@ class Table:
             if failed:
                 raise MemoryError("no memory for the step; nothing was changed")
 
-    def _grads(self) -> list[Tensor]:
+    def check(self) -> None:
+        """Gradients must have the size and dtype of their parameters."""
+        grads = Watched(self.library, [grad for job in self.jobs for grad in job.grads])
+        good = (grads.sizes == self.params.sizes) & (grads.kinds // 2 == self.params.kinds // 2)
+        if not good.all():
+            item = [item for job in self.jobs for item in job.items][int(np.argmin(good))]
+            raise RuntimeError(f"{item.name}: the gradient has another size or dtype; no parameter was changed")
+        self.grads = grads
+
+    def _grads(self) -> Watched:
         """The gradients, laid out as the parameters are; one that is not gets copied."""
-        grads = [grad for job in self.jobs for grad in job.grads]
-        if self.contiguous and all(map(Tensor.is_contiguous, grads)):
-            return grads
-        return [
-            grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
-            for grad, param in zip(grads, self.params, strict=True)
-        ]
+        grads, params = self.grads.tensors, self.params.tensors
+        aligned = not (self.grads.addresses % SIZES[self.rows[:, DTYPE]]).any()
+        if aligned and not self.odd and (self.grads.kinds == self.params.kinds).all():
+            return self.grads
+        return Watched(
+            self.library,
+            [
+                grad
+                if grad.stride() == param.stride() and not grad.data_ptr() % grad.element_size()
+                else torch.empty_like(param).copy_(grad)
+                for grad, param in zip(grads, params, strict=True)
+            ],
+        )
 
     def _coefficients(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
@@ -279,16 +329,17 @@ class Table:
             row[: len(numbers)] = numbers
         return c
 
-    def _apart(self) -> bool:
-        starts = np.array([p.data_ptr() for p in self.params], np.int64)
-        order = np.argsort(starts, kind="stable")
-        ends = (starts + np.array(self.sizes, np.int64))[order]
-        return bool((ends[:-1] <= starts[order][1:]).all())
+
+def _apart(params: Watched) -> bool:
+    order = np.argsort(params.addresses, kind="stable")
+    starts = params.addresses[order]
+    ends = starts + np.array([param.nbytes for param in params.tensors], np.int64)[order]
+    return bool((ends[:-1] <= starts[1:]).all())
 
 
-def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, list[Tensor]]:
+def _nth_buffers(library: Library, items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
     where = [row for row, item in enumerate(items) if len(item.state) > k]
-    buffers = [list(items[row].state.values())[k] for row in where]
+    buffers = Watched(library, [list(items[row].state.values())[k] for row in where])
     return slice(None) if len(where) == len(items) else where, buffers
 
 
@@ -299,11 +350,7 @@ def values(job: Job, t: float) -> list[float]:
     return list(map(float, c.values()))
 
 
-_nbytes = attrgetter("nbytes")
-
-
-def _addresses(tensors: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+_cdata = attrgetter("_cdata")
 
 
 # Rows ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,35 @@ EXPORT int cadam_kernel(const char *name)
     return -1;
 }
 
+/* Tensors ------------------------------------------------------------------------------------------------ */
+
+/* Functions of torch's stable C interface. A handle points to an at::Tensor, which is one pointer: an array of what
+ * Python knows as Tensor._cdata is an array of tensors. */
+typedef struct {
+    int32_t (*data_ptr)(void **tensor, void **data);
+    int32_t (*numel)(void **tensor, int64_t *numel);
+    int32_t (*dtype)(void **tensor, int32_t *dtype);
+    int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
+} torch_interface;
+
+/* Where tensors lie, how many elements they have, and their kind: twice the dtype, plus one if contiguous.
+ * Asking torch for each of these from Python takes longer than a small step does. Returns 0 if all went well. */
+EXPORT int cadam_look(const torch_interface *torch, void **tensors, int64_t count, int64_t *addresses, int64_t *sizes,
+                      int64_t *kinds)
+{
+    for (int64_t i = 0; i < count; i++) {
+        void *data;
+        int32_t dtype;
+        _Bool contiguous;
+        if (torch->data_ptr(&tensors[i], &data) || torch->numel(&tensors[i], &sizes[i]) ||
+            torch->dtype(&tensors[i], &dtype) || torch->is_contiguous(&tensors[i], &contiguous))
+            return 1;
+        addresses[i] = (int64_t)data;
+        kinds[i] = 2 * (int64_t)dtype + contiguous;
+    }
+    return 0;
+}
+
 /* The coefficients of a kernel in its arithmetic. */
 typedef union {
     float f[MAX_COEFFICIENTS];
