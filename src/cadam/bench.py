@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +241,9 @@ def _dense_contenders(makers: Any, shapes: Any, device: str) -> list[Contender]:
     return [optimizer(name, make, shapes, device) for name, make in makers.items()]
 
 
-def ids(kind: str, rows: int, count: int) -> Tensor:
+def ids(kind: str, rows: int, count: int, seed: int = 0) -> Tensor:
     """Row numbers as a recommender meets them. Zipf and hot ones are spread over the table by a hash."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     u = torch.rand(count, generator=generator, dtype=torch.float64)
     if kind == "uniform":
         return (u * rows).long()
@@ -279,7 +279,8 @@ def growth_cases(device: str, quick: bool) -> Iterator[Case]:
 
 
 def _rows_contenders(kind: str, rows: int, width: int, count: int, device: str, peers: bool) -> list[Contender]:
-    where = ids(kind, rows, count).to(device)
+    # Other rows in each step, as in training: the caches must not know them from the step before.
+    places = [ids(kind, rows, count, seed).to(device) for seed in range(8)]
     makers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {"cadam.CAdam": lambda p: CAdam(p)}
     if peers:
         makers["torch SparseAdam"] = lambda p: torch.optim.SparseAdam(p)
@@ -289,8 +290,9 @@ def _rows_contenders(kind: str, rows: int, width: int, count: int, device: str, 
         values = torch.randn(count, width, device=device)
         opt = make([table])
 
-        def renew(table: Tensor = table, values: Tensor = values) -> None:
-            table.grad = torch.sparse_coo_tensor(where[None], values, table.shape, check_invariants=False)
+        def renew(table: Tensor = table, values: Tensor = values, turns: Iterator[Tensor] = cycle(places)) -> None:  # noqa: B008
+            ids = next(turns)[None]
+            table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False)
 
         contenders.append(Contender(name, opt.step, renew))
     return contenders

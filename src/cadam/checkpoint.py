@@ -25,6 +25,7 @@ from .rules import Rule
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
 MAXIMUM = "max_exp_avg_sq"
+OURS = (FORMAT_KEY, "state_dtype", "stochastic_rounding", "track_alignment")  # not options of torch's
 
 State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
@@ -81,7 +82,7 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """
     groups, state = [], dict(state_dict["state"])
     for number, saved in enumerate(state_dict["param_groups"]):
-        group = {k: v for k, v in saved.items() if k not in (FORMAT_KEY, "state_dtype", "track_alignment")}
+        group = {k: v for k, v in saved.items() if k not in OURS}
         groups.append(group)
         if group.get("dampening", 0) is None:
             if group["nesterov"]:
@@ -104,7 +105,9 @@ def describe(group: Mapping[str, Any], position: int) -> str:
 def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(state_dict.get(key), kind):
-            raise ValueError(f"not an optimizer's state dict: {key!r} is {type(state_dict.get(key)).__name__}")
+            keys = ", ".join(map(str, list(state_dict)[:6]))
+            found = type(state_dict.get(key)).__name__
+            raise ValueError(f"not an optimizer's state dict: {key!r} is {found} (its keys are {keys})")
     saved: Groups = deepcopy(state_dict["param_groups"])
     if len(saved) != len(groups):
         raise ValueError(
@@ -174,4 +177,7 @@ def _adopted(
     if not isinstance(value, Tensor):
         return deepcopy(value)
     dtype = buffer_dtype(param, group) if name in (*rule.state(group), MAXIMUM) else value.dtype
+    if value.shape == param.shape and not hasattr(param, "to_local"):  # laid out as the parameter is
+        like = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
+        return like.copy_(value.detach())
     return value.detach().to(device=param.device, dtype=dtype, copy=True)

@@ -72,6 +72,9 @@ class Optimizer(torch.optim.Optimizer):
             for name, value in self.fixed.items():
                 if param_group.setdefault(name, value) != value:
                     raise ValueError(f"{type(self).__name__} stands for {name}={value}; got {param_group[name]!r}")
+            params = param_group.get("params")
+            if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
+                param_group["params"] = list(params)  # a generator can be looked at only once
             _refuse_duplicates(param_group.get("params"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -123,7 +126,13 @@ class Optimizer(torch.optim.Optimizer):
                 if param.grad is not None:
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
                     self._check_state(param, f"group {number}, parameter {checkpoint.describe(group, position)}")
-        return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
+        known = set(self.state)
+        try:
+            return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
+        except RuntimeError:
+            for param in set(self.state) - known:
+                del self.state[param]
+            raise
 
     def _check_state(self, param: Tensor, name: str) -> None:
         for key, value in self.state.get(param, {}).items():
@@ -146,15 +155,16 @@ class Optimizer(torch.optim.Optimizer):
     def _preview(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
         """The item as it will be, without making the state."""
         with torch.no_grad():
-            like = plain(param)
+            like, known = plain(param), self.state.get(param, {})
             buffer = torch.empty_like(like, dtype=_buffer_dtype(like, group), device="meta")
-        return engines.Item(like, dict.fromkeys(self.rule.state(group), buffer), _new_step(0.0, param, group), None)
+            state = {name: plain(known[name]) if name in known else buffer for name in self.rule.state(group)}
+        return engines.Item(like, state, known.get("step", _new_step(0.0, param, group)), None)
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
         state: dict[str, Tensor] = self.state[param]
-        if "step" not in state:
-            state["step"] = _new_step(0.0, param, group)
+        if not isinstance(state.get("step"), Tensor):
+            state["step"] = _new_step(float(state.get("step", 0.0)), param, group)
         for name, start in self.rule.state(group).items():
             if name not in state:
                 fill = complex(start, start) if param.is_complex() else start
@@ -231,6 +241,8 @@ class Optimizer(torch.optim.Optimizer):
         Options that say what is computed come from the state dict; how it runs (`foreach`, `capturable`, ...)
         and what this class stands for, confidence before all, stay as they are.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"expected an optimizer's state dict, got {type(state_dict).__name__}")
         state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)

@@ -30,17 +30,17 @@ class Kept:
     states: list[dict[str, Tensor]]
     values: list[Tensor]
     """Of all states, one after the other."""
-    sparse: list[bool]
+    layouts: list[torch.layout]
 
     @classmethod
     def of(cls, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> Kept:
         values = list(chain.from_iterable(map(dict.values, states)))
-        return cls(job, params, states, values, [grad.is_sparse for grad in job.grads])
+        return cls(job, params, states, values, [grad.layout for grad in job.grads])
 
     def renew(self) -> bool:
         grads = [param.grad for param in self.params]
         try:
-            if [grad.is_sparse for grad in grads] != self.sparse:  # type: ignore[union-attr]
+            if [grad.layout for grad in grads] != self.layouts:  # type: ignore[union-attr]
                 return False
         except AttributeError:  # a gradient is None now
             return False

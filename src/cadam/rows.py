@@ -52,6 +52,10 @@ def update_(
     o = {**known, **given, **optimizer.fixed, "track_alignment": counts is not None}
     options.check(optimizer.rule, o)
     _check(table, state, ids, grads, step, optimizer.rule.state(o))
+    if counts is not None and not (counts.dtype == torch.int64 and counts.shape == (3,) and counts.is_contiguous()):
+        raise ValueError(f"counts must be three int64 in a row, got {counts.dtype}, shape {tuple(counts.shape)}")
+    if counts is not None and counts.device != table.device:
+        raise ValueError(f"counts is on {counts.device}, the table on {table.device}")
     grad = torch.sparse_coo_tensor(ids.reshape(1, -1), grads, table.shape, check_invariants=False)
     item = engines.Item(table, dict(state), torch.tensor(float(step - 1)), counts, "the table")
     update = Update.of(optimizer.rule, optimizer.confidence, o)

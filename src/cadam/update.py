@@ -94,8 +94,10 @@ class Update:
             g = g * c.unscale
         if self.maximize:
             g = -g
-        if self.decay in ("l2", "both"):
+        if self.decay == "l2":
             g = g + p * c.l2
+        if self.decay == "both":
+            g = g + f.scaled(p, c.l2)  # no decay must not make a NaN of an infinite parameter
         moved = self.rule.update(g, s, c, f)
         alignment, step = None, moved.step
         if self.confidence or self.aligned:

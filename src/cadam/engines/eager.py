@@ -11,7 +11,7 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import scalars
-from .job import Item, Job
+from .job import Item, Job, misfit
 
 
 class Tensors:
@@ -41,7 +41,7 @@ class Eager:
         return "serves dense gradients only" if grad is not None and grad.is_sparse else None
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return False
+        return misfit(jobs)
 
     def check(self, jobs: Sequence[Job]) -> None:
         pass

@@ -17,7 +17,7 @@ from ..rules import Options
 from ..update import Update
 from . import scalars
 from .eager import Tensors
-from .job import Item, Job
+from .job import Item, Job, misfit
 from .program import Op, Program, Value, record
 
 
@@ -40,7 +40,7 @@ class Foreach:
         return None
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return False
+        return misfit(jobs)
 
     def check(self, jobs: Sequence[Job]) -> None:
         pass

@@ -87,6 +87,18 @@ class Engine(Protocol):
         ...
 
 
+def misfit(jobs: Sequence[Job]) -> bool:
+    """Do a parameter, its state and its gradient no longer go together?"""
+    for job in jobs:
+        for item, grad in job:
+            param = item.param
+            if any(buffer.shape != param.shape for buffer in item.state.values()) or grad.device != param.device:
+                return True
+            if not grad.is_sparse and (grad.shape != param.shape or grad.is_complex()):
+                return True
+    return False
+
+
 def fills_memory(x: Tensor) -> bool:
     """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
     if x.is_contiguous():

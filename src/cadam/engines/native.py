@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from ..kernels import build
-from ..rules import RULES, Options
+from ..rules import RULES, Options, Rule
 from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
-from .source import Structure
+from .rows import check_ids
+from .source import Structure, structures
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
+PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
 
@@ -55,8 +57,8 @@ class Library:
 @cache
 def _torch() -> tuple[int, Numbers]:
     """The addresses of torch_parallel_for, and of the functions that look at tensors."""
-    names = ["torch_parallel_for", *(f"aoti_torch_{f}" for f in ("get_data_ptr", "get_numel", "get_dtype"))]
-    names.append("aoti_torch_is_contiguous")
+    looks = ("get_data_ptr", "get_numel", "get_dtype", "get_device_type", "is_contiguous")
+    names = ["torch_parallel_for", *(f"aoti_torch_{look}" for look in looks)]
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
@@ -98,21 +100,19 @@ def _catalogue() -> Library:
 
 
 @cache
-def _own(structure: Structure) -> Library:
-    """A kernel for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
+def _own(rule: Rule) -> Library:
+    """Kernels for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
     from ..kernels import c_dialect
 
-    header = c_dialect.header([structure])
+    header = c_dialect.header(structures([rule]))
     fingerprint = build.fingerprint(header)
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache_home / "cadam" / f"{structure.name}-{fingerprint}.so"
+    path = cache_home / "cadam" / f"{rule.name}-{fingerprint}.so"
     if not path.exists():
         try:
             build.build(path, header)
         except (build.BuildError, OSError) as error:
-            raise UnavailableError(
-                f"no kernel could be compiled for the rule {structure.rule.name!r}: {error}"
-            ) from error
+            raise UnavailableError(f"no kernel could be compiled for the rule {rule.name!r}: {error}") from error
     return _load(path, fingerprint)
 
 
@@ -121,11 +121,13 @@ def find(structure: Structure) -> tuple[Library, int] | str:
     """The library with a kernel for such a rule and its number there, or why there is none."""
     try:
         _torch()
-        library = _catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure)
+        library = _catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
         return str(reason)
     kernel = int(library.c.cadam_kernel(structure.name.encode()))
-    return (library, kernel) if kernel >= 0 else f"has no kernel for {structure.name}"
+    if kernel < 0:
+        return f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
+    return library, kernel
 
 
 # What the engines can serve ------------------------------------------------------------------------------------
@@ -139,6 +141,9 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
     if options["differentiable"]:
         return "differentiable=True needs the eager engine"
+    for tensor in (item.param, *item.state.values()):
+        if type(tensor) not in PLAIN or tensor.is_neg():
+            return f"serves plain tensors only, not {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
     if item.param.dtype not in DTYPES:
         return f"has no kernels for {item.param.dtype}"
     wanted = torch.promote_types(item.param.dtype, torch.float32)
@@ -178,9 +183,8 @@ class Native:
     def stale(self, jobs: Sequence[Job]) -> bool:
         return _table(jobs).stale()
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
-        _table(jobs).check()
+        pass
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
@@ -191,6 +195,8 @@ def _table(jobs: Sequence[Job]) -> Table:
     table: Table | None = jobs[0].memo.get("native")
     if table is None or not table.serves(jobs):
         table = jobs[0].memo["native"] = Table.of(jobs)
+        if not table.look_at_grads():
+            raise AssertionError("a gradient was chosen that does not fit its parameter")
     return table
 
 
@@ -262,6 +268,9 @@ class Table:
             _apart(params),
         )
 
+    def items(self) -> list[Item]:
+        return [item for job in self.jobs for item in job.items]
+
     def serves(self, jobs: Sequence[Job]) -> bool:
         return len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs))
 
@@ -269,9 +278,13 @@ class Table:
         """Kernels trust sizes and layouts: has a parameter other memory, or a buffer another size?"""
         if self.params.changed() or not np.array_equal(self.params.addresses, self.rows[:, P]):
             return True
-        if any(self.params.tensors[i].stride() != stride for i, stride in self.odd.items()):
+        items = self.items() if self.odd else []
+        for i, stride in self.odd.items():
+            if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
+                return True
+        if self.steps.changed() or any(buffers.changed() for _, buffers in self.buffers):
             return True
-        return self.steps.changed() or any(buffers.changed() for _, buffers in self.buffers)
+        return not self.look_at_grads()
 
     def step(self) -> None:
         rows, grads = self.rows, self._grads()
@@ -285,15 +298,13 @@ class Table:
             )
             if failed:
                 raise MemoryError("no memory for the step; nothing was changed")
+        torch.autograd.graph.increment_version(self.params.tensors)
 
-    def check(self) -> None:
-        """Gradients must have the size and dtype of their parameters."""
-        grads = Watched(self.library, [grad for job in self.jobs for grad in job.grads])
-        good = (grads.sizes == self.params.sizes) & (grads.kinds // 2 == self.params.kinds // 2)
-        if not good.all():
-            item = [item for job in self.jobs for item in job.items][int(np.argmin(good))]
-            raise RuntimeError(f"{item.name}: the gradient has another size or dtype; no parameter was changed")
-        self.grads = grads
+    def look_at_grads(self) -> bool:
+        """Look at this step's gradients: do they have the sizes, dtypes and device of their parameters?"""
+        self.grads = Watched(self.library, [_resolved(grad) for job in self.jobs for grad in job.grads])
+        fits = (self.grads.sizes == self.params.sizes) & (self.grads.kinds // 2 == self.params.kinds // 2)
+        return bool(fits.all())
 
     def _grads(self) -> Watched:
         """The gradients, laid out as the parameters are; one that is not gets copied."""
@@ -335,6 +346,13 @@ def _apart(params: Watched) -> bool:
     starts = params.addresses[order]
     ends = starts + np.array([param.nbytes for param in params.tensors], np.int64)[order]
     return bool((ends[:-1] <= starts[1:]).all())
+
+
+def _resolved(grad: Tensor) -> Tensor:
+    """The gradient with its values in memory: not a subclass's, not yet to be negated, not zeros without memory."""
+    if type(grad) in PLAIN and not grad.is_neg() and not grad._is_zerotensor():
+        return grad
+    return torch.empty(grad.shape, dtype=grad.dtype).copy_(grad)
 
 
 def _nth_buffers(library: Library, items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
@@ -380,16 +398,7 @@ class NativeRows:
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            for item, grad in job:
-                for dimension, ids in zip(item.param.shape, grad._indices(), strict=False):
-                    if ids.numel():
-                        low, high = map(int, torch.aminmax(ids))
-                        if low < 0 or high >= dimension:
-                            raise IndexError(
-                                f"{item.name}: row id {low if low < 0 else high} is out of range for {dimension} rows; "
-                                "no parameter was changed"
-                            )
+        check_ids(jobs)
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
@@ -434,4 +443,5 @@ def _rows(library: Library, kernel: int, job: Job, item: Item, grad: Tensor) -> 
             raise MemoryError(f"{item.name}: no memory for a step of {len(flat)} rows; it was not changed")
         if failed >= 0:
             raise IndexError(f"{item.name}: row id {int(flat[failed])} is out of range for {rows} rows")
+        torch.autograd.graph.increment_version(item.param)
     item.step.add_(1)

@@ -96,6 +96,10 @@ class Trace:
     def maximum(self, x: Value, y: Any) -> Value:
         return self.record("maximum", x, y)
 
+    def scaled(self, x: Value, factor: Value) -> Value:
+        """x times the factor, and zero where the factor is zero, whatever x."""
+        return self.record("scaled", x, factor)
+
     def hold(self, test: Value, x: Value) -> Value:
         return self.record("hold", test, x)
 

@@ -16,7 +16,7 @@ from ..rules import Options
 from ..update import Update
 from . import scalars
 from .eager import Tensors, count
-from .job import Item, Job
+from .job import Item, Job, misfit
 
 
 class Rows:
@@ -30,16 +30,30 @@ class Rows:
         return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return False
+        return misfit(jobs)
 
     def check(self, jobs: Sequence[Job]) -> None:
-        pass
+        check_ids(jobs)
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for item, grad in job:
                 item.step.add_(1)
                 _step(job, item, grad)
+
+
+def check_ids(jobs: Sequence[Job]) -> None:
+    """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids."""
+    for job in jobs:
+        for item, grad in job:
+            for dimension, ids in zip(item.param.shape, grad._indices(), strict=False):
+                if ids.numel():
+                    low, high = map(int, torch.aminmax(ids))
+                    if low < 0 or high >= dimension:
+                        raise IndexError(
+                            f"{item.name}: row id {low if low < 0 else high} is out of range for {dimension} rows; "
+                            "no parameter was changed"
+                        )
 
 
 def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -23,6 +23,7 @@ TEMPLATES = {
     "sqrt": "SQRT({0})",
     "sign": "SIGN({0})",
     "maximum": "MAXIMUM({0}, {1})",
+    "scaled": "SCALED({0}, {1})",
     "hold": "HOLD({0}, {1})",
 }
 

@@ -37,6 +37,12 @@ def maximum(x, y):
 
 
 @triton.jit
+def scaled(x, factor):
+    """x times the factor, and zero where the factor is zero, whatever x."""
+    return tl.where(factor == 0, 0.0, x * factor)
+
+
+@triton.jit
 def hold(alignment, threshold, step):
     """No number is <= NaN: with that threshold nothing is held, and a NaN in the alignment never is."""
     return tl.where(alignment <= threshold, 0.0, step)

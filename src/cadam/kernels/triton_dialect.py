@@ -28,6 +28,7 @@ TEMPLATES = {
     "sqrt": "sqrt({0})",
     "sign": "sign({0})",
     "maximum": "maximum({0}, {1})",
+    "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
 }
 
@@ -60,6 +61,7 @@ from cadam.kernels.triton_blocks import (
     put,
     reciprocal,
     round_randomly,
+    scaled,
     see,
     sign,
     sqrt,

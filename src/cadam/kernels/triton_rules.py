@@ -26,6 +26,7 @@ from cadam.kernels.triton_blocks import (
     put,
     reciprocal,
     round_randomly,
+    scaled,
     see,
     sign,
     sqrt,
@@ -41,7 +42,7 @@ def adam(
     c_correct1, c_correct2, c_eps, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1
@@ -244,7 +245,7 @@ def adam_max_exp_avg_sq(
     c_weight2, c_correct1, c_correct2, c_eps, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1
@@ -454,7 +455,7 @@ def sgdm(
     p, g, s_momentum_buffer, c_l2, c_shrink, c_unscale, c_threshold, c_momentum, c_weight, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = s_momentum_buffer * c_momentum
     t4 = t2 * c_weight
@@ -636,7 +637,7 @@ def sgdm_ahead(
     p, g, s_momentum_buffer, c_l2, c_shrink, c_unscale, c_threshold, c_momentum, c_weight, c_ahead, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = s_momentum_buffer * c_momentum
     t4 = t2 * c_weight
@@ -822,7 +823,7 @@ def sgdm_without_momentum_buffer(
     p, g, c_l2, c_shrink, c_unscale, c_threshold, c_momentum, c_weight, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = sign(t2)
     t4 = t2 * t3
@@ -994,7 +995,7 @@ def lion(
     p, g, s_exp_avg, c_l2, c_shrink, c_unscale, c_threshold, c_weight1, c_weight2, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1
@@ -1182,7 +1183,7 @@ def radam(
     c_adaptive, c_eps, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1
@@ -1386,7 +1387,7 @@ def yogi(
     c_correct1, c_correct2, c_eps, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1
@@ -1591,7 +1592,7 @@ def adabelief(
     c_correct1, c_correct2, c_eps, c_lr,
 ):
     t0 = g * c_unscale
-    t1 = p * c_l2
+    t1 = scaled(p, c_l2)
     t2 = t0 + t1
     t3 = t2 - s_exp_avg
     t4 = t3 * c_weight1

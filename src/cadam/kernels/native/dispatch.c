@@ -65,40 +65,46 @@ typedef struct {
     int32_t (*data_ptr)(void **tensor, void **data);
     int32_t (*numel)(void **tensor, int64_t *numel);
     int32_t (*dtype)(void **tensor, int32_t *dtype);
+    int32_t (*device_type)(void **tensor, int32_t *device_type);
     int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
 } torch_interface;
 
-/* Where tensors lie, how many elements they have, and their kind: twice the dtype, plus one if contiguous.
+/* Where tensors lie, how many elements they have, and their kind: device, dtype and, in the last bit, contiguity.
  * Asking torch for each of these from Python takes longer than a small step does. Returns 0 if all went well. */
 EXPORT int cadam_look(const torch_interface *torch, void **tensors, int64_t count, int64_t *addresses, int64_t *sizes,
                       int64_t *kinds)
 {
     for (int64_t i = 0; i < count; i++) {
         void *data;
-        int32_t dtype;
+        int32_t dtype, device;
         _Bool contiguous;
         if (torch->data_ptr(&tensors[i], &data) || torch->numel(&tensors[i], &sizes[i]) ||
-            torch->dtype(&tensors[i], &dtype) || torch->is_contiguous(&tensors[i], &contiguous))
+            torch->dtype(&tensors[i], &dtype) || torch->device_type(&tensors[i], &device) ||
+            torch->is_contiguous(&tensors[i], &contiguous))
             return 1;
         addresses[i] = (int64_t)data;
-        kinds[i] = 2 * (int64_t)dtype + contiguous;
+        kinds[i] = 2 * (1000 * (int64_t)device + dtype) + contiguous;
     }
     return 0;
 }
 
-/* The coefficients of a kernel in its arithmetic. */
-typedef union {
+/* The coefficients of a kernel in either arithmetic: tensors of both may share them. */
+typedef struct {
     float f[MAX_COEFFICIENTS];
     double d[MAX_COEFFICIENTS];
 } coefficients;
 
-static void convert(coefficients *to, const double *from, int n, int dtype)
+static void convert(coefficients *to, const double *from)
 {
-    for (int i = 0; i < n; i++)
-        if (dtype == F64)
-            to->d[i] = from[i];
-        else
-            to->f[i] = (float)from[i];
+    for (int i = 0; i < MAX_COEFFICIENTS; i++) {
+        to->f[i] = (float)from[i];
+        to->d[i] = from[i];
+    }
+}
+
+static const void *in_arithmetic_of(const coefficients *c, int64_t dtype)
+{
+    return dtype == F64 ? (const void *)c->d : (const void *)c->f;
 }
 
 static const int64_t size_of[DTYPES] = {[F32] = 4, [F64] = 8, [BF16] = 2, [F16] = 2};
@@ -144,7 +150,8 @@ static void dense_range(int64_t begin, int64_t end, void *context)
         for (int k = 0; k < MAX_BUFFERS; k++)
             s[k] = x->s[k] ? (char *)x->s[k] + from * real : 0;
         const int64_t aligned = step->set->kernels[x->kernel].dense[x->dtype](
-            (char *)x->p + from * size, (const char *)x->g + from * size, s, to - from, &step->c[x->c]);
+            (char *)x->p + from * size, (const char *)x->g + from * size, s, to - from,
+            in_arithmetic_of(&step->c[x->c], x->dtype));
         if (x->counts)
             __atomic_fetch_add((int64_t *)x->counts, aligned, __ATOMIC_RELAXED);
     }
@@ -169,12 +176,13 @@ EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double 
         free(converted);
         return 1;
     }
+    for (int64_t i = 0; i < sets; i++)
+        convert(&converted[i], c + i * MAX_COEFFICIENTS);
     int64_t units = 0;
     for (int64_t t = 0; t < count; t++) {
         const dense_tensor *x = &tensors[t];
         first[t] = units;
         units += (x->n + UNIT - 1) / UNIT;
-        convert(&converted[x->c], c + x->c * MAX_COEFFICIENTS, MAX_COEFFICIENTS, (int)x->dtype);
         *(float *)x->step += 1;
         if (x->counts) {
             ((int64_t *)x->counts)[1] += x->n;
@@ -321,7 +329,7 @@ static void do_bucket(row_step *step, int64_t bucket, scratch *my)
         for (int b = 0; b < k->buffers; b++)
             s[b] = (char *)t->s[b] + row * width * real;
         aligned += k->summed[t->dtype]((char *)t->p + row * width * size, my->sums + d * width * real, s, width,
-                                       &step->c);
+                                       in_arithmetic_of(&step->c, t->dtype));
         my->slot[my->distinct[d]] = 0;
     }
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
@@ -408,7 +416,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
             goto done;
     }
     parallel_for(0, CHUNKS, 1, deal_range, &step);
-    convert(&step.c, c, MAX_COEFFICIENTS, (int)table->dtype);
+    convert(&step.c, c);
     row_work work = {&step, scratches};
     parallel_for(0, threads, 1, bucket_range, &work);
     if (table->counts) {

@@ -109,6 +109,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 /* What the element functions are written in. */
 #define MAXIMUM(x, y) ((x) > (y) ? (x) : (x) != (x) ? (x) : (y)) /* a NaN stays one */
 #define SIGN(x) ((x) > 0 ? (real)1 : (x) < 0 ? (real)-1 : (real)0)
+#define SCALED(x, factor) ((factor) == 0 ? (real)0 : (x) * (factor))
 #define HOLD(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
 
 #define real float

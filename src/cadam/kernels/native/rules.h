@@ -15,7 +15,7 @@ static inline void ELEMENT(adam)(
     const real exp_avg = *exp_avg_;
     const real exp_avg_sq = *exp_avg_sq_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
@@ -54,7 +54,7 @@ static inline void ELEMENT(adam_max_exp_avg_sq)(
     const real exp_avg_sq = *exp_avg_sq_;
     const real max_exp_avg_sq = *max_exp_avg_sq_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
@@ -93,7 +93,7 @@ static inline void ELEMENT(sgdm)(
     const real p = *p_;
     const real momentum_buffer = *momentum_buffer_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = momentum_buffer * c->momentum;
     const real t4 = t2 * c->weight;
@@ -120,7 +120,7 @@ static inline void ELEMENT(sgdm_ahead)(
     const real p = *p_;
     const real momentum_buffer = *momentum_buffer_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = momentum_buffer * c->momentum;
     const real t4 = t2 * c->weight;
@@ -149,7 +149,7 @@ static inline void ELEMENT(sgdm_without_momentum_buffer)(
 {
     const real p = *p_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = SIGN(t2);
     const real t4 = t2 * t3;
@@ -172,7 +172,7 @@ static inline void ELEMENT(lion)(
     const real p = *p_;
     const real exp_avg = *exp_avg_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
@@ -205,7 +205,7 @@ static inline void ELEMENT(radam)(
     const real exp_avg = *exp_avg_;
     const real exp_avg_sq = *exp_avg_sq_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
@@ -244,7 +244,7 @@ static inline void ELEMENT(yogi)(
     const real exp_avg = *exp_avg_;
     const real exp_avg_sq = *exp_avg_sq_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
@@ -284,7 +284,7 @@ static inline void ELEMENT(adabelief)(
     const real exp_avg = *exp_avg_;
     const real exp_avg_var = *exp_avg_var_;
     const real t0 = g * c->unscale;
-    const real t1 = p * c->l2;
+    const real t1 = SCALED(p, c->l2);
     const real t2 = t0 + t1;
     const real t3 = t2 - exp_avg;
     const real t4 = t3 * c->weight1;
