@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import attrgetter, is_
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -181,21 +181,21 @@ class Native:
         return refusal(update, item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return _table(jobs).stale()
+        return _table(jobs).stale(jobs)
 
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
-        _table(jobs).step()
+        _table(jobs).step(jobs)
 
 
 def _table(jobs: Sequence[Job]) -> Table:
     table: Table | None = jobs[0].memo.get("native")
     if table is None or not table.serves(jobs):
         table = jobs[0].memo["native"] = Table.of(jobs)
-        if not table.look_at_grads():
+        if not table.look_at_grads(jobs):
             raise AssertionError("a gradient was chosen that does not fit its parameter")
     return table
 
@@ -229,7 +229,8 @@ class Table:
     """All tensors of a step as the kernels want them: a row of numbers each."""
 
     library: Library
-    jobs: list[Job]
+    members: list[Sequence[Item]]
+    """The items of each job. Not the jobs themselves: they keep the table."""
     rows: Numbers
     params: Watched
     steps: Watched
@@ -259,7 +260,7 @@ class Table:
         rows[:, P], rows[:, N] = params.addresses, params.sizes
         return cls(
             library,
-            list(jobs),
+            [job.items for job in jobs],
             rows,
             params,
             Watched(library, [item.step for item in items]),
@@ -268,30 +269,29 @@ class Table:
             _apart(params),
         )
 
-    def items(self) -> list[Item]:
-        return [item for job in self.jobs for item in job.items]
-
     def serves(self, jobs: Sequence[Job]) -> bool:
-        return len(jobs) == len(self.jobs) and all(map(is_, jobs, self.jobs))
+        return len(jobs) == len(self.members) and all(
+            job.items is items for job, items in zip(jobs, self.members, strict=True)
+        )
 
-    def stale(self) -> bool:
+    def stale(self, jobs: Sequence[Job]) -> bool:
         """Kernels trust sizes and layouts: has a parameter other memory, or a buffer another size?"""
         if self.params.changed() or not np.array_equal(self.params.addresses, self.rows[:, P]):
             return True
-        items = self.items() if self.odd else []
+        items = [item for members in self.members for item in members] if self.odd else []
         for i, stride in self.odd.items():
             if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
                 return True
         if self.steps.changed() or any(buffers.changed() for _, buffers in self.buffers):
             return True
-        return not self.look_at_grads()
+        return not self.look_at_grads(jobs)
 
-    def step(self) -> None:
+    def step(self, jobs: Sequence[Job]) -> None:
         rows, grads = self.rows, self._grads()
         rows[:, G], rows[:, STEP] = grads.addresses, self.steps.addresses
         for k, (where, buffers) in enumerate(self.buffers):
             rows[where, S + k] = buffers.addresses
-        c = self._coefficients()
+        c = self._coefficients(jobs)
         for part in [rows] if self.apart else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
                 part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
@@ -300,9 +300,9 @@ class Table:
                 raise MemoryError("no memory for the step; nothing was changed")
         torch.autograd.graph.increment_version(self.params.tensors)
 
-    def look_at_grads(self) -> bool:
+    def look_at_grads(self, jobs: Sequence[Job]) -> bool:
         """Look at this step's gradients: do they have the sizes, dtypes and device of their parameters?"""
-        self.grads = Watched(self.library, [_resolved(grad) for job in self.jobs for grad in job.grads])
+        self.grads = Watched(self.library, [_resolved(grad) for job in jobs for grad in job.grads])
         fits = (self.grads.sizes == self.params.sizes) & (self.grads.kinds // 2 == self.params.kinds // 2)
         return bool(fits.all())
 
@@ -322,14 +322,14 @@ class Table:
             ],
         )
 
-    def _coefficients(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _coefficients(self, jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
         steps = np.empty(len(self.rows))
         self.library.c.cadam_read_steps(self.rows.ctypes.data, len(self.rows), steps.ctypes.data)
         steps += 1
         sets: list[list[float]] = []
         start = 0
-        for job in self.jobs:
+        for job in jobs:
             own = slice(start, start + len(job.items))
             start = own.stop
             different, index = np.unique(steps[own], return_inverse=True)
