@@ -24,9 +24,6 @@ BLOCKS = [
 
 @pytest.mark.parametrize("code", BLOCKS)
 def test_code_runs_as_written(code: str, tmp_path: Path) -> None:
-    if "tensorboard" in code:
-        pytest.importorskip("tensorboard", reason="the example writes to TensorBoard, which is not installed")
-        code = "import torch, cadam\noptimizer = cadam.CAdam([torch.zeros(1, requires_grad=True)])\n" + code
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
 

@@ -66,6 +66,7 @@ def test_grad_scaler_changes_nothing_but_the_range(how: str) -> None:
         scaler.update()
     assert scaler.get_scale() > 2.0**10
     assert_close(values(plain), values(scaled))
+    assert_close(optimizer.state_dict()["state"], other.state_dict()["state"])
 
 
 def test_grad_scaler_skips_a_step_that_overflows() -> None:
@@ -122,6 +123,7 @@ def test_found_inf_and_grad_scale_by_hand(how: str, found: float) -> None:
         assert optimizer.alignment().total.aligned == 0
     else:
         assert_close(params, same)
+        assert_close(optimizer.state_dict()["state"], reference.state_dict()["state"])
         assert optimizer.alignment() == reference.alignment()
     del optimizer.grad_scale, optimizer.found_inf
     for p, q in zip(params, same, strict=True):

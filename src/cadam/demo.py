@@ -68,7 +68,7 @@ def draw(results: dict[tuple[str, str], tuple[Chase, Chase]], path: str) -> None
     try:
         from matplotlib import pyplot as plt
     except ImportError as error:
-        raise SystemExit("the figure needs matplotlib: pip install 'cadam[plot]'") from error
+        raise SystemExit("the figure needs matplotlib (pip install matplotlib)") from error
 
     figure, panels = plt.subplots(2, 3, figsize=(11, 5.2), sharex=True, sharey=True, layout="constrained")
     steps = range(1, STEPS + 1)
@@ -76,9 +76,13 @@ def draw(results: dict[tuple[str, str], tuple[Chase, Chase]], path: str) -> None
         panel.plot(steps, [TARGETS[target](t) for t in steps], color="0.55", lw=1, ls="--", label="target")
         panel.plot(steps, adam.path, color="#c8553d", lw=1.6, label="Adam")
         panel.plot(steps, cadam.path, color="#2a6f97", lw=1.6, label="CAdam")
-        panel.set_title(f"{loss}, {target}: regret {adam.regret:.1f} and {cadam.regret:.1f}", fontsize=10)
+        worse = " (worse)" if cadam.regret > adam.regret else ""
+        title = f"{loss}, {target}: regret Adam {adam.regret:.2f}, CAdam {cadam.regret:.2f}{worse}"
+        panel.set_title(title, fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0, 0].legend(frameon=False, fontsize=9)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("x")
     for panel in panels[1]:
         panel.set_xlabel("step")
     figure.savefig(path, dpi=110)

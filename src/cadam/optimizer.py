@@ -47,6 +47,9 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, **given: Any) -> None:
         if not hasattr(type(self), "rule"):
             raise TypeError(f"{type(self).__name__} has no rule: subclass it and set `rule`, see docs/rules.md")
+        if isinstance(params, torch.nn.Module) or callable(params):
+            what = type(params).__name__
+            raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
         known = options.defaults(self.rule)
         for name, value in given.items():
             if name not in known:
@@ -285,7 +288,9 @@ class Explanation(list[Explained]):
         for row in self:
             kind = f"{list(row.shape)} {str(row.dtype).removeprefix('torch.')} {row.device}"
             lines.append(f"{row.name}: {kind}, gradient {row.gradient}: {row.engine}")
-            lines.extend(f"    not {engine}: {reason}" for engine, reason in row.passed_over.items())
+            # That an engine is for other devices or gradients explains nothing here.
+            reasons = {k: v for k, v in row.passed_over.items() if not v.startswith("serves ")}
+            lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
         return "\n".join(lines)
 
 

@@ -57,3 +57,9 @@ class Rule:
     timeless: bool = False
     variants: tuple[Options, ...] = ()
     check: Callable[[Options], None] = _nothing_to_check
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"a rule's name must be an identifier, as kernels are named after it; got {self.name!r}")
+        if "lr" not in self.defaults:
+            raise ValueError(f"the rule {self.name!r} needs a default for 'lr'")
