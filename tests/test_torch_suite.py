@@ -1130,6 +1130,7 @@ def test_update_bn_after_training() -> None:
         net(x).pow(3).sum().backward()
         optimizer.step()
         model.update_parameters(net)
+    assert not torch.equal(net[0].weight, model.module[0].weight)
     swa_utils.update_bn(data, model)
     with torch.no_grad():
         inner = torch.cat([model.module[0](x) for (x,) in data])

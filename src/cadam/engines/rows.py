@@ -32,9 +32,11 @@ class Rows:
     def stale(self, jobs: Sequence[Job]) -> bool:
         return misfit(jobs)
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
         check_ids(jobs)
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for item, grad in job:
