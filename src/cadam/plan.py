@@ -121,7 +121,8 @@ def _insist(item: Item, choice: Choice, group: Group) -> None:
     """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
     reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
     if group["fused"] and not choice.engine.fused:
-        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}")
+        torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
+        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
     if group["stochastic_rounding"] and item.param.dtype == torch.bfloat16 and not choice.engine.by_chance:
         raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
 
