@@ -6,6 +6,7 @@ an optimizer that never lived before, made with what is there now, does the same
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -282,3 +283,25 @@ def test_gradients_that_alternate(how: str) -> None:
         assert_identical(trained.everything(), reborn.everything())
     assert trained.optimizer.state[trained.weight]["step"] == 6
     assert trained.optimizer.state[trained.table]["step"] == 12
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_step_lets_go_of_the_gradients(how: str) -> None:
+    trained = Trained(how)
+    for _ in range(2):
+        trained.give_gradients()
+        dense, sparse = weakref.ref(trained.weight.grad), weakref.ref(trained.table.grad)
+        trained.optimizer.step()
+        trained.weight.grad = trained.table.grad = None
+        assert dense() is None
+        assert sparse() is None
+
+
+def test_a_step_lets_go_of_complex_gradients() -> None:
+    p = Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones_like(p)
+    grad = weakref.ref(p.grad)
+    optimizer.step()
+    p.grad = None
+    assert grad() is None

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import native
+from cadam.engines import library
 from cadam.engines.source import Structure, structures
 from cadam.kernels import build, c_dialect
 from cadam.options import defaults
 from cadam.rules import ADAM, RULES, Rule, Step
 
-AVAILABLE = native.find(Structure.of(ADAM, defaults(ADAM)))
+AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
 pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
 
 CLASSES = [cadam.CAdam, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam, cadam.CYogi, cadam.CAdaBelief]
@@ -113,8 +113,8 @@ def test_generated_source_is_up_to_date() -> None:
 
 
 def test_library_of_other_sources_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(native.UnavailableError, match="not of this version's sources"):
-        native._load(build.LIBRARY, "another fingerprint")
+    with pytest.raises(library.UnavailableError, match="not of this version's sources"):
+        library._load(build.LIBRARY, "another fingerprint")
 
 
 def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_kernels_the_best_torch_way_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
-    native.find.cache_clear()
-    native._catalogue.cache_clear()
+    library.find.cache_clear()
+    library.catalogue.cache_clear()
     try:
         p = torch.zeros(3, requires_grad=True)
         optimizer = cadam.CAdam([p])
@@ -161,8 +161,8 @@ def test_without_kernels_the_best_torch_way_runs_and_says_so(monkeypatch: pytest
         with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*without its compiled kernels"):
             optimizer.step()
     finally:
-        native.find.cache_clear()
-        native._catalogue.cache_clear()
+        library.find.cache_clear()
+        library.catalogue.cache_clear()
 
 
 # Odd memory ---------------------------------------------------------------------------------------------------

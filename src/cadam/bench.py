@@ -179,16 +179,13 @@ def dense_peers(device: str) -> dict[str, Callable[[list[Tensor]], torch.optim.O
 
 def cpu_limit(elements: int) -> Contender:
     """The bytes of a step and nothing else, on as many threads."""
-    from .engines import native
-    from .engines.source import Structure
-    from .options import defaults
-    from .rules import ADAM
+    from .engines.library import UnavailableError, catalogue
 
-    found = native.find(Structure.of(ADAM, defaults(ADAM)))
-    if isinstance(found, str):
-        raise RuntimeError(f"the speed limit is measured with the C kernels: {found}")
-    library = found[0]
-    tensors = [torch.zeros(elements) for _ in range(4)]
+    try:
+        library = catalogue()
+    except UnavailableError as reason:
+        raise SystemExit(f"the speed limit is measured with the C kernels: {reason}") from reason
+    tensors = [torch.randn(elements) for _ in range(4)]  # not zeros: those share a single page until written to
     pointers = [t.data_ptr() for t in tensors]
 
     def move(keep: list[Tensor] = tensors) -> None:

@@ -106,6 +106,7 @@ class Optimizer(torch.optim.Optimizer):
                 engine.check(jobs)
             for engine, jobs in work:
                 engine.run(jobs)
+            self._done()
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -122,6 +123,14 @@ class Optimizer(torch.optim.Optimizer):
                 for job in jobs:
                     job.found_inf = found_inf
         return work
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _done(self) -> None:
+        """Let go of the gradients: they are as large as the parameters, and the user may be about to drop them."""
+        if self._plan is not None and not self._plan.lasting:
+            self._plan = None
+        elif self._plan is not None:
+            self._plan.let_go()
 
     def _new_plan(self, grad_scale: Tensor | None) -> Plan:
         for number, group in enumerate(self.param_groups):

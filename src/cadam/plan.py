@@ -25,6 +25,7 @@ Work = list[tuple[Engine, list[Job]]]
 class Kept:
     """A job and the parameters it serves, with what must stay the same for it to serve the next step."""
 
+    engine: Engine
     job: Job
     params: list[Tensor]
     states: list[dict[str, Tensor]]
@@ -33,20 +34,19 @@ class Kept:
     layouts: list[torch.layout]
 
     @classmethod
-    def of(cls, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> Kept:
+    def of(cls, engine: Engine, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> Kept:
         values = list(chain.from_iterable(map(dict.values, states)))
-        return cls(job, params, states, values, [grad.layout for grad in job.grads])
+        return cls(engine, job, params, states, values, [grad.layout for grad in job.grads])
 
     def renew(self) -> bool:
-        grads = [param.grad for param in self.params]
-        try:
-            if [grad.layout for grad in grads] != self.layouts:  # type: ignore[union-attr]
-                return False
-        except AttributeError:  # a gradient is None now
-            return False
         if sum(map(len, self.states)) != len(self.values):
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
+            return False
+        if self.engine.looks:
+            return True
+        grads = [param.grad for param in self.params]
+        if [grad if grad is None else grad.layout for grad in grads] != self.layouts:
             return False
         self.job.grads = grads  # type: ignore[assignment]
         return True
@@ -97,7 +97,7 @@ class Plan:
                 params = [param for param, _, _ in members]
                 job = Job(update, group, [item for _, item, _ in members], [g for *_, g in members], grad_scale)
                 work.setdefault(name, (engine, []))[1].append(job)
-                plan.kept.append(Kept.of(job, params, [state[param] for param in params]))
+                plan.kept.append(Kept.of(engine, job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.signature = _signature(plan, groups, grad_scale)
@@ -115,6 +115,11 @@ class Plan:
         for kept in self.kept:
             kept.job.grad_scale, kept.job.found_inf = grad_scale, None
         return not any(engine.stale(jobs) for engine, jobs in self.work)
+
+    def let_go(self) -> None:
+        """Forget the gradients."""
+        for kept in self.kept:
+            kept.job.grads = ()
 
 
 def _insist(item: Item, choice: Choice, group: Group) -> None:

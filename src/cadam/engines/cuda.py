@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
 from .source import Structure
+from .watch import Watched, is_plain, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -301,6 +301,7 @@ class Cuda:
     fused = True
     by_chance = True
     skips_overflow = True
+    looks = True
     device = "cuda"
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
@@ -311,7 +312,8 @@ class Cuda:
         return refusal(item, options, self.device)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return not all(batch.serves(job) for job in jobs for batch in job.memo.get("cuda", ()))
+        batches = [job.memo.get("cuda") for job in jobs]
+        return any(made is None or any(batch.stale() for batch in made) for made in batches)
 
     def check(self, jobs: Sequence[Job]) -> None:
         pass
@@ -354,13 +356,10 @@ class Batch:
     numbers: Numbers
     launches: list[tuple[int, int, bool]]
     """Their blocks and, where it is for one parameter alone, which."""
-    params: list[Tensor]
-    tensors: list[Tensor]
-    """Parameters and buffers."""
-    addresses: list[int]
-    sizes: list[int]
-    """Of the gradients, in bytes."""
-    contiguous: bool
+    params: Watched
+    state: Watched
+    """Buffers and step counts."""
+    grads: Watched
     seed: int
     in_capture: bool
     compiled: dict[Any, Launch] = field(default_factory=dict)
@@ -391,7 +390,8 @@ class Batch:
         launches += [(-(-int(sizes[i]) // BLOCK), i, True) for i in np.flatnonzero(huge).tolist()]
         device = params[0].device
         channel = Channel(device)
-        tensors = [tensor for item in items for tensor in (item.param, *item.state.values())]
+        state = [tensor for item in items for tensor in (*item.state.values(), item.step)]
+        numbers = Numbers(items, job.options, structure, device)
         return cls(
             positions,
             items,
@@ -399,31 +399,26 @@ class Batch:
             kernel(structure, "dense"),
             channel.send(table.ravel()),
             channel.send(np.pad(owners, (0, len(owners) % 2)).astype(np.int32).view(np.int64)).view(torch.int32),
-            Numbers(items, job.options, structure, device),
+            numbers,
             launches,
-            params,
-            tensors,
-            list(map(Tensor.data_ptr, tensors)),
-            [job.grads[i].nbytes for i in positions],
-            all(map(Tensor.is_contiguous, params)),
+            Watched(params),
+            Watched(state),
+            watched_grads(params, [job.grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
             capturing(device),
         )
 
-    def serves(self, job: Job) -> bool:
-        """Does everything lie where it did, and are the gradients as large as they were?"""
-        return (
-            list(map(Tensor.data_ptr, self.tensors)) == self.addresses
-            and list(map(_nbytes, self._grads(job))) == self.sizes
-            and all(map(Tensor.is_contiguous, self.params)) == self.contiguous
-        )
+    def stale(self) -> bool:
+        """Does anything not lie where it did, or are the gradients not what they were?"""
+        changed = self.params.changed() or self.state.changed() or self.grads.changed(but_addresses=True)
+        return changed or bool((self.grads.kinds < 0).any())
 
     def step(self, job: Job) -> None:
-        grads = self._laid_out(self._grads(job))
+        grads, copies = self._laid_out(job)
         numbers = self.numbers
         numbers.stream.follow([self.table, self.owners, numbers.steps])
         with Stream.on(numbers.channel.device):
-            sent = numbers.advance(job, addresses(grads))
+            sent = numbers.advance(job, grads)
             found_inf = job.found_inf if numbers.stay else None
             kind = (aligned(found_inf), stochastic(job.options))
             for blocks, i, alone in self.launches:
@@ -440,6 +435,8 @@ class Batch:
                     found_inf,
                     self.seed,
                 )
+        del copies  # the memory goes back to this stream
+        torch.autograd.graph.increment_version(self.params.tensors)
 
     def launch(self, alone: bool, guard: bool | None, randomly: bool) -> Launch:
         key = (alone, guard, randomly)
@@ -459,20 +456,19 @@ class Batch:
             self.compiled[key] = Launch(self.kernel, constants)
         return self.compiled[key]
 
-    def _grads(self, job: Job) -> Sequence[Tensor]:
-        return job.grads if len(job.grads) == len(self.positions) else [job.grads[i] for i in self.positions]
-
-    def _laid_out(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients, laid out as the parameters are; one that is not gets copied."""
-        if self.contiguous and all(map(Tensor.is_contiguous, grads)):
-            return grads
-        return [
-            grad if grad.stride() == item.param.stride() else torch.empty_like(item.param, dtype=grad.dtype).copy_(grad)
-            for grad, item in zip(grads, self.items, strict=True)
-        ]
-
-
-_nbytes = attrgetter("nbytes")
+    def _laid_out(self, job: Job) -> tuple[Words, list[Tensor]]:
+        """Where the gradients lie, as the parameters do: one that does not is copied."""
+        if (self.grads.kinds & self.params.kinds & 1).all() and (self.grads.kinds >= 0).all():
+            return self.grads.addresses, []
+        every, found = job.gradients(), self.grads.addresses.copy()
+        copies = []
+        for k, (i, item) in enumerate(zip(self.positions, self.items, strict=True)):
+            grad = every[i]
+            if not is_plain(grad) or grad.stride() != item.param.stride():
+                grad = torch.empty_like(item.param, dtype=grad.dtype).copy_(grad)
+                copies.append(grad)
+            found[k] = grad.data_ptr()
+        return found, copies
 
 
 def aligned(x: Tensor | None) -> bool | None:

@@ -54,6 +54,7 @@ class CudaRows:
     fused = True
     by_chance = True
     skips_overflow = True
+    looks = False
     device = "cuda"
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:

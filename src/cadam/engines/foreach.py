@@ -27,6 +27,7 @@ class Foreach:
     fused = False
     by_chance = False
     skips_overflow = False
+    looks = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:

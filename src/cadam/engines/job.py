@@ -41,7 +41,8 @@ class Job:
     """Items of one group, the update they take and the options that its scalars come from.
 
     A job lives on while nothing but gradients and numbers change from step to step. What an engine works out
-    about its items may be kept in `memo` for that long.
+    about its items may be kept in `memo` for that long. `grads` are there during a step only, and from the second
+    step on not for an engine that looks at gradients by itself.
     """
 
     update: Update
@@ -53,7 +54,10 @@ class Job:
     memo: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[Item, Tensor]]:
-        return iter(zip(self.items, self.grads, strict=True))
+        return iter(zip(self.items, self.gradients(), strict=True))
+
+    def gradients(self) -> Sequence[Tensor]:
+        return self.grads or [item.param.grad for item in self.items]  # type: ignore[misc]
 
 
 class Engine(Protocol):
@@ -66,6 +70,9 @@ class Engine(Protocol):
     """Can it round stochastically?"""
     skips_overflow: bool
     """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
+
+    looks: bool
+    """Does it look at gradients by itself, through the parameters?"""
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         """Why this engine cannot serve a parameter with such a gradient; None if it can.

@@ -6,128 +6,28 @@ keeps a user from replacing what a parameter or a buffer points to.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from operator import attrgetter
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import build
-from ..rules import RULES, Options, Rule
+from ..rules import Options
 from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
+from .library import Library, Numbers, find
 from .rows import check_ids
-from .source import Structure, structures
+from .source import Structure
+from .watch import PLAIN, Watched, is_plain, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
-PLAIN = (Tensor, torch.nn.Parameter)
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
 
 GRAIN = 32768  # elements below which a second thread is not worth waking
-
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class UnavailableError(Exception):
-    """The kernels cannot be used; the message says why."""
-
-
-# The library ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Library:
-    """A loaded library of kernels, with what it needs of torch: its threads, and its eyes."""
-
-    c: ctypes.CDLL
-    parallel_for: int
-    interface: Numbers
-
-
-@cache
-def _torch() -> tuple[int, Numbers]:
-    """The addresses of torch_parallel_for, and of the functions that look at tensors."""
-    looks = ("get_data_ptr", "get_numel", "get_dtype", "get_device_type", "is_contiguous")
-    names = ["torch_parallel_for", *(f"aoti_torch_{look}" for look in looks)]
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        path = Path(torch.__file__).parent / "lib" / name
-        if path.exists():
-            try:
-                functions = [ctypes.cast(ctypes.CDLL(str(path))[f], ctypes.c_void_p).value or 0 for f in names]
-            except AttributeError:
-                break
-            return functions[0], np.array(functions[1:], np.int64)
-    raise UnavailableError(f"torch {torch.__version__} does not lend its threads (torch 2.10 and later do)")
-
-
-def _load(path: Path, fingerprint: str) -> Library:
-    try:
-        c = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise UnavailableError(f"the compiled kernels do not load: {error}") from error
-    c.cadam_fingerprint.restype = ctypes.c_char_p
-    if c.cadam_fingerprint().decode() != fingerprint:
-        raise UnavailableError(f"{path.name} is not of this version's sources: install the package again")
-    c.cadam_rows.restype = ctypes.c_int64
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    c.cadam_read_steps.argtypes = [pointer, number, pointer]
-    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
-    c.cadam_look.argtypes = [pointer, pointer, number, pointer, pointer, pointer]
-    c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
-    c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
-    library = Library(c, *_torch())
-    sample = Watched(library, [torch.zeros(3), torch.zeros(4, 2, dtype=torch.float64).t()])
-    if any(sample.addresses != [x.data_ptr() for x in sample.tensors]) or any(sample.sizes != [3, 8]):
-        raise UnavailableError(f"torch {torch.__version__} keeps its tensors in an unknown way")
-    return library
-
-
-@cache
-def _catalogue() -> Library:
-    if not build.LIBRARY.exists():
-        raise UnavailableError("the package was installed without its compiled kernels (no C compiler was there)")
-    return _load(build.LIBRARY, build.fingerprint())
-
-
-@cache
-def _own(rule: Rule) -> Library:
-    """Kernels for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
-    from ..kernels import c_dialect
-
-    header = c_dialect.header(structures([rule]))
-    fingerprint = build.fingerprint(header)
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache_home / "cadam" / f"{rule.name}-{fingerprint}.so"
-    if not path.exists():
-        try:
-            build.build(path, header)
-        except (build.BuildError, OSError) as error:
-            raise UnavailableError(f"no kernel could be compiled for the rule {rule.name!r}: {error}") from error
-    return _load(path, fingerprint)
-
-
-@cache
-def find(structure: Structure) -> tuple[Library, int] | str:
-    """The library with a kernel for such a rule and its number there, or why there is none."""
-    try:
-        _torch()
-        library = _catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
-    except UnavailableError as reason:
-        return str(reason)
-    kernel = int(library.c.cadam_kernel(structure.name.encode()))
-    if kernel < 0:
-        return f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
-    return library, kernel
 
 
 # What the engines can serve ------------------------------------------------------------------------------------
@@ -172,6 +72,7 @@ class Native:
     fused = True
     by_chance = False
     skips_overflow = False
+    looks = True
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
@@ -181,7 +82,7 @@ class Native:
         return refusal(update, item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return _table(jobs).stale(jobs)
+        return _table(jobs).stale()
 
     def check(self, jobs: Sequence[Job]) -> None:
         pass
@@ -195,33 +96,7 @@ def _table(jobs: Sequence[Job]) -> Table:
     table: Table | None = jobs[0].memo.get("native")
     if table is None or not table.serves(jobs):
         table = jobs[0].memo["native"] = Table.of(jobs)
-        if not table.look_at_grads(jobs):
-            raise AssertionError("a gradient was chosen that does not fit its parameter")
     return table
-
-
-class Watched:
-    """Tensors that are looked at in every step, all in one call."""
-
-    def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
-        self.library = library
-        self.tensors = tensors
-        self.handles = np.fromiter(map(_cdata, tensors), np.int64, len(tensors))
-        self.addresses, self.sizes, self.kinds = (np.empty(len(tensors), np.int64) for _ in range(3))
-        self.look()
-
-    def look(self) -> None:
-        """Where they lie now, their sizes and kinds (dtype and contiguity)."""
-        columns = (x.ctypes.data for x in (self.addresses, self.sizes, self.kinds))
-        interface = self.library.interface.ctypes.data
-        if self.library.c.cadam_look(interface, self.handles.ctypes.data, len(self.handles), *columns):
-            raise RuntimeError("torch refused to say where a tensor lies")
-
-    def changed(self) -> bool:
-        """Look again: has any other size or kind?"""
-        sizes, kinds = self.sizes.copy(), self.kinds.copy()
-        self.look()
-        return not (np.array_equal(sizes, self.sizes) and np.array_equal(kinds, self.kinds))
 
 
 @dataclass
@@ -233,6 +108,7 @@ class Table:
     """The items of each job. Not the jobs themselves: they keep the table."""
     rows: Numbers
     params: Watched
+    grads: Watched
     steps: Watched
     buffers: list[tuple[list[int] | slice, Watched]]
     """The first buffers, the second...: in which rows they belong, and they themselves."""
@@ -240,7 +116,6 @@ class Table:
     """The strides of parameters that are not contiguous."""
     apart: bool
     """Does no parameter share memory with another?"""
-    grads: Watched = field(init=False)
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Table:
@@ -256,15 +131,16 @@ class Table:
                 row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
-        params = Watched(library, [item.param for item in items])
+        params = Watched([item.param for item in items])
         rows[:, P], rows[:, N] = params.addresses, params.sizes
         return cls(
             library,
             [job.items for job in jobs],
             rows,
             params,
-            Watched(library, [item.step for item in items]),
-            [_nth_buffers(library, items, k) for k in range(max(len(item.state) for item in items))],
+            watched_grads(params.tensors, [grad for job in jobs for grad in job.grads]),
+            Watched([item.step for item in items]),
+            [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
             _apart(params),
         )
@@ -274,21 +150,30 @@ class Table:
             job.items is items for job, items in zip(jobs, self.members, strict=True)
         )
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        """Kernels trust sizes and layouts: has a parameter other memory, or a buffer another size?"""
-        if self.params.changed() or not np.array_equal(self.params.addresses, self.rows[:, P]):
+    def stale(self) -> bool:
+        """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
+        if self.params.changed():
             return True
         items = [item for members in self.members for item in members] if self.odd else []
         for i, stride in self.odd.items():
             if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
                 return True
-        if self.steps.changed() or any(buffers.changed() for _, buffers in self.buffers):
+        if self.steps.changed(but_addresses=True):
             return True
-        return not self.look_at_grads(jobs)
+        if any(buffers.changed(but_addresses=True) for _, buffers in self.buffers):
+            return True
+        self.grads.look()
+        return not self._fit()
+
+    def _fit(self) -> bool:
+        """Do the gradients have the sizes, dtypes and device of their parameters?"""
+        grads, params = self.grads, self.params
+        return np.array_equal(grads.sizes, params.sizes) and np.array_equal(grads.kinds // 2, params.kinds // 2)
 
     def step(self, jobs: Sequence[Job]) -> None:
-        rows, grads = self.rows, self._grads()
-        rows[:, G], rows[:, STEP] = grads.addresses, self.steps.addresses
+        rows = self.rows
+        grads, copies = self._grads(jobs)
+        rows[:, G], rows[:, STEP] = grads, self.steps.addresses
         for k, (where, buffers) in enumerate(self.buffers):
             rows[where, S + k] = buffers.addresses
         c = self._coefficients(jobs)
@@ -298,29 +183,24 @@ class Table:
             )
             if failed:
                 raise MemoryError("no memory for the step; nothing was changed")
+        del copies
         torch.autograd.graph.increment_version(self.params.tensors)
 
-    def look_at_grads(self, jobs: Sequence[Job]) -> bool:
-        """Look at this step's gradients: do they have the sizes, dtypes and device of their parameters?"""
-        self.grads = Watched(self.library, [_resolved(grad) for job in jobs for grad in job.grads])
-        fits = (self.grads.sizes == self.params.sizes) & (self.grads.kinds // 2 == self.params.kinds // 2)
-        return bool(fits.all())
-
-    def _grads(self) -> Watched:
-        """The gradients, laid out as the parameters are; one that is not gets copied."""
-        grads, params = self.grads.tensors, self.params.tensors
-        aligned = not (self.grads.addresses % SIZES[self.rows[:, DTYPE]]).any()
-        if aligned and not self.odd and (self.grads.kinds == self.params.kinds).all():
-            return self.grads
-        return Watched(
-            self.library,
-            [
-                grad
-                if grad.stride() == param.stride() and not grad.data_ptr() % grad.element_size()
-                else torch.empty_like(param).copy_(grad)
-                for grad, param in zip(grads, params, strict=True)
-            ],
-        )
+    def _grads(self, jobs: Sequence[Job]) -> tuple[Numbers, list[Tensor]]:
+        """Where the gradients lie, as the parameters do: one that does not is copied."""
+        odd = (self.grads.kinds != self.params.kinds) | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
+        odd[list(self.odd)] = True
+        if not odd.any():
+            return self.grads.addresses, []
+        addresses, copies = self.grads.addresses.copy(), []
+        every = [grad for job in jobs for grad in job.gradients()]
+        for i in np.flatnonzero(odd).tolist():
+            grad, param = every[i], self.params.tensors[i]
+            if not is_plain(grad) or grad.stride() != param.stride() or grad.data_ptr() % grad.element_size():
+                grad = torch.empty_like(param).copy_(grad)
+                copies.append(grad)
+            addresses[i] = grad.data_ptr()
+        return addresses, copies
 
     def _coefficients(self, jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
@@ -348,16 +228,9 @@ def _apart(params: Watched) -> bool:
     return bool((ends[:-1] <= starts[1:]).all())
 
 
-def _resolved(grad: Tensor) -> Tensor:
-    """The gradient with its values in memory: not a subclass's, not yet to be negated, not zeros without memory."""
-    if type(grad) in PLAIN and not grad.is_neg() and not grad._is_zerotensor():
-        return grad
-    return torch.empty(grad.shape, dtype=grad.dtype).copy_(grad)
-
-
-def _nth_buffers(library: Library, items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
+def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
     where = [row for row, item in enumerate(items) if len(item.state) > k]
-    buffers = Watched(library, [list(items[row].state.values())[k] for row in where])
+    buffers = Watched([list(items[row].state.values())[k] for row in where])
     return slice(None) if len(where) == len(items) else where, buffers
 
 
@@ -366,9 +239,6 @@ def values(job: Job, t: float) -> list[float]:
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
     c = job.update.general_coefficients(t, scalars.plain(job.options), scalars.Scalars, grad_scale)
     return list(map(float, c.values()))
-
-
-_cdata = attrgetter("_cdata")
 
 
 # Rows ----------------------------------------------------------------------------------------------------------
@@ -381,6 +251,7 @@ class NativeRows:
     fused = True
     by_chance = False
     skips_overflow = False
+    looks = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is None or not grad.is_sparse:

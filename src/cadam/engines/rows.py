@@ -25,6 +25,7 @@ class Rows:
     fused = False
     by_chance = False
     skips_overflow = False
+    looks = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return None if grad is not None and grad.is_sparse else "serves sparse gradients only"

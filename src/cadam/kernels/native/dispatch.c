@@ -59,33 +59,83 @@ EXPORT int cadam_kernel(const char *name)
 
 /* Tensors ------------------------------------------------------------------------------------------------ */
 
-/* Functions of torch's stable C interface. A handle points to an at::Tensor, which is one pointer: an array of what
- * Python knows as Tensor._cdata is an array of tensors. */
+/* Functions of torch, in the order of library.py. Those that take a tensor want a pointer to an at::Tensor, which is
+ * itself one pointer: an array of what Python knows as Tensor._cdata is an array of tensors. */
 typedef struct {
+    parallel_for_fn *parallel_for;
+    int32_t (*is_defined)(void **tensor, _Bool *defined);
+    int32_t (*layout)(void **tensor, int32_t *layout);
     int32_t (*data_ptr)(void **tensor, void **data);
     int32_t (*numel)(void **tensor, int64_t *numel);
     int32_t (*dtype)(void **tensor, int32_t *dtype);
     int32_t (*device_type)(void **tensor, int32_t *device_type);
+    int32_t (*device_index)(void **tensor, int32_t *device_index);
     int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
-} torch_interface;
+    _Bool (*is_neg)(void **tensor);
+    void **(*grad)(void *tensor); /* of the tensor itself */
+} torch_functions;
 
-/* Where tensors lie, how many elements they have, and their kind: device, dtype and, in the last bit, contiguity.
- * Asking torch for each of these from Python takes longer than a small step does. Returns 0 if all went well. */
-EXPORT int cadam_look(const torch_interface *torch, void **tensors, int64_t count, int64_t *addresses, int64_t *sizes,
-                      int64_t *kinds)
+typedef struct {
+    const torch_functions *torch;
+    void **tensors;
+    int64_t *addresses, *sizes, *kinds;
+} view;
+
+/* Is it a dense tensor whose memory holds its values as they are? */
+static int is_plain(const torch_functions *torch, void **tensor)
 {
-    for (int64_t i = 0; i < count; i++) {
-        void *data;
-        int32_t dtype, device;
-        _Bool contiguous;
-        if (torch->data_ptr(&tensors[i], &data) || torch->numel(&tensors[i], &sizes[i]) ||
-            torch->dtype(&tensors[i], &dtype) || torch->device_type(&tensors[i], &device) ||
-            torch->is_contiguous(&tensors[i], &contiguous))
-            return 1;
-        addresses[i] = (int64_t)data;
-        kinds[i] = 2 * (1000 * (int64_t)device + dtype) + contiguous;
+    _Bool defined;
+    int32_t layout;
+    return !torch->is_defined(tensor, &defined) && defined && !torch->layout(tensor, &layout) && layout == 0 &&
+           !torch->is_neg(tensor);
+}
+
+static void look_at(const view *v, int64_t i, void **tensor)
+{
+    const torch_functions *torch = v->torch;
+    void *data = 0;
+    int32_t dtype = 0, device = 0, index = 0;
+    _Bool contiguous = 0;
+    if (torch->numel(tensor, &v->sizes[i]) || torch->dtype(tensor, &dtype) || torch->device_type(tensor, &device) ||
+        torch->device_index(tensor, &index) || torch->is_contiguous(tensor, &contiguous) ||
+        torch->data_ptr(tensor, &data) || (!data && v->sizes[i]))
+        return;
+    v->addresses[i] = (int64_t)data;
+    v->kinds[i] = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+}
+
+static void look_range(int64_t begin, int64_t end, void *context)
+{
+    const view *v = context;
+    for (int64_t i = begin; i < end; i++) {
+        v->kinds[i] = -1;
+        look_at(v, i, &v->tensors[i]);
     }
-    return 0;
+}
+
+static void look_at_grads_range(int64_t begin, int64_t end, void *context)
+{
+    const view *v = context;
+    for (int64_t i = begin; i < end; i++) {
+        void **grad = v->torch->grad(v->tensors[i]);
+        v->kinds[i] = -1;
+        if (is_plain(v->torch, grad))
+            look_at(v, i, grad);
+    }
+}
+
+/* Where tensors (or their gradients) lie, how many elements they have, and their kind: device, dtype and, in the last
+ * bit, contiguity; -1 for one that is not plain memory. Asking torch for this from Python takes longer than a small
+ * step does. */
+EXPORT void cadam_look(const torch_functions *torch, void **tensors, int64_t count, int64_t grads, int64_t *addresses,
+                       int64_t *sizes, int64_t *kinds)
+{
+    view v = {torch, tensors, addresses, sizes, kinds};
+    enum { GRAIN = 512 };
+    if (count > GRAIN)
+        torch->parallel_for(0, count, GRAIN, grads ? look_at_grads_range : look_range, &v);
+    else
+        (grads ? look_at_grads_range : look_range)(0, count, &v);
 }
 
 /* The coefficients of a kernel in either arithmetic: tensors of both may share them. */

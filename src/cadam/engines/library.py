@@ -1,0 +1,125 @@
+"""The compiled C kernels: where they are, and what they borrow of torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels import build
+from ..rules import RULES, Rule
+from .source import Structure, structures
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+# What the kernels call: torch's threads, and its knowledge of tensors. Two are C++ functions by their linker names.
+BORROWED = {
+    "libtorch_cpu": (
+        "torch_parallel_for",
+        "aoti_torch_is_defined",
+        "aoti_torch_get_layout",
+        "aoti_torch_get_data_ptr",
+        "aoti_torch_get_numel",
+        "aoti_torch_get_dtype",
+        "aoti_torch_get_device_type",
+        "aoti_torch_get_device_index",
+        "aoti_torch_is_contiguous",
+        "_ZN2at6native6is_negERKNS_6TensorE",
+    ),
+    "libc10": ("_ZNK3c1010TensorImpl4gradEv",),
+}
+
+
+class UnavailableError(Exception):
+    """The kernels cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library of kernels, with what it borrows of torch: its threads before all."""
+
+    c: ctypes.CDLL
+    torch: Numbers
+    """The addresses of what BORROWED names."""
+
+    @property
+    def parallel_for(self) -> int:
+        return int(self.torch[0])
+
+
+@cache
+def _borrowed() -> Numbers:
+    functions = []
+    for library, names in BORROWED.items():
+        found = [path for path in (Path(torch.__file__).parent / "lib").glob(f"{library}.*") if path.is_file()]
+        for name in names:
+            try:
+                functions.append(ctypes.cast(ctypes.CDLL(str(found[0]))[name], ctypes.c_void_p).value or 0)
+            except (AttributeError, IndexError):
+                raise UnavailableError(
+                    f"torch {torch.__version__} does not lend {name} (torch 2.10 and later do)"
+                ) from None
+    return np.array(functions, np.int64)
+
+
+def _load(path: Path, fingerprint: str) -> Library:
+    try:
+        c = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnavailableError(f"the compiled kernels do not load: {error}") from error
+    c.cadam_fingerprint.restype = ctypes.c_char_p
+    if c.cadam_fingerprint().decode() != fingerprint:
+        raise UnavailableError(f"{path.name} is not of this version's sources: install the package again")
+    c.cadam_rows.restype = ctypes.c_int64
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    c.cadam_read_steps.argtypes = [pointer, number, pointer]
+    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
+    c.cadam_look.argtypes = [pointer, pointer, number, number, pointer, pointer, pointer]
+    c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
+    c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
+    return Library(c, _borrowed())
+
+
+@cache
+def catalogue() -> Library:
+    """The library of the package. Raises UnavailableError if it cannot be used."""
+    if not build.LIBRARY.exists():
+        raise UnavailableError("the package was installed without its compiled kernels (no C compiler was there)")
+    return _load(build.LIBRARY, build.fingerprint())
+
+
+@cache
+def _own(rule: Rule) -> Library:
+    """Kernels for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
+    from ..kernels import c_dialect
+
+    header = c_dialect.header(structures([rule]))
+    fingerprint = build.fingerprint(header)
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache_home / "cadam" / f"{rule.name}-{fingerprint}.so"
+    if not path.exists():
+        try:
+            build.build(path, header)
+        except (build.BuildError, OSError) as error:
+            raise UnavailableError(f"no kernel could be compiled for the rule {rule.name!r}: {error}") from error
+    return _load(path, fingerprint)
+
+
+@cache
+def find(structure: Structure) -> tuple[Library, int] | str:
+    """The library with a kernel for such a rule and its number there, or why there is none."""
+    try:
+        _borrowed()
+        library = catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
+    except UnavailableError as reason:
+        return str(reason)
+    kernel = int(library.c.cadam_kernel(structure.name.encode()))
+    if kernel < 0:
+        return f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
+    return library, kernel
