@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
+from .memory import filled_like
 from .plan import Plan, plain, plain_grad
 from .rules import Rule
 from .update import Update
@@ -180,9 +181,7 @@ class Optimizer(torch.optim.Optimizer):
         for name, start in self.rule.state(group).items():
             if name not in state:
                 fill = complex(start, start) if param.is_complex() else start
-                state[name] = torch.full_like(
-                    param, fill, dtype=_buffer_dtype(param, group), memory_format=torch.preserve_format
-                ).detach()
+                state[name] = filled_like(param, fill, _buffer_dtype(param, group))
         return state
 
     def _counter(self, param: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import engines, options
 from .catalog import CAdam
+from .memory import filled_like
 from .optimizer import Optimizer
 from .update import Update
 
@@ -18,7 +19,7 @@ def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -
     """The buffers that `update_` needs beside a table: zeros, in float32 at the least."""
     o = {**options.defaults(optimizer.rule), **given, **optimizer.fixed}
     dtype = o["state_dtype"] or torch.promote_types(table.dtype, torch.float32)
-    return {name: torch.full_like(table, start, dtype=dtype) for name, start in optimizer.rule.state(o).items()}
+    return {name: filled_like(table, start, dtype) for name, start in optimizer.rule.state(o).items()}
 
 
 @torch.no_grad()

@@ -281,11 +281,6 @@ typedef struct {
     int64_t p, s[MAX_BUFFERS], counts, rows, width, kernel, dtype;
 } row_table;
 
-typedef struct {
-    uint32_t row; /* within its bucket */
-    uint32_t at;  /* position among the ids */
-} entry;
-
 enum { CHUNKS = 64 };
 
 typedef struct {
@@ -335,51 +330,28 @@ static void deal_range(int64_t begin, int64_t end, void *context)
     }
 }
 
-static void fetch(const void *p, int64_t bytes)
-{
-    for (int64_t line = 0; line < bytes; line += 64)
-        __builtin_prefetch((const char *)p + line, 1);
-}
-
-/* A thread's own: which slot a row of the bucket has, the rows in order of appearance, their sums. */
-typedef struct {
-    uint32_t *slot, *distinct;
-    char *sums;
-} scratch;
-
-static void do_bucket(row_step *step, int64_t bucket, scratch *my)
+static void do_bucket(row_step *step, int64_t bucket, found_rows *my)
 {
     const row_table *t = step->table;
-    const int64_t first = step->starts[bucket], last = step->starts[bucket + 1], base = bucket << step->shift;
-    const int64_t width = t->width, size = size_of[t->dtype], real = size_of_real(t->dtype);
+    const int64_t width = t->width, real = size_of_real(t->dtype), first = step->starts[bucket];
     const kernel *k = &step->set->kernels[t->kernel];
-    int64_t distinct = 0, aligned = 0;
-    for (int64_t e = first; e < last; e++) {
-        const entry now = step->entries[e];
-        if (e + 12 < last)
-            fetch(step->grads + (int64_t)step->entries[e + 12].at * width * size, width * size);
-        const char *grad = step->grads + (int64_t)now.at * width * size;
-        if (!my->slot[now.row]) {
-            my->distinct[distinct] = now.row;
-            my->slot[now.row] = (uint32_t)++distinct;
-            step->set->set[t->dtype](my->sums + (distinct - 1) * width * real, grad, width);
-        } else
-            step->set->add[t->dtype](my->sums + (int64_t)(my->slot[now.row] - 1) * width * real, grad, width);
+    row_memory rows = {1 + k->buffers, {(const char *)t->p}, {width * size_of[t->dtype]}};
+    for (int b = 0; b < k->buffers; b++) {
+        rows.first[1 + b] = (const char *)t->s[b];
+        rows.bytes[1 + b] = width * real;
     }
+    for (int m = 0; m < rows.count; m++)
+        rows.first[m] += (bucket << step->shift) * rows.bytes[m];
+    const int64_t distinct = step->set->gather[t->dtype](&step->entries[first], step->starts[bucket + 1] - first,
+                                                         step->grads, width, &rows, my);
+    int64_t aligned = 0;
     for (int64_t d = 0; d < distinct; d++) {
-        enum { ROWS_AHEAD = 8 };
-        if (d + ROWS_AHEAD < distinct) {
-            const int64_t later = base + my->distinct[d + ROWS_AHEAD];
-            fetch((char *)t->p + later * width * size, width * size);
-            for (int b = 0; b < k->buffers; b++)
-                fetch((char *)t->s[b] + later * width * real, width * real);
-        }
-        const int64_t row = base + my->distinct[d];
-        void *s[MAX_BUFFERS] = {0};
-        for (int b = 0; b < k->buffers; b++)
-            s[b] = (char *)t->s[b] + row * width * real;
-        aligned += k->summed[t->dtype]((char *)t->p + row * width * size, my->sums + d * width * real, s, width,
-                                       in_arithmetic_of(&step->c, t->dtype));
+        char *at[1 + MAX_BUFFERS] = {0};
+        for (int m = 0; m < rows.count; m++)
+            at[m] = (char *)rows.first[m] + my->distinct[d] * rows.bytes[m];
+        const int is_sum = my->source[d] == my->sums + d * width * real;
+        aligned += (is_sum ? k->summed : k->dense)[t->dtype](at[0], my->source[d], (void *const *)&at[1], width,
+                                                             in_arithmetic_of(&step->c, t->dtype));
         my->slot[my->distinct[d]] = 0;
     }
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
@@ -395,7 +367,7 @@ static int32_t here(int64_t begin, int64_t end, int64_t grain, range_fn *f, void
 
 typedef struct {
     row_step *step;
-    scratch *scratches;
+    found_rows *found;
 } row_work;
 
 static void bucket_range(int64_t begin, int64_t end, void *context)
@@ -407,7 +379,7 @@ static void bucket_range(int64_t begin, int64_t end, void *context)
             if (bucket >= work->step->buckets)
                 break;
             if (work->step->starts[bucket] < work->step->starts[bucket + 1])
-                do_bucket(work->step, bucket, &work->scratches[worker]);
+                do_bucket(work->step, bucket, &work->found[worker]);
         }
 }
 
@@ -433,7 +405,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     step.starts = malloc((size_t)(step.buckets + 1) * sizeof *step.starts);
     step.entries = malloc((size_t)(n ? n : 1) * sizeof *step.entries);
     int64_t result = -2;
-    scratch *scratches = 0;
+    found_rows *found = 0;
     if (!step.offsets || !step.starts || !step.entries)
         goto done;
     parallel_for(0, CHUNKS, 1, count_range, &step);
@@ -455,19 +427,21 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     }
     step.starts[step.buckets] = total;
     const int64_t span = (int64_t)1 << step.shift, most = largest < span ? largest : span;
-    scratches = calloc((size_t)threads, sizeof *scratches);
-    if (!scratches)
+    found = calloc((size_t)threads, sizeof *found);
+    if (!found)
         goto done;
     for (int64_t i = 0; i < threads; i++) {
-        scratches[i].slot = calloc((size_t)span, sizeof(uint32_t));
-        scratches[i].distinct = malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
-        scratches[i].sums = malloc((size_t)((most ? most : 1) * table->width * size_of_real((int)table->dtype)));
-        if (!scratches[i].slot || !scratches[i].distinct || !scratches[i].sums)
+        found[i].slot = calloc((size_t)span, sizeof(uint32_t));
+        found[i].distinct = malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
+        found[i].source = malloc((size_t)(most ? most : 1) * sizeof(char *));
+        found[i].sums = malloc((size_t)((most ? most : 1) * table->width * size_of_real((int)table->dtype)));
+        if (!found[i].slot || !found[i].distinct || !found[i].source ||
+            !found[i].sums)
             goto done;
     }
     parallel_for(0, CHUNKS, 1, deal_range, &step);
     convert(&step.c, c);
-    row_work work = {&step, scratches};
+    row_work work = {&step, found};
     parallel_for(0, threads, 1, bucket_range, &work);
     if (table->counts) {
         ((int64_t *)table->counts)[0] += step.aligned;
@@ -476,12 +450,13 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     }
     result = -1;
 done:
-    for (int64_t i = 0; scratches && i < threads; i++) {
-        free(scratches[i].slot);
-        free(scratches[i].distinct);
-        free(scratches[i].sums);
+    for (int64_t i = 0; found && i < threads; i++) {
+        free(found[i].slot);
+        free(found[i].distinct);
+        free(found[i].source);
+        free(found[i].sums);
     }
-    free(scratches);
+    free(found);
     free(step.entries);
     free(step.starts);
     free(step.offsets);

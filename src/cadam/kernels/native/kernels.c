@@ -14,7 +14,7 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-enum { BLOCK = 64, AHEAD = 512 };
+enum { BLOCK = 64, AHEAD = 512, GRADS_AHEAD = 12 };
 
 static inline void prefetch(const void *p, int64_t i, int64_t size)
 {
@@ -203,32 +203,57 @@ static inline void traffic_float(const struct traffic_float_c *c, float *p, floa
 }
 LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
 
-/* Sums of gradient rows. */
-#define SUMS(T, real_)                                                                                             \
-    static void set_##T(void *target_, const void *values_, int64_t n)                                             \
+/* Sums of gradient rows. The widths that tables mostly have are known to the compiler. */
+#define ADD(T, real_, width)                                                                                       \
     {                                                                                                              \
-        real_ *restrict target = target_, room[BLOCK];                                                             \
-        const value_##T *restrict values = values_;                                                                \
-        for (int64_t i = 0; i < n; i += BLOCK) {                                                                   \
-            const int64_t m = n - i < BLOCK ? n - i : BLOCK;                                                       \
-            memcpy(target + i, open_##T(values + i, room, m), (size_t)m * sizeof *target);                         \
-        }                                                                                                          \
-    }                                                                                                              \
-    static void add_##T(void *target_, const void *values_, int64_t n)                                             \
-    {                                                                                                              \
-        real_ *restrict target = target_, room[BLOCK];                                                             \
-        const value_##T *restrict values = values_;                                                                \
-        for (int64_t i = 0; i < n; i += BLOCK) {                                                                   \
-            const int64_t m = n - i < BLOCK ? n - i : BLOCK;                                                       \
-            const real_ *restrict x = open_##T(values + i, room, m);                                               \
-            for (int64_t j = 0; j < m; j++)                                                                        \
-                target[i + j] += x[j];                                                                             \
+        real_ a_room[BLOCK], b_room[BLOCK];                                                                        \
+        for (int64_t i = 0; i < (width); i += BLOCK) {                                                             \
+            const int64_t m = (width) - i < BLOCK ? (width) - i : BLOCK;                                           \
+            const real_ *a = again ? sum + i : open_##T((const value_##T *)to->source[number] + i, a_room, m);     \
+            const real_ *b = open_##T(grad + i, b_room, m);                                                        \
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++) sum[i + j] = a[j] + b[j];                         \
         }                                                                                                          \
     }
-SUMS(F32, float)
-SUMS(F64, double)
-SUMS(BF16, float)
-SUMS(F16, float)
+
+#define GATHER(T, real_)                                                                                           \
+    static int64_t gather_##T(const entry *entries, int64_t n, const void *grads_, int64_t width,                  \
+                              const row_memory *rows, found_rows *to)                                              \
+    {                                                                                                              \
+        const value_##T *grads = grads_;                                                                           \
+        int64_t distinct = 0;                                                                                      \
+        for (int64_t e = 0; e < n; e++) {                                                                          \
+            const int64_t row = entries[e].row;                                                                    \
+            const value_##T *grad = grads + (int64_t)entries[e].at * width;                                        \
+            if (e + GRADS_AHEAD < n)                                                                               \
+                fetch(grads + (int64_t)entries[e + GRADS_AHEAD].at * width, width * (int64_t)sizeof *grad, 3);     \
+            if (!to->slot[row]) {                                                                                  \
+                to->distinct[distinct] = (uint32_t)row;                                                            \
+                to->source[distinct] = (const char *)grad;                                                         \
+                to->slot[row] = (uint32_t)++distinct;                                                              \
+                for (int k = 0; k < rows->count; k++)                                                              \
+                    fetch(rows->first[k] + row * rows->bytes[k], rows->bytes[k], 2);                               \
+                continue;                                                                                          \
+            }                                                                                                      \
+            const int64_t number = to->slot[row] - 1;                                                              \
+            real_ *sum = (real_ *)to->sums + number * width;                                                       \
+            const int again = to->source[number] == (const char *)sum;                                             \
+            switch (width) {                                                                                       \
+            case 1: ADD(T, real_, 1) break;                                                                        \
+            case 8: ADD(T, real_, 8) break;                                                                        \
+            case 10: ADD(T, real_, 10) break;                                                                      \
+            case 16: ADD(T, real_, 16) break;                                                                      \
+            case 32: ADD(T, real_, 32) break;                                                                      \
+            case 64: ADD(T, real_, 64) break;                                                                      \
+            default: ADD(T, real_, width)                                                                          \
+            }                                                                                                      \
+            to->source[number] = (const char *)sum;                                                                \
+        }                                                                                                          \
+        return distinct;                                                                                           \
+    }
+GATHER(F32, float)
+GATHER(F64, double)
+GATHER(BF16, float)
+GATHER(F16, float)
 
 #define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
     {                                                                                                              \
@@ -242,6 +267,5 @@ const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,
     .count = sizeof kernels / sizeof *kernels,
     .traffic = traffic_f32,
-    .set = {set_F32, set_F64, set_BF16, set_F16},
-    .add = {add_F32, add_F64, add_BF16, add_F16},
+    .gather = {gather_F32, gather_F64, gather_BF16, gather_F16},
 };

@@ -1,0 +1,44 @@
+"""Memory for the state of the optimizer."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAGE = 4096
+LARGE = 1 << 25  # bytes from which huge pages are worth asking for
+MADV_HUGEPAGE = 14  # as in linux/mman.h
+
+
+def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Tensor:
+    """A tensor that lies in memory as `param` does, filled with `value`.
+
+    Rows of a large table lie far apart, and finding each in small pages costs as much as reading it. So the system
+    is asked to put large tensors in huge pages; where it does not, nothing but speed is lost.
+    """
+    buffer = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
+    if type(buffer) is Tensor and buffer.device.type == "cpu" and buffer.nbytes >= LARGE:
+        _ask_for_huge_pages(buffer)
+    return buffer.fill_(value)
+
+
+def _ask_for_huge_pages(x: Tensor) -> None:
+    madvise = _madvise()
+    if madvise is not None:
+        start = -(-x.data_ptr() // PAGE) * PAGE
+        end = (x.data_ptr() + x.nbytes) // PAGE * PAGE
+        madvise(start, end - start, MADV_HUGEPAGE)
+
+
+@cache
+def _madvise() -> Any:
+    if not sys.platform.startswith("linux"):
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
