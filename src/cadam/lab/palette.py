@@ -1,0 +1,28 @@
+"""The colours of every figure. The report turns them into CSS variables, so that figures follow light and dark.
+
+Draw with these and nothing else: any other colour stays as it is in both modes.
+"""
+
+from __future__ import annotations
+
+INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
+ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
+SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")
+"""For more lines than two; CAdam is always the first, Adam the second."""
+
+DARK = {
+    INK: "#e6e8ee",
+    MUTED: "#a2a9b5",
+    GRID: "#394150",
+    PAPER: "#14171d",
+    ADAM: "#f08b73",
+    CADAM: "#6db8e0",
+    TARGET: "#8d94a0",
+    "#5b8c5a": "#8cc48b",
+    "#8e6c8a": "#c6a3c2",
+    "#c2973b": "#e4bd67",
+    "#3c8d8a": "#6fc7c3",
+    "#a0527a": "#dd8fb6",
+    "#7a7f45": "#b9bf7c",
+}
+"""What each becomes on a dark page."""
