@@ -24,7 +24,7 @@ Scale = Literal["quick", "full"]
 Array: TypeAlias = NDArray[Any]
 
 TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
-"""Where each kind of seed starts: results, the choice of a learning rate, and the second run of A/A. They never meet."""
+"""Where each kind of seed starts: results, choosing a learning rate, the second run of A/A. They never meet."""
 
 
 @dataclass(frozen=True)
