@@ -121,6 +121,21 @@ class Results(Sequence[Result]):
         """One curve of all results, stacked: a row each."""
         return np.stack([result.outcome.curves[name] for result in self])
 
+    def tests(self) -> Results:
+        """Those of test seeds."""
+        return self._of_seeds(TEST_SEEDS, TUNING_SEEDS)
+
+    def tuning(self) -> Results:
+        """Those of tuning seeds."""
+        return self._of_seeds(TUNING_SEEDS, REPEAT_SEEDS)
+
+    def repeats(self) -> Results:
+        """Those of the second run of A/A."""
+        return self._of_seeds(REPEAT_SEEDS, 2 * REPEAT_SEEDS)
+
+    def _of_seeds(self, first: int, end: int) -> Results:
+        return Results([result for result in self if first <= result.cell.seed < end])
+
     @property
     def seconds(self) -> float:
         """What these results cost to compute, one after the other."""
