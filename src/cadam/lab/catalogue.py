@@ -18,7 +18,7 @@ PLACES = {
 """In the order of the paper: module and name of each `Experiment`."""
 
 
-class UnknownExperiment(ValueError):
+class UnknownExperimentError(ValueError):
     """A name that is no experiment's."""
 
 
@@ -27,7 +27,7 @@ def find(name: str) -> Experiment:
     if name not in PLACES:
         close = difflib.get_close_matches(name, PLACES, n=1, cutoff=0.5)
         advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PLACES)}"
-        raise UnknownExperiment(f"no experiment is called {name!r}; {advice}")
+        raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
     module, attribute = PLACES[name].split(":")
     experiment: Experiment = getattr(import_module(module), attribute)
     return experiment

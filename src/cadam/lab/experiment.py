@@ -24,7 +24,7 @@ Scale = Literal["quick", "full"]
 Array: TypeAlias = NDArray[Any]
 
 TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
-"""Where each kind of seed starts: results, the choice of a learning rate, and the second run of A/A. They never meet."""
+"""Where each kind of seed starts: results, choosing a learning rate, the second run of A/A. They never meet."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,21 @@ class Results(Sequence[Result]):
     def curve(self, name: str) -> Array:
         """One curve of all results, stacked: a row each."""
         return np.stack([result.outcome.curves[name] for result in self])
+
+    def tests(self) -> Results:
+        """Those of test seeds."""
+        return self._of_seeds(TEST_SEEDS, TUNING_SEEDS)
+
+    def tuning(self) -> Results:
+        """Those of tuning seeds."""
+        return self._of_seeds(TUNING_SEEDS, REPEAT_SEEDS)
+
+    def repeats(self) -> Results:
+        """Those of the second run of A/A."""
+        return self._of_seeds(REPEAT_SEEDS, 2 * REPEAT_SEEDS)
+
+    def _of_seeds(self, first: int, end: int) -> Results:
+        return Results([result for result in self if first <= result.cell.seed < end])
 
     @property
     def seconds(self) -> float:
