@@ -90,7 +90,17 @@ def _section(request: Request) -> str:
     return "\n".join(parts)
 
 
-_COLUMNS = ("what", "paper", "measured", "difference [95% interval]", "A/A noise floor", "seeds", "cost", "verdict")
+_COLUMNS = {
+    "what": "",
+    "paper": "paper",
+    "measured": "measured",
+    "difference [95% interval]": "interval",
+    "A/A noise floor": "noise floor",
+    "seeds": "seeds",
+    "cost": "cost",
+    "verdict": "verdict",
+}
+"""The head of each column, and the label that stands for it on a phone."""
 
 
 def _table(rows: Iterable[Row]) -> str:
@@ -99,10 +109,8 @@ def _table(rows: Iterable[Row]) -> str:
         measured = (row.measured, row.interval, row.noise_floor, str(row.seeds), duration(row.seconds), row.verdict)
         texts = (row.what, row.paper or "no number", *measured)
         cells = (
-            f'<td data-label="{escape(column)}">{escape(text)}</td>'
-            if text
-            else f'<td class="empty">{escape(text)}</td>'
-            for column, text in zip(_COLUMNS, texts, strict=True)
+            f'<td data-label="{label}">{escape(text)}</td>' if text else '<td class="empty"></td>'
+            for label, text in zip(_COLUMNS.values(), texts, strict=True)
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
@@ -189,6 +197,7 @@ table{{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric
 th{{text-align:left;font-weight:600;color:var(--muted);border-bottom:1px solid var(--muted);vertical-align:bottom}}
 th,td{{padding:.35rem .6rem .35rem 0}}
 td{{border-bottom:1px solid var(--line);vertical-align:top}}
+td:nth-child(n+4):nth-child(-n+7){{white-space:nowrap}}
 figure{{margin:1.5rem 0}} figure div{{overflow-x:auto}}
 svg{{display:block;width:100%;min-width:38rem;height:auto}}
 figcaption{{font-size:.85rem;margin-top:.4rem;max-width:46rem}}
@@ -197,9 +206,11 @@ pre{{border:1px solid var(--line);border-radius:.3rem;padding:.6rem .8rem;overfl
 @media (max-width:44rem){{
  table,tbody,tr,td{{display:block}} thead,td.empty{{display:none}}
  tr{{border-bottom:1px solid var(--line);padding:.6rem 0}}
- td{{border:0;padding:.1rem 0 .1rem 7.5rem;min-height:1.3rem;position:relative}}
- td::before{{content:attr(data-label);position:absolute;left:0;width:7rem;color:var(--muted);font-size:.75rem}}
- td:first-child{{font-weight:600;padding-left:0}} td:first-child::before{{content:none}}
+ td{{border:0;padding:.1rem 0 .1rem 6rem;position:relative}}
+ td:nth-child(n+4):nth-child(-n+7){{white-space:normal}}
+ td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
+ td:first-child{{font-weight:600;padding-left:0}}
+ td:nth-child(6),td:nth-child(7){{display:inline-block;margin-right:2rem}} td:nth-child(7){{padding-left:3rem}}
 }}
 </style>
 </head>
