@@ -12,7 +12,7 @@ PLACES = {
     "fig-shift": "cadam.lab.numerical:FIG_SHIFT",
     "fig-noise": "cadam.lab.numerical:FIG_NOISE",
     "fig-no-noise": "cadam.lab.numerical:FIG_NO_NOISE",
-    # "theorem": "cadam.lab.theory:THEOREM",
+    "theorem": "cadam.lab.theory:THEOREM",
     "demo-stream": "cadam.lab.stream:DEMO_STREAM",
 }
 """In the order of the paper: module and name of each `Experiment`."""
