@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .experiment import Experiment
 from .report import duration
@@ -50,7 +50,7 @@ class Progress:
             name, total = request.experiment.name, self.total(request)
             if total:
                 share = max(0, total - self.done[name] - self.failed[name]) / total
-                expected.append((share, request.experiment.seconds[request.plan.scale]))
+                expected.append((share, request.experiment.estimate(request.plan)))
         ahead = sum(share * seconds for share, seconds in expected)
         behind = sum((1 - share) * seconds for share, seconds in expected)
         ran = time.monotonic() - self.began
@@ -60,12 +60,6 @@ class Progress:
         name = request.experiment.name
         failed = f", {self.failed[name]} failed" if self.failed[name] else ""
         return f"{name}: {self.done[name]} of {self.total(request)} cells{failed}"
-
-
-class Display(Protocol):
-    """Something that shows a run: called with each event."""
-
-    def __call__(self, event: Event) -> None: ...
 
 
 Table = Callable[[], "RenderableType"]

@@ -246,7 +246,7 @@ class Experiment:
     sources: Sequence[str]
     """Modules or packages whose code the outcomes depend on, beside the optimizers themselves."""
     seconds: Mapping[Scale, float]
-    """About how long it takes on two cores."""
+    """About how long it takes on two cores, with as many seeds as by default."""
     seeds: Mapping[Scale, int]
     """How many seeds by default."""
     data: Data | None = None
@@ -257,3 +257,7 @@ class Experiment:
 
     def plan(self, scale: Scale, seeds: int | None = None) -> Plan:
         return Plan(scale, self.seeds[scale] if seeds is None else seeds)
+
+    def estimate(self, plan: Plan) -> float:
+        """About how many seconds a plan takes."""
+        return self.seconds[plan.scale] * plan.seeds / self.seeds[plan.scale]

@@ -140,7 +140,7 @@ class Work:
 def jobs_for(work: Sequence[Work]) -> int:
     """As many processes as there are cores, if there is more to do than starting them takes."""
     cells = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
-    expected = sum(w.request.experiment.seconds[w.request.plan.scale] / cells[id(w.request)] for w in work)
+    expected = sum(w.request.experiment.estimate(w.request.plan) / cells[id(w.request)] for w in work)
     return min(cores(), len(work)) if expected > 10 else 1
 
 

@@ -199,7 +199,7 @@ def figures(results: Results) -> Mapping[str, Figure]:
 
     chosen = choices(results)
     colours = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     along, rates = figure.subplots(1, 2, width_ratios=(2, 1))
     events = WINDOW * BATCH_SIZE * np.arange(1, BATCHES // WINDOW + 1)
     for change in range(CHANGE_EVERY, BATCHES, CHANGE_EVERY):
