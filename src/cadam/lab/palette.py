@@ -5,6 +5,8 @@ Draw with these and nothing else: any other colour stays as it is in both modes.
 
 from __future__ import annotations
 
+from typing import Any
+
 INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
 ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
 SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")
@@ -26,3 +28,25 @@ DARK = {
     "#7a7f45": "#b9bf7c",
 }
 """What each becomes on a dark page."""
+
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "font.family": ["DejaVu Sans"],
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+}
+"""Matplotlib's settings while figures are drawn and saved."""

@@ -52,12 +52,7 @@ class Store:
     """The results under one folder."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._claims = os.open(self.root / ".claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-    def close(self) -> None:
-        os.close(self._claims)
+        self.root = Path(root).absolute()
 
     def path(self, experiment: Experiment, cell: Cell) -> Path:
         return self.root / experiment.name / f"{identity(experiment, cell)}.json"
@@ -77,22 +72,22 @@ class Store:
     def save(self, experiment: Experiment, result: Result) -> Path:
         """Keep a result, in the place of an older one if there is one. The caller has claimed the cell."""
         path = self.path(experiment, result.cell)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, _write(result, fingerprint(tuple(experiment.sources))))
         return path
 
     @contextmanager
     def claim(self, name: str, *, wait: bool) -> Iterator[None]:
         """Have the cell of this identity alone. Without `wait`, raise `BusyCellError` if another process has it."""
-        place = int(name[:15], 16)
+        place, claims = int(name[:15], 16), _claims(self.root)
         try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+            fcntl.lockf(claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
         except (BlockingIOError, PermissionError) as error:
             raise BusyCellError(name) from error
         try:
             yield
         finally:
-            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, place)
+            fcntl.lockf(claims, fcntl.LOCK_UN, 1, place)
 
     def sweep(self) -> list[Path]:
         """Remove what a killed process left half-written; what a living one is writing stays."""
@@ -110,7 +105,7 @@ class Store:
 
     def remember(self, experiment: Experiment, plan: Plan) -> None:
         path = self.root / experiment.name / "plan.json"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         name = hashlib.sha256(experiment.name.encode()).hexdigest()
         with self.claim(name, wait=True):
             _replace(path, json.dumps(asdict(plan)).encode(), temporary=f".{name}.new")
@@ -127,6 +122,18 @@ class Store:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedCellError(f"{path}: {error}; run `cadam reproduce {experiment.name}` again") from error
+
+
+_claims_open: dict[Path, int] = {}
+
+
+def _claims(root: Path) -> int:
+    """The file of claims, opened once in a process: closing it anywhere would let go of all that the process holds."""
+    file = _claims_open.get(root)
+    if file is None or os.fstat(file).st_nlink == 0:
+        root.mkdir(parents=True, exist_ok=True)
+        file = _claims_open[root] = os.open(root / ".claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return file
 
 
 def _replace(path: Path, content: bytes, temporary: str | None = None) -> None:

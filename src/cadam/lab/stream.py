@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 ARMS = ("CAdam", "Adam")
 LR_GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 WINDOW = 10
+BATCHES, BATCH_SIZE, CHANGE_EVERY = 500, 128, 125
 SETTINGS = {
-    "batches": 500,
-    "batch_size": 128,
-    "change_every": 125,
+    "batches": BATCHES,
+    "batch_size": BATCH_SIZE,
+    "change_every": CHANGE_EVERY,
     "drift": 0.01,
     "mistakes": 0.1,
     "warm_up": 50,
@@ -200,9 +201,9 @@ def figures(results: Results) -> Mapping[str, Figure]:
     colours = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     along, rates = figure.subplots(1, 2, width_ratios=(2, 1))
-    events = WINDOW * SETTINGS["batch_size"] * np.arange(1, SETTINGS["batches"] // WINDOW + 1)
-    for change in range(SETTINGS["change_every"], SETTINGS["batches"], SETTINGS["change_every"]):
-        along.axvline(change * SETTINGS["batch_size"], color=palette.TARGET, lw=1, ls=":")
+    events = WINDOW * BATCH_SIZE * np.arange(1, BATCHES // WINDOW + 1)
+    for change in range(CHANGE_EVERY, BATCHES, CHANGE_EVERY):
+        along.axvline(change * BATCH_SIZE, color=palette.TARGET, lw=1, ls=":")
     for arm in reversed(ARMS):
         along.plot(events, results.tests().where(optimizer=arm).curve("auc").mean(0), color=colours[arm], label=arm)
         means = chosen[arm].means
