@@ -8,7 +8,7 @@ minimum, and the noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -390,8 +390,7 @@ def _landscape_cells(experiment: str, plan: Plan, readings: Sequence[str]) -> li
 
 def _drawn(cell: Cell, draw: bool) -> Cell:
     """The cell with or without the paths that the figure shows."""
-    rest = (cell.experiment, cell.model, cell.data, cell.optimizer, cell.lr, cell.condition, cell.seed)
-    return Cell(*rest, {**cell.settings, "draw": draw})
+    return replace(cell, settings={**cell.settings, "draw": draw})
 
 
 def noise_cells(plan: Plan, _: Results) -> list[Cell]:
