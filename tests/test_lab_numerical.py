@@ -128,15 +128,21 @@ def test_a_cell_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str)
     assert first.metrics != other.metrics
 
 
-def test_optimizers_meet_the_same_starts_and_noise() -> None:
-    """Two names for one optimizer give one result."""
-    for experiment in (numerical.FIG_SHIFT, numerical.FIG_NOISE):
-        cell = small(experiment)[0]
-        amsgrad = experiment.compute(replace(cell, optimizer="Adam"))
-        again = experiment.compute(replace(cell, optimizer="Adam", settings={**cell.settings}))
-        assert amsgrad.metrics == again.metrics
-        starts = numerical.random_starts(cell.seed, 3)
-        assert np.array_equal(starts, numerical.random_starts(cell.seed, 3))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_optimizers_meet_the_same_starts_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one seed, whatever the optimizer; under another seed, others."""
+    seen: list[np.ndarray] = []
+
+    def record(_: str, start: np.ndarray, gradient: Any, steps: int, **__: Any) -> tuple[np.ndarray, float]:
+        seen.append(np.stack([start, *(gradient(start, t).copy() for t in range(1, 1 + steps))]))
+        return seen[-1], 1.0
+
+    monkeypatch.setattr(numerical, "descend", record)
+    cell = small(EXPERIMENTS[name])[0]
+    for changes in ({"optimizer": "Adam"}, {"optimizer": "CLion"}, {"optimizer": "Adam", "seed": cell.seed + 1}):
+        EXPERIMENTS[name].compute(replace(cell, **changes))
+    assert np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
 
 
 def test_a_diverged_run_is_not_hidden() -> None:

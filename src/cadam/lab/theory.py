@@ -261,17 +261,17 @@ def check(
 
 EPS, BETAS, STEPS, RUNS = 0.5, (0.99, 0.999), 2000, 32
 PRACTICE_LR, PRACTICE_EPS = 0.01, 1e-8
-SHARES = (0.7, 0.5, 0.35)
+SHARES = (0.5, 0.35, 0.25)
 """The gammas of the recipe, as shares of the root mean square of a start's gradient."""
 FLIPPED = 0.05
 """How often the noisy function hands over a gradient with its sign turned: a rare, one-off error."""
-RECIPES = ("quadratic", "two wells", "exponential")
+RECIPES = ("quadratic", "cosine", "exponential")
 TIMES = np.unique(np.geomspace(1, STEPS, 60).astype(int))
 ARMS = ("CAdam", "Adam")
 
 
 def theorem_cells(plan: Plan, _: Results) -> list[Cell]:
-    """Each function at the largest step size the lemmas allow and as in practice; the recipe on three of them."""
+    """Each function at the largest step size the lemmas allow and as in practice; the recipe on three, one seed."""
     cells = []
     for name, function in FUNCTIONS.items():
         options = {"within": (function.largest_lr(EPS), EPS), "practice": (PRACTICE_LR, PRACTICE_EPS)}
@@ -282,7 +282,7 @@ def theorem_cells(plan: Plan, _: Results) -> list[Cell]:
         for share in SHARES:
             lr, eps, betas, gamma, most = recipe(FUNCTIONS[name], share)
             settings = {"eps": eps, "betas": betas, "gamma": gamma, "steps": most, "runs": RUNS}
-            cells += [_cell(name, arm, lr, "recipe", seed, settings) for arm in ARMS for seed in plan.test_seeds()]
+            cells += [_cell(name, arm, lr, "recipe", plan.test_seeds()[0], settings) for arm in ARMS]
     return cells
 
 
@@ -506,7 +506,7 @@ THEOREM = Experiment(
     summary=theorem_summary,
     figures=theorem_figures,
     sources=("cadam.lab.theory", "cadam.lab.numerical"),
-    seconds={"quick": 30, "full": 60},
+    seconds={"quick": 25, "full": 40},
     seeds={"quick": 1, "full": 2},
     notes=(
         "What the check can say: whether an inequality broke somewhere on these runs, beyond rounding. What it cannot: "
@@ -524,6 +524,7 @@ THEOREM = Experiment(
         "beta_2 = 1 is allowed but makes vhat 0/0; (IV) cites alpha <= L/(6L) for eps/(6L); the proof's last line "
         "keeps the norm's H_t; the text's O(alpha gamma^-2) is O(1/(alpha gamma^2)); delta and iota belong to the "
         "stochastic case; the proof's mask is m g >= 0, Algorithm 1's m g > 0 (both satisfy the lemmas).",
-        "T ~ gamma^-4 is the recipe's doing: it shrinks alpha with gamma². At a fixed alpha the mean falls as 1/T.",
+        "T ~ gamma^-4 is the recipe's doing: it shrinks alpha with gamma². At a fixed alpha the mean falls as 1/T. "
+        "With alpha that small hardly any element waits, so Adam and CAdam need the same T.",
     ),
 )
