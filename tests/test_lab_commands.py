@@ -16,7 +16,7 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue
-from cadam.lab.experiment import Data
+from cadam.lab.experiment import Data, Results
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -165,3 +165,14 @@ def test_importing_cadam_stays_light() -> None:
     check = "import sys, cadam; print([m for m in ('matplotlib', 'rich', 'cadam.lab') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", catalogue.PLACES)
+def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str) -> None:
+    experiment = catalogue.find(name)
+    assert experiment.name == name
+    for scale in ("quick", "full"):
+        cells = experiment.cells(experiment.plan(scale), Results())  # type: ignore[arg-type]
+        assert {cell.experiment for cell in cells} == {name}
+        assert len(set(cells)) == len(cells) > 0
+        assert experiment.estimate(experiment.plan(scale)) > 0  # type: ignore[arg-type]

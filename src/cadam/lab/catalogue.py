@@ -12,6 +12,8 @@ PLACES = {
     "fig-shift": "cadam.lab.numerical:FIG_SHIFT",
     "fig-noise": "cadam.lab.numerical:FIG_NOISE",
     "fig-no-noise": "cadam.lab.numerical:FIG_NO_NOISE",
+    "sweep-lr": "cadam.lab.numerical:SWEEP_LR",
+    "sweep-cycle": "cadam.lab.numerical:SWEEP_CYCLE",
     "theorem": "cadam.lab.theory:THEOREM",
     "demo-stream": "cadam.lab.stream:DEMO_STREAM",
 }

@@ -451,7 +451,7 @@ def _paths(results: Results, reading: str) -> Figure:
         for panel, (name, landscape) in zip(row, LANDSCAPES.items(), strict=True):
             x, y = outcome.curves[f"path {name} {reading}"].T
             _contours(panel, landscape)
-            panel.plot(x, y, color=color, lw=0.8, marker=".", ms=1.6, mew=0)
+            panel.plot(x, y, color=color, lw=0.8)
             panel.plot(*landscape.start, "o", color=palette.INK, ms=4)
             panel.plot(*landscape.minimum, "*", color=palette.INK, ms=9)
             end = landscape.value(x[-TAIL:].astype(float), y[-TAIL:].astype(float)).mean()

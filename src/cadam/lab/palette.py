@@ -44,6 +44,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": GRID,
     "legend.frameon": False,
     "legend.labelcolor": INK,
+    "path.simplify_threshold": 0.25,
     "svg.fonttype": "none",
     "text.color": INK,
     "xtick.color": MUTED,

@@ -150,11 +150,18 @@ def svg(figure: Figure, name: str, caption: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r' d="([^"]*)"', _shorter, text)
     for colour in palette.DARK:
         text = text.replace(colour, f"var({_variable(colour)})")
     text = re.sub(r'<svg (.*?)width="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
     text = re.sub(r'<svg (.*?)height="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
+
+
+def _shorter(path: re.Match[str]) -> str:
+    """The outline of a path, to a hundredth of a point."""
+    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), path[1])
+    return f' d="{" ".join(rounded.split())}"'
 
 
 def _variable(colour: str) -> str:
