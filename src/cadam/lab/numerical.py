@@ -569,26 +569,26 @@ def forest(ratios: Ratios, columns: int) -> Figure:
         panel.set_axisbelow(True)
     axes[0, 0].invert_yaxis()
     if len(next(iter(ratios.values()))) > 1:
-        _legend(axes[0, 0], title="noise by", title_fontsize=8, loc="lower left")
+        _legend(axes[0, 0], title="noise by", title_fontsize=8, loc="upper right")
     for panel in axes[-1]:
         panel.set_xlabel("← confidence better      worse →")
     return figure
 
 
 def _factors(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks and labels of an axis of log10 ratios: round factors, five or so."""
-    tenths = [n / 10 for n in range(1, 10)]
+    """Ticks and labels of an axis of log10 ratios: round factors that leave each other room."""
     for factors in (
-        [*tenths, 1, 1.2, 1.4],
-        [0.1, 0.2, 0.4, 0.6, 1, 1.5],
+        [0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2],
+        [0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.2],
+        [0.2, 0.3, 0.5, 0.7, 1, 1.5],
         [0.1, 0.2, 0.5, 1, 2, 5, 10],
         [10.0**n for n in range(-12, 13)],
         [10.0**n for n in range(-12, 13, 3)],
     ):
-        shown = [factor for factor in factors if low <= np.log10(factor) <= high]
-        if len(shown) <= 6:
+        places = [place for place in np.log10(factors) if low <= place <= high]
+        if len(places) > 2 and min(np.diff(places)) > 0.12 * (high - low) and places[0] < low + 0.4 * (high - low):
             break
-    return [float(np.log10(factor)) for factor in shown], [f"{factor:g}×" for factor in shown]
+    return [float(place) for place in places], [f"{10**place:.2g}×" for place in places]
 
 
 # Sweeps -------------------------------------------------------------------------------------------------------
@@ -631,26 +631,31 @@ def _tuned(results: Results, arm: str, metric: str) -> tuple[statistics.Choice, 
     return choice, test.where(lr=choice.lr).metric(metric)
 
 
-def _tuned_row(results: Results, pair: tuple[str, str], what: str, metric: str) -> tuple[Row, list[str]]:
-    """A pair, each arm at its own learning rate; and what the grid leaves open."""
+def _tuned_comparison(
+    results: Results, pair: tuple[str, str], metric: str
+) -> tuple[statistics.Comparison, list[statistics.Choice]]:
+    """A pair, each arm at its own learning rate."""
     chosen = [_tuned(results, arm, metric) for arm in pair]
-    comparison = statistics.compare(chosen[0][1], chosen[1][1], names=pair, better="lower")
-    lrs = ", ".join(f"{choice.arm} lr {choice.lr:g}" for choice, _ in chosen)
-    row = statistics.row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair))
-    return row, [f"{what}: {choice.warning}" for choice, _ in chosen if choice.warning]
+    arm, baseline = (values for _, values in chosen)
+    return statistics.compare(arm, baseline, names=pair, better="lower"), [choice for choice, _ in chosen]
 
 
 def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str, str]]) -> Summary:
-    found = [_tuned_row(results, *line) for line in lines]
-    rows = [row for row, _ in found]
-    words = [row.verdict for row in rows]
-    better = sum(" better" in word for word in words)
-    worse = sum(" worse" in word for word in words)
+    """A row for each pair, name and metric; and what the grids leave open."""
+    rows, outcomes, warnings = [], [], []
+    for pair, what, metric in lines:
+        comparison, choices = _tuned_comparison(results, pair, metric)
+        lrs = ", ".join(f"{choice.arm} lr {choice.lr:g}" for choice in choices)
+        rows.append(statistics.row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair)))
+        outcomes.append(comparison.outcome)
+        warnings += [f"{what}: {choice.warning}" for choice in choices if choice.warning]
     verdict = (
-        f"With each arm at its own best learning rate, confidence is better in {better} of {len(rows)} comparisons, "
-        f"worse in {worse}, and in {len(rows) - better - worse} no difference is seen."
+        f"With each arm at its own best learning rate, confidence is better in {outcomes.count('better')} of "
+        f"{len(rows)} comparisons and worse in {outcomes.count('worse')}; {outcomes.count('none')} show no difference."
     )
-    return Summary(verdict, rows, [warning for _, warnings in found for warning in warnings])
+    if unknown := outcomes.count("unknown"):
+        verdict += f" {unknown} allow no verdict."
+    return Summary(verdict, rows, warnings)
 
 
 def cycle_summary(results: Results) -> Summary:
@@ -738,14 +743,7 @@ def lr_figures(results: Results) -> dict[str, Figure]:
     for panel in axes[-1]:
         panel.set_xlabel("learning rate")
     ratios = {
-        name: {
-            "": {
-                pair: statistics.compare(
-                    *(_tuned(results, arm, f"loss {name} component")[1] for arm in pair), names=pair, better="lower"
-                ).difference
-                for pair in PAIRS
-            }
-        }
+        name: {"": {pair: _tuned_comparison(results, pair, f"loss {name} component")[0].difference for pair in PAIRS}}
         for name in LANDSCAPES
     }
     return {
