@@ -677,7 +677,7 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
         ratio = means["CAdam"] - means["Adam"]
         mesh = panel.pcolormesh(ratio, cmap=_diverging(), vmin=-0.5, vmax=0.5)
         for (i, j), value in np.ndenumerate(ratio):
-            text = palette.INK if abs(value) < 0.3 else palette.PAPER
+            text = palette.ON_PALE if abs(value) < 0.3 else palette.ON_STRONG
             panel.text(j + 0.5, i + 0.5, f"{10**value:.2g}", ha="center", va="center", fontsize=7, color=text)
         panel.set_xticks(np.arange(len(cycles)) + 0.5, cycles)
         panel.set_yticks(np.arange(len(lrs)) + 0.5, [f"{lr:g}" for lr in lrs])
@@ -709,7 +709,7 @@ def _mean(results: Results, metric: str) -> float:
 def _diverging() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("better-worse", [palette.CADAM, palette.PAPER, palette.ADAM])
+    return LinearSegmentedColormap.from_list("better-worse", [palette.BETTER, palette.NEUTRAL, palette.WORSE])
 
 
 def lr_cells(plan: Plan, _: Results) -> list[Cell]:

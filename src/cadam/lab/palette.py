@@ -1,6 +1,6 @@
 """The colours of every figure. The report turns them into CSS variables, so that figures follow light and dark.
 
-Draw with these and nothing else: any other colour stays as it is in both modes.
+Any other colour stays as it is in both modes, which only suits what brings its own background, like a colour scale.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
 ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
 SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")
 """For more lines than two; CAdam is always the first, Adam the second."""
+
+BETTER, NEUTRAL, WORSE = "#2b6f97", "#f7f7f7", "#c8563d"
+ON_PALE, ON_STRONG = "#20242f", "#f8f8f8"
+"""Ends and middle of a colour scale, and text on it: the same in light and dark."""
 
 DARK = {
     INK: "#e6e8ee",

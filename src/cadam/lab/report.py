@@ -150,6 +150,8 @@ def svg(figure: Figure, name: str, caption: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r">\s+<", "><", text)
     text = re.sub(r' d="([^"]*)"', _shorter, text)
     for colour in palette.DARK:
         text = text.replace(colour, f"var({_variable(colour)})")
@@ -159,8 +161,8 @@ def svg(figure: Figure, name: str, caption: str) -> str:
 
 
 def _shorter(path: re.Match[str]) -> str:
-    """The outline of a path, to a hundredth of a point."""
-    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), path[1])
+    """The outline of a path, to a tenth of a point."""
+    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path[1])
     return f' d="{" ".join(rounded.split())}"'
 
 
