@@ -1,0 +1,41 @@
+"""The experiments by name. Each is imported only when asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+
+from .experiment import Experiment
+
+PLACES = {
+    "fig-shift": "cadam.lab.numerical:FIG_SHIFT",
+    "fig-noise": "cadam.lab.numerical:FIG_NOISE",
+    "fig-no-noise": "cadam.lab.numerical:FIG_NO_NOISE",
+    "sweep-lr": "cadam.lab.numerical:SWEEP_LR",
+    "sweep-cycle": "cadam.lab.numerical:SWEEP_CYCLE",
+    "theorem": "cadam.lab.theory:THEOREM",
+    "demo-stream": "cadam.lab.stream:DEMO_STREAM",
+}
+"""In the order of the paper: module and name of each `Experiment`."""
+
+
+class UnknownExperimentError(ValueError):
+    """A name that is no experiment's."""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name."""
+    if name not in PLACES:
+        close = difflib.get_close_matches(name, PLACES, n=1, cutoff=0.5)
+        advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PLACES)}"
+        raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
+    module, attribute = PLACES[name].split(":")
+    experiment: Experiment = getattr(import_module(module), attribute)
+    return experiment
+
+
+def select(names: Iterable[str]) -> list[Experiment]:
+    """The experiments of these names, each once; `all` stands for every one."""
+    listed = [known for name in names for known in (PLACES if name == "all" else [name])]
+    return [find(name) for name in dict.fromkeys(listed)]

@@ -1,0 +1,68 @@
+"""A fingerprint of the code that results depend on. Comments, docstrings and layout do not count."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+OPTIMIZERS = (
+    "cadam.alignment",
+    "cadam.catalog",
+    "cadam.engines",
+    "cadam.kernels",
+    "cadam.optimizer",
+    "cadam.options",
+    "cadam.plan",
+    "cadam.rows",
+    "cadam.rules",
+    "cadam.update",
+)
+"""What every experiment depends on: all that a step runs through."""
+
+COMPILED = (".c", ".h")
+
+
+@lru_cache
+def fingerprint(sources: tuple[str, ...]) -> str:
+    """A hash of these modules and packages and of the optimizers."""
+    total = hashlib.sha256()
+    for name in sorted({*OPTIMIZERS, *sources}):
+        for path in files(name):
+            total.update(f"{name}/{path.name}\n".encode())
+            total.update(meaning(path))
+    return total.hexdigest()
+
+
+def files(module: str) -> Iterator[Path]:
+    """The source files of a module, or of all of a package."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"the sources of an experiment must be modules; there is no {module!r}")
+    if spec.submodule_search_locations is None:
+        yield Path(spec.origin)
+        return
+    for folder in spec.submodule_search_locations:
+        yield from (path for path in sorted(Path(folder).rglob("*")) if path.suffix in (".py", *COMPILED))
+
+
+def meaning(path: Path) -> bytes:
+    """What a source file does: Python without its comments, docstrings and layout; anything else as it is."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = list(_without_texts(body)) or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree).encode()
+
+
+def _without_texts(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not (text and isinstance(statement.value.value, str)):  # type: ignore[attr-defined]
+            yield statement

@@ -1,0 +1,297 @@
+"""The commands of the lab: list, reproduce, report and demo."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import catalogue, console, report, runner
+from .experiment import Experiment, Plan, Row, Scale
+from .store import DamagedCellError, Store
+
+DONE, FAILED, USAGE, NO_DATA, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = """exit codes:
+  0    everything asked for is there
+  1    a cell failed; the others are stored
+  2    the command was not understood: a name or an option that does not exist
+  3    data is missing; nothing was computed
+  4    there is nothing to report yet
+  130  interrupted; the same command goes on from there
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the lab's commands to those of the parser."""
+    for name, summary, add, run in (
+        ("list", "List every figure and table: what it shows, needs and costs.", _list_arguments, list_experiments),
+        (
+            "reproduce",
+            "Compute figures and tables; what is stored already is not computed again.",
+            _run_arguments,
+            reproduce,
+        ),
+        ("report", "Write what the store has as one HTML file.", _report_arguments, write_report),
+        (
+            "demo",
+            "Adam and CAdam on a moving minimum and a click stream: a minute, then the report.",
+            _demo_arguments,
+            demo,
+        ),
+    ):
+        parser = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        default = os.environ.get("CADAM_STORE", "results/cells")
+        parser.add_argument("--store", type=Path, default=Path(default), metavar="FOLDER", help=_STORE_HELP)
+        add(parser)
+        parser.set_defaults(run=run)
+
+
+_STORE_HELP = "where results are kept (default: $CADAM_STORE, else results/cells)"
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
+    _scale_arguments(parser)
+    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as many as pay)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print verdicts and tables as JSON, and nothing else")
+    output.add_argument("--quiet", action="store_true", help="print only what goes wrong")
+
+
+def _scale_arguments(parser: argparse.ArgumentParser) -> None:
+    scale = parser.add_mutually_exclusive_group()
+    scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="fewer seeds (the default)")
+    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="as many seeds as it takes")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="this many seeds instead")
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was run)")
+    _scale_arguments(parser)
+    _output_argument(parser)
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
+
+
+def _output_argument(parser: argparse.ArgumentParser) -> None:
+    path = Path("results/report.html")
+    parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    _output_argument(parser)
+    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+# list ----------------------------------------------------------------------------------------------------------
+
+
+def list_experiments(options: argparse.Namespace) -> int:
+    store = Store(options.store) if options.store.is_dir() else None
+    rows: list[dict[str, Any]] = []
+    for experiment in catalogue.select(["all"]):
+        request = _stored(store, experiment, None, None) if store else None
+        rows.append(
+            {
+                "name": experiment.name,
+                "title": experiment.title,
+                "shows": experiment.shows,
+                "data": experiment.data.name if experiment.data else None,
+                "state": console.state(experiment, request) if request else "not run",
+                "seconds": dict(experiment.seconds),
+            }
+        )
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return DONE
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        times = f"about {report.duration(row['seconds']['quick'])} (--full {report.duration(row['seconds']['full'])})"
+        print(f"{row['name']:{width}}  {row['title']}: {row['shows']}")
+        print(f"{'':{width}}  {row['state']}; {times}; {row['data'] or 'needs no data'}\n")
+    print("cadam reproduce NAME computes one, cadam report shows what there is.")
+    return DONE
+
+
+def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: int | None) -> runner.Request:
+    """What a store has of an experiment: of the plan that is asked for, else of the one last run."""
+    plan: Plan | None = None
+    if scale is None and seeds is None:
+        try:
+            plan = store.last_plan(experiment)
+        except DamagedCellError as error:
+            print(f"damaged: {error}", file=sys.stderr)
+    plan = plan or experiment.plan(scale or "quick", seeds)
+    return runner.read(store, experiment, plan, console.complain)
+
+
+# reproduce -----------------------------------------------------------------------------------------------------
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    try:
+        experiments = catalogue.select(options.names)
+    except catalogue.UnknownExperimentError as error:
+        print(f"cadam reproduce: {error}", file=sys.stderr)
+        return USAGE
+    missing = [needed for e in experiments if e.data is not None and (needed := e.data.missing())]
+    if missing:
+        print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
+        return NO_DATA
+    requests = [runner.Request(e, e.plan(options.scale or "quick", options.seeds)) for e in experiments]
+    show = console.live if console.on_terminal() else console.plain
+    with (console.silent if options.quiet or options.json else show)(requests) as tell:
+        code = _run(requests, options.store, options.jobs, options.force, tell)
+    if options.json:
+        print(json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False))
+    elif not options.quiet:
+        for request in requests:
+            _print_summary(request)
+    return code
+
+
+def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
+    try:
+        runner.run(requests, Store(folder), jobs=jobs, force=force, tell=tell)
+    except KeyboardInterrupt:
+        print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
+    return FAILED if any(request.failed for request in requests) else DONE
+
+
+def _as_json(request: runner.Request) -> dict[str, Any]:
+    head = {
+        "experiment": request.experiment.name,
+        "scale": request.plan.scale,
+        "seeds": request.plan.seeds,
+        "complete": request.complete,
+        "cells": len(request.results),
+        "failed": [str(cell) for cell in request.failed],
+        "seconds": request.results.seconds,
+    }
+    if not request.complete:
+        return head
+    summary = request.experiment.summary(request.results)
+    rows = [{**asdict(row), "values": _finite(row.values)} for row in summary.rows]
+    return {**head, "verdict": summary.verdict, "warnings": list(summary.warnings), "rows": rows}
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON knows no nan and no inf: null."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _print_summary(request: runner.Request) -> None:
+    experiment = request.experiment
+    print(f"\n{experiment.title}")
+    if not request.complete:
+        print(f"  not complete: {len(request.missing)} cells are missing; {report.command(experiment, request.plan)}")
+        return
+    summary = experiment.summary(request.results)
+    print(f"  paper:    {experiment.claim}\n  measured: {summary.verdict}")
+    for warning in summary.warnings:
+        print(f"  beware:   {warning}")
+    _print_rows(summary.rows)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    """The table, as lines of text."""
+    head = ("", "measured", "difference [95% interval]", "A/A", "seeds", "verdict")
+    lines = [head, *((r.what, r.measured, r.interval, r.noise_floor, str(r.seeds), r.verdict) for r in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+# report --------------------------------------------------------------------------------------------------------
+
+
+def write_report(options: argparse.Namespace) -> int:
+    try:
+        experiments = catalogue.select(options.names or ["all"])
+    except catalogue.UnknownExperimentError as error:
+        print(f"cadam report: {error}", file=sys.stderr)
+        return USAGE
+    if not options.store.is_dir():
+        print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
+        return NOTHING
+    store = Store(options.store)
+    requests = [_stored(store, e, options.scale, options.seeds) for e in experiments]
+    requests = [r for r in requests if r.results or options.names]
+    if not any(request.results for request in requests):
+        print(f"{options.store} has no results of the current code: run `cadam reproduce NAME` first", file=sys.stderr)
+        return NOTHING
+    _write_page(requests, options.output)
+    if options.images:
+        _write_images(requests, options.images)
+    return DONE
+
+
+def _write_page(requests: Sequence[runner.Request], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    text = report.page(requests)
+    output.write_text(text, encoding="utf-8")
+    print(f"report: {output} ({len(text.encode()) / 1e6:.2f} MB)")
+
+
+def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for request in (r for r in requests if r.complete):
+        for number, figure in enumerate(report.draw(request.experiment, request).values(), 1):
+            path = folder / f"{request.experiment.name}-{number}.png"
+            figure.savefig(path, dpi=110)
+            print(f"figure: {path}")
+
+
+# demo ----------------------------------------------------------------------------------------------------------
+
+
+def demo(options: argparse.Namespace) -> int:
+    from .demo import HEAD, NAMES, Scoreboard
+
+    print(
+        "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
+    )
+    requests = [runner.Request(e, e.plan("quick")) for e in catalogue.select(NAMES)]
+    board, on_terminal = Scoreboard(), console.on_terminal()
+    with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
+
+        def note(event: runner.Event) -> None:
+            first = not board.metrics
+            line = board.note(event)
+            if not on_terminal and first and board.metrics:
+                print("".join(f"{text:>16}" for text in HEAD))
+            if not on_terminal and line:
+                print("".join(f"{text:>16}" for text in line), flush=True)
+            tell(event)
+
+        code = _run(requests, options.store, None, options.force, note)
+    for request in requests:
+        _print_summary(request)
+    if code == DONE:
+        print()
+        _write_page(requests, options.output)
+    return code

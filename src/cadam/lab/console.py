@@ -1,0 +1,155 @@
+"""What a run says while it runs: a live display on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .experiment import Experiment
+from .report import duration
+from .runner import Event, Request, Tell
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY = 5.0
+"""Seconds between plain lines."""
+
+
+class Progress:
+    """How far the requests are, and how long the rest will take at the pace so far."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.began = time.monotonic()
+        self.done: Counter[str] = Counter()
+        self.computed: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def note(self, event: Event) -> None:
+        name = event.experiment.name
+        if event.kind in ("found", "computed", "elsewhere"):
+            self.done[name] += 1
+        if event.kind == "computed":
+            self.computed[name] += 1
+        if event.kind == "failed":
+            self.failed[name] += 1
+
+    def total(self, request: Request) -> int:
+        """Cells named so far; an experiment with phases names more later."""
+        return len(request.results) + len(request.missing)
+
+    def left(self) -> float:
+        """Seconds left: by the pace of this run, before it has one by the experiments' own estimates."""
+        expected = []
+        for request in self.requests:
+            name, total = request.experiment.name, self.total(request)
+            if total:
+                share = max(0, total - self.done[name] - self.failed[name]) / total
+                expected.append((share, request.experiment.estimate(request.plan)))
+        ahead = sum(share * seconds for share, seconds in expected)
+        behind = sum((1 - share) * seconds for share, seconds in expected)
+        ran = time.monotonic() - self.began
+        return ahead * ran / behind if behind > 0 and sum(self.computed.values()) > 2 else ahead
+
+    def line(self, request: Request) -> str:
+        name = request.experiment.name
+        failed = f", {self.failed[name]} failed" if self.failed[name] else ""
+        return f"{name}: {self.done[name]} of {self.total(request)} cells{failed}"
+
+
+Table = Callable[[], "RenderableType"]
+"""Something more to show below the bars, drawn anew each time."""
+
+
+def complain(event: Event) -> None:
+    """Say on the error stream what went wrong with a cell."""
+    if event.kind == "damaged":
+        print(f"damaged, computing it again: {event.message}", file=sys.stderr)
+    elif event.kind == "failed":
+        print(f"failed: {event.cell}\n{event.message}", file=sys.stderr)
+
+
+@contextmanager
+def silent(requests: Sequence[Request]) -> Iterator[Tell]:
+    """Nothing but what goes wrong."""
+    yield complain
+
+
+@contextmanager
+def plain(requests: Sequence[Request]) -> Iterator[Tell]:
+    """A line when an experiment begins and ends, and every few seconds between."""
+    progress, said = Progress(requests), time.monotonic()
+    finished: set[str] = set()
+
+    def tell(event: Event) -> None:
+        nonlocal said
+        complain(event)
+        progress.note(event)
+        now = time.monotonic()
+        if event.kind == "computed" and now - said > EVERY:
+            said = now
+            lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
+            print(f"{lines}; about {duration(progress.left())} left", flush=True)
+            finished.update(r.experiment.name for r in requests if _all_done(progress, r))
+
+    yield tell
+    for request in requests:
+        print(progress.line(request), flush=True)
+
+
+def _all_done(progress: Progress, request: Request) -> bool:
+    return progress.done[request.experiment.name] == progress.total(request)
+
+
+@contextmanager
+def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Tell]:
+    """Bars and the time left, redrawn in place."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    progress = Progress(requests)
+
+    def render() -> RenderableType:
+        grid = Grid.grid(padding=(0, 2))
+        for request in requests:
+            name, total = request.experiment.name, progress.total(request)
+            bar = ProgressBar(total=max(total, 1), completed=progress.done[name], width=30)
+            failed = f"[red]{progress.failed[name]} failed[/red]" if progress.failed[name] else ""
+            grid.add_row(name, bar, f"{progress.done[name]} of {total} cells", failed)
+        ran = duration(time.monotonic() - progress.began)
+        footer = Text(f"{ran} so far, about {duration(progress.left())} left", style="dim")
+        return Group(*([table()] if table else []), grid, footer)
+
+    with Live(get_renderable=render, refresh_per_second=4) as display:
+
+        def tell(event: Event) -> None:
+            if event.kind in ("failed", "damaged"):
+                text = event.message if event.kind == "damaged" else f"{event.cell}\n{event.message}"
+                display.console.print(f"{event.kind}: {text}", markup=False, style="red")
+            progress.note(event)
+
+        yield tell
+
+
+def on_terminal() -> bool:
+    """Whether a live display can be shown: on a terminal, with rich installed."""
+    from importlib.util import find_spec
+
+    return sys.stdout.isatty() and find_spec("rich") is not None
+
+
+def state(experiment: Experiment, request: Request) -> str:
+    """How much of an experiment a store has, in a few words."""
+    if request.complete:
+        return f"done ({request.plan.scale}, {request.plan.seeds} seeds)"
+    if experiment.data is not None and experiment.data.missing():
+        return "data missing"
+    return f"{len(request.results)} cells so far" if request.results else "not run"

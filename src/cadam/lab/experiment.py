@@ -1,0 +1,263 @@
+"""What an experiment is: cells that each give one outcome, and what their outcomes show together.
+
+A cell is everything one result depends on; its outcome is the same to the bit whenever and wherever it is computed
+again. An experiment names its cells and turns their outcomes into rows of a table, figures and a verdict. Nothing here
+runs or stores anything: `store` keeps outcomes, `runner` computes those that are missing, `report` shows them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Scale = Literal["quick", "full"]
+Array: TypeAlias = NDArray[Any]
+
+TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
+"""Where each kind of seed starts: results, choosing a learning rate, the second run of A/A. They never meet."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one result depends on, in plain JSON values. `settings` holds whatever the named fields do not."""
+
+    experiment: str
+    model: str
+    data: str
+    optimizer: str
+    lr: float
+    condition: str
+    seed: int
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        try:
+            plain = json.loads(json.dumps(dict(self.settings), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the settings of a cell must be plain JSON values, got {self.settings!r}") from error
+        object.__setattr__(self, "settings", plain)
+        object.__setattr__(self, "lr", float(self.lr))
+
+    def key(self) -> str:
+        """The cell as one line of JSON, the same for equal cells."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def __str__(self) -> str:
+        parts = (self.experiment, self.model, self.data, self.condition, self.optimizer, f"lr {self.lr:g}")
+        return ", ".join(part for part in (*parts, f"seed {self.seed}") if part)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cell gave: numbers by name, and arrays by name. A run that diverged has metrics that are nan or inf."""
+
+    metrics: Mapping[str, float]
+    curves: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What computing a cell took, on what and with what. Never part of the result."""
+
+    seconds: float
+    peak_memory: int
+    """Bytes: of the process on the CPU, of the allocator on CUDA."""
+    device: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell, its outcome and what it cost."""
+
+    cell: Cell
+    outcome: Outcome
+    cost: Cost
+
+
+class Results(Sequence[Result]):
+    """Results in the order of their cells, to be picked from by the fields of the cell."""
+
+    def __init__(self, results: Sequence[Result] = ()) -> None:
+        self._results = tuple(results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> Results: ...
+    def __getitem__(self, index: int | slice) -> Result | Results:
+        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
+
+    def where(self, **fields: Any) -> Results:
+        """Those whose cell has these values; a name that is no field of the cell is looked up in its settings."""
+        return Results([r for r in self if all(_field(r.cell, name) == value for name, value in fields.items())])
+
+    def metric(self, name: str) -> dict[int, float]:
+        """One metric by seed. Two results of one seed are an error: pick by more fields first."""
+        values: dict[int, float] = {}
+        for result in self:
+            if result.cell.seed in values:
+                raise ValueError(f"two results with seed {result.cell.seed}, one is {result.cell}: say which is meant")
+            values[result.cell.seed] = result.outcome.metrics[name]
+        return values
+
+    def curve(self, name: str) -> Array:
+        """One curve of all results, stacked: a row each."""
+        return np.stack([result.outcome.curves[name] for result in self])
+
+    def tests(self) -> Results:
+        """Those of test seeds."""
+        return self._of_seeds(TEST_SEEDS, TUNING_SEEDS)
+
+    def tuning(self) -> Results:
+        """Those of tuning seeds."""
+        return self._of_seeds(TUNING_SEEDS, REPEAT_SEEDS)
+
+    def repeats(self) -> Results:
+        """Those of the second run of A/A."""
+        return self._of_seeds(REPEAT_SEEDS, 2 * REPEAT_SEEDS)
+
+    def _of_seeds(self, first: int, end: int) -> Results:
+        return Results([result for result in self if first <= result.cell.seed < end])
+
+    @property
+    def seconds(self) -> float:
+        """What these results cost to compute, one after the other."""
+        return sum(result.cost.seconds for result in self)
+
+
+def _field(cell: Cell, name: str) -> Any:
+    return getattr(cell, name) if name in Cell.__dataclass_fields__ else cell.settings.get(name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of an experiment is asked for."""
+
+    scale: Scale
+    seeds: int
+
+    def test_seeds(self) -> range:
+        """Seeds that results come from."""
+        return range(TEST_SEEDS, TEST_SEEDS + self.seeds)
+
+    def repeat_seeds(self) -> range:
+        """As many again, for the same optimizer once more: the A/A noise floor."""
+        return range(REPEAT_SEEDS, REPEAT_SEEDS + self.seeds)
+
+
+def tuning_seeds(count: int) -> range:
+    """Seeds that learning rates are chosen on."""
+    return range(TUNING_SEEDS, TUNING_SEEDS + count)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what the paper says beside what was measured.
+
+    The texts are for people; `values` has the same numbers by name, for `--json`.
+    """
+
+    what: str
+    paper: str
+    measured: str
+    interval: str
+    seeds: int
+    seconds: float
+    verdict: str = ""
+    noise_floor: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the results of an experiment say: the verdict in a sentence or two, the table, and what to be wary of."""
+
+    verdict: str
+    rows: Sequence[Row]
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set that cannot come with the package."""
+
+    name: str
+    path: str
+    """Where it is looked for, under $CADAM_DATA (by default ./data)."""
+    source: str
+    size: str
+
+    def location(self) -> Path:
+        return Path(os.environ.get("CADAM_DATA", "data")) / self.path
+
+    def missing(self) -> str | None:
+        """What to do about it if it is not there."""
+        if self.location().exists():
+            return None
+        return (
+            f"{self.name} ({self.size}) is not at {self.location()}; get it from {self.source} "
+            "and put it there, or set CADAM_DATA to the folder it is in"
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table of the paper, as something that can be computed again.
+
+    The functions must be importable by name (no lambdas or closures): worker processes import them.
+    """
+
+    name: str
+    title: str
+    shows: str
+    """What it shows, in a sentence."""
+    claim: str
+    """What the paper says about it."""
+    cells: Callable[[Plan, Results], Sequence[Cell]]
+    """The cells of a plan, as far as they can be named from the results found so far.
+
+    It is asked first with no results, and again whenever all it named are there, until it names nothing new. An
+    experiment without phases ignores the results; one that tunes names its tuning cells first, and adds the cells at
+    the chosen learning rates once those results are there. It always names the earlier cells too.
+    """
+    compute: Callable[[Cell], Outcome]
+    """The outcome of a cell, the same to the bit each time. It runs with one CPU thread."""
+    summary: Callable[[Results], Summary]
+    """The verdict and the table, from all results of a plan."""
+    figures: Callable[[Results], Mapping[str, Figure]]
+    """Figures by caption, drawn with the colours of `palette`."""
+    sources: Sequence[str]
+    """Modules or packages whose code the outcomes depend on, beside the optimizers themselves."""
+    seconds: Mapping[Scale, float]
+    """About how long it takes on two cores, with as many seeds as by default."""
+    seeds: Mapping[Scale, int]
+    """How many seeds by default."""
+    data: Data | None = None
+    notes: Sequence[str] = ()
+    """Slips of the paper and choices made here, shown with the results."""
+    parallel: int | None = None
+    """How many cells may run at once, if memory or a GPU sets a limit."""
+
+    def plan(self, scale: Scale, seeds: int | None = None) -> Plan:
+        return Plan(scale, self.seeds[scale] if seeds is None else seeds)
+
+    def estimate(self, plan: Plan) -> float:
+        """About how many seconds a plan takes."""
+        return self.seconds[plan.scale] * plan.seeds / self.seeds[plan.scale]

@@ -1,0 +1,341 @@
+"""Computes the cells that a store lacks, in this process or in several, and tells what happens as it happens.
+
+Each cell is claimed, looked up once more, computed and stored by one and the same process, so that any number of runs
+can share a store. Killing a run loses the cells in work and nothing else; running again goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from .experiment import Cell, Cost, Experiment, Plan, Result, Results
+from .store import BusyCellError, DamagedCellError, Store, identity
+
+Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a cell. `elsewhere`: another process computed it meanwhile."""
+
+    kind: Kind
+    experiment: Experiment
+    cell: Cell
+    result: Result | None = None
+    message: str = ""
+
+
+Tell = Callable[[Event], None]
+
+
+@dataclass
+class Request:
+    """An experiment as it is asked for, and what is known of it."""
+
+    experiment: Experiment
+    plan: Plan
+    results: Results = field(default_factory=Results)
+    missing: Sequence[Cell] = ()
+    failed: dict[Cell, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+
+def look_up(request: Request, find: Callable[[Experiment, Cell], Result | None]) -> None:
+    """Fill in the request's results and the cells that are still missing, phase by phase."""
+    found: dict[Cell, Result] = {}
+    while True:
+        cells = request.experiment.cells(request.plan, Results(list(found.values())))
+        new = [cell for cell in dict.fromkeys(cells) if cell not in found]
+        for cell in new:
+            result = find(request.experiment, cell)
+            if result is not None:
+                found[cell] = result
+        request.missing = [cell for cell in new if cell not in found]
+        request.results = Results([found[cell] for cell in dict.fromkeys(cells) if cell in found])
+        if request.missing or not new:
+            return
+
+
+def read(store: Store, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:
+    """What the store has of an experiment. A damaged cell is told and counts as missing."""
+    request = Request(experiment, plan)
+
+    def find(experiment: Experiment, cell: Cell) -> Result | None:
+        return _load(store, experiment, cell, tell)
+
+    look_up(request, find)
+    return request
+
+
+Events: TypeAlias = Iterator[tuple[Request, Event]]
+
+
+def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, force: bool = False, tell: Tell) -> None:
+    """Compute what is missing, and with `force` what is there too. Requests are filled in.
+
+    With `jobs` as None, worker processes are started where that pays.
+    """
+    store.sweep()
+    known: dict[tuple[str, Cell], Result] = {}
+    asked: set[tuple[str, Cell]] = set()
+
+    def find(experiment: Experiment, cell: Cell) -> Result | None:
+        key = (experiment.name, cell)
+        if key not in known and not force:
+            result = _load(store, experiment, cell, tell)
+            if result is not None:
+                known[key] = result
+                tell(Event("found", experiment, cell, result))
+        return known.get(key)
+
+    for request in requests:
+        store.remember(request.experiment, request.plan)
+    with _workers(store) as workers:
+        while True:
+            work = []
+            for request in requests:
+                look_up(request, find)
+                new = [cell for cell in request.missing if (request.experiment.name, cell) not in asked]
+                asked |= {(request.experiment.name, cell) for cell in new}
+                work += [Work(request, cell) for cell in new]
+            if not work:
+                return
+            count = jobs if jobs is not None else jobs_for(work)
+            if count > 1:
+                workers += [_start_worker(store.root) for _ in range(min(count, len(work)) - len(workers))]
+            for request, event in _in_workers(work, workers, force) if workers else _here(work, store, force):
+                if event.result is not None:
+                    known[event.experiment.name, event.cell] = event.result
+                elif event.kind == "failed":
+                    request.failed[event.cell] = event.message
+                tell(event)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell to compute, for the request that needs it."""
+
+    request: Request
+    cell: Cell
+
+
+def jobs_for(work: Sequence[Work]) -> int:
+    """As many processes as there are cores, if there is more to do than starting them takes."""
+    cells = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
+    expected = sum(w.request.experiment.estimate(w.request.plan) / cells[id(w.request)] for w in work)
+    return min(cores(), len(work)) if expected > 10 else 1
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def settle(store: Store, experiment: Experiment, cell: Cell, *, force: bool, wait: bool) -> Event:
+    """Bring one cell about: find it done, or compute and store it. `BusyCellError` if another process is at it."""
+    with store.claim(identity(experiment, cell), wait=wait):
+        if not force:
+            done = _load(store, experiment, cell, lambda event: None)
+            if done is not None:
+                return Event("elsewhere", experiment, cell, done)
+        try:
+            result = measure(experiment, cell)
+            store.save(experiment, result)
+        except Exception:
+            return Event("failed", experiment, cell, message=traceback.format_exc())
+        # What was stored is what counts: hand on what a later run will read.
+        return Event("computed", experiment, cell, store.load(experiment, cell))
+
+
+def measure(experiment: Experiment, cell: Cell) -> Result:
+    """Compute a cell on one thread, and what it took."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    _forget_peak()
+    start = time.perf_counter()
+    try:
+        outcome = experiment.compute(cell)
+    finally:
+        torch.set_num_threads(threads)
+    seconds = time.perf_counter() - start
+    on_cuda = cuda and torch.cuda.max_memory_allocated() > 0
+    memory = torch.cuda.max_memory_allocated() if on_cuda else _peak()
+    device = torch.cuda.get_device_name() if on_cuda else f"CPU, {processor()}"
+    versions = {name: version(name) for name in ("cadam", "torch", "numpy")}
+    return Result(cell, outcome, Cost(seconds, memory, device, {"python": platform.python_version(), **versions}))
+
+
+def processor() -> str:
+    """The model of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak is then that of the whole process
+
+
+def _peak() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _load(store: Store, experiment: Experiment, cell: Cell, tell: Tell) -> Result | None:
+    try:
+        return store.load(experiment, cell)
+    except DamagedCellError as error:
+        tell(Event("damaged", experiment, cell, message=str(error)))
+        return None
+
+
+# Order of work -------------------------------------------------------------------------------------------------
+
+
+def _here(work: Sequence[Work], store: Store, force: bool) -> Events:
+    """One cell after the other, in this process. Cells that another process is at come last; those are waited for."""
+    waiting = deque((item, False) for item in work)
+    while waiting:
+        item, tried = waiting.popleft()
+        experiment = item.request.experiment
+        yield item.request, Event("start", experiment, item.cell)
+        try:
+            yield item.request, settle(store, experiment, item.cell, force=force, wait=tried)
+        except BusyCellError:
+            waiting.append((item, True))
+
+
+@dataclass
+class _Worker:
+    """A process, the line to it, and the work it is at."""
+
+    process: SpawnProcess
+    line: Connection
+    root: Path
+    item: Work | None = None
+
+
+@contextmanager
+def _workers(store: Store) -> Iterator[list[_Worker]]:
+    """Room for workers. Leaving it in any way ends them: an unfinished cell is lost, a finished one is stored."""
+    workers: list[_Worker] = []
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+            worker.line.close()
+        store.sweep()
+
+
+def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
+    """Several cells at once, each worker one at a time; no experiment more at once than it allows."""
+    waiting = deque((item, False) for item in work)
+    while True:
+        for worker in workers:
+            following = _next(waiting, workers) if worker.item is None else None
+            if following is not None:
+                worker.item, tried = following
+                experiment, cell = worker.item.request.experiment, worker.item.cell
+                yield worker.item.request, Event("start", experiment, cell)
+                worker.line.send((experiment, cell, identity(experiment, cell), force, tried))
+        busy = [worker for worker in workers if worker.item is not None]
+        if not busy:
+            return
+        ready = connection.wait([worker.line for worker in busy])
+        for worker in (worker for worker in busy if worker.line in ready):
+            item, worker.item = worker.item, None
+            assert item is not None
+            try:
+                event = worker.line.recv()
+            except EOFError:
+                worker.process.join()
+                message = f"its process ended with exit code {worker.process.exitcode}"
+                event = Event("failed", item.request.experiment, item.cell, message=message)
+                workers[workers.index(worker)] = _start_worker(worker.root)
+            if event is None:
+                waiting.append((item, True))
+            else:
+                yield item.request, event
+
+
+def _next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tuple[Work, bool] | None:
+    """Take the first cell whose experiment may run once more now."""
+    running = [worker.item.request.experiment.name for worker in workers if worker.item is not None]
+    for position, (item, tried) in enumerate(waiting):
+        experiment = item.request.experiment
+        if experiment.parallel is None or running.count(experiment.name) < experiment.parallel:
+            del waiting[position]
+            return item, tried
+    return None
+
+
+def _start_worker(root: Path) -> _Worker:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, root), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours, root)
+
+
+def _work(line: Connection, root: Path) -> None:
+    """What a worker does: settle the cells it is sent, until the line closes or its parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    store = Store(root)
+    while True:
+        try:
+            experiment, cell, name, force, wait = line.recv()
+        except EOFError:
+            return
+        if identity(experiment, cell) != name:
+            line.send(Event("failed", experiment, cell, message="its code changed during the run: run again"))
+            continue
+        try:
+            line.send(settle(store, experiment, cell, force=force, wait=wait))
+        except BusyCellError:
+            line.send(None)
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,255 @@
+"""Are two optimizers different, and by how much? Once, for all experiments.
+
+Seeds are paired: both arms meet the same initial weights, batches and noise under one seed, and it is their
+difference, seed by seed, whose mean and 95% t interval are given. Beside it stands the A/A noise floor: how far two
+means of one and the same optimizer lie apart when only the seeds differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from .experiment import Results, Row
+
+Better = Literal["lower", "higher"]
+
+
+@lru_cache
+def t_quantile(confidence: float, freedom: int) -> float:
+    """The t with P(|T| <= t) = confidence for Student's T.
+
+    With t = sqrt(freedom) tan(a), that probability is a finite sum of powers of sin(a) and cos(a) (Abramowitz and
+    Stegun 26.7.3 and 26.7.4); a is found by bisection.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    if freedom < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, got {freedom}")
+    low, high = 0.0, math.pi / 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|T| <= sqrt(freedom) tan(angle))."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine**2 * (k - 1) / k
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the 95% t interval around it; nan ends where one value allows none."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def __format__(self, spec: str) -> str:
+        if self.count == 0:
+            return "none"
+        ends = "" if math.isnan(self.low) else f" [{self.low:{spec}}, {self.high:{spec}}]"
+        return f"{self.mean:{spec}}{ends}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and 95% interval of independent values."""
+    count = len(values)
+    if count == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(np.mean(values))
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    half = t_quantile(0.95, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def apart(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """The difference of the means of two independent sets with equal variance, with its 95% interval."""
+    if not first or not second:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    n, m = len(first), len(second)
+    mean = float(np.mean(first) - np.mean(second))
+    if n + m == 2:
+        return Interval(mean, math.nan, math.nan, 2)
+    squares = float(np.var(first) * n + np.var(second) * m)
+    half = t_quantile(0.95, n + m - 2) * math.sqrt(squares / (n + m - 2) * (1 / n + 1 / m))
+    return Interval(mean, mean - half, mean + half, n + m)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm against its baseline, over paired seeds."""
+
+    arm: str
+    baseline: str
+    better: Better
+    mean: float
+    baseline_mean: float
+    difference: Interval
+    """Arm minus baseline, over the seeds in which both are finite."""
+    diverged: int
+    baseline_diverged: int
+    seeds: int
+    random: bool
+    noise: Interval | None
+    """A/A: the baseline's test seeds minus as many others."""
+
+    @property
+    def outcome(self) -> Literal["better", "worse", "none", "unknown"]:
+        d = self.difference
+        if self.diverged or self.baseline_diverged or d.count == 0:
+            return "unknown"
+        if math.isnan(d.low):
+            if self.random:
+                return "unknown"
+            if d.mean == 0:
+                return "none"
+        elif d.low <= 0 <= d.high:
+            return "none"
+        return "better" if (d.mean < 0) == (self.better == "lower") else "worse"
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in words."""
+        d = self.difference
+        if self.diverged or self.baseline_diverged:
+            runs = (
+                f"{self.arm} diverged in {self.diverged} of {self.seeds}, {self.baseline} in {self.baseline_diverged}"
+            )
+            return f"not comparable: {runs}"
+        if self.outcome == "unknown":
+            return "one seed: no interval, no verdict"
+        if self.outcome == "none":
+            same = d.mean == 0 and d.low == d.high if self.random else d.mean == 0
+            return "no difference at all" if same else "no difference seen"
+        text = f"{self.arm} {self.outcome}"
+        if not self.random:
+            return f"{text} (exact: nothing is random)"
+        if d.half_width == 0:
+            return f"{text}, by the same in every seed: they may not matter here"
+        if self.noise is not None and abs(d.mean) < self.noise.half_width:
+            return f"{text}, by less than seeds alone move {self.baseline}"
+        return text
+
+
+def compare(
+    arm: Mapping[int, float],
+    baseline: Mapping[int, float],
+    *,
+    names: tuple[str, str],
+    better: Better,
+    repeat: Mapping[int, float] | None = None,
+    random: bool = True,
+) -> Comparison:
+    """Compare a metric by seed with that of a baseline; `repeat` is the baseline under other seeds, for A/A."""
+    if set(arm) != set(baseline):
+        alone = sorted(set(arm) ^ set(baseline))
+        raise ValueError(f"{names[0]} and {names[1]} must have the same seeds; only one of them has {alone}")
+    if repeat is not None and (common := sorted(set(repeat) & set(baseline))):
+        raise ValueError(f"A/A needs other seeds than the comparison; both have {common}")
+    both = [seed for seed in arm if math.isfinite(arm[seed]) and math.isfinite(baseline[seed])]
+    noise = None
+    if repeat is not None:
+        noise = apart(_finite(baseline), _finite(repeat))
+    return Comparison(
+        *names,
+        better,
+        float(np.mean([arm[s] for s in both])) if both else math.nan,
+        float(np.mean([baseline[s] for s in both])) if both else math.nan,
+        interval([arm[s] - baseline[s] for s in both]),
+        len(arm) - len(_finite(arm)),
+        len(baseline) - len(_finite(baseline)),
+        len(arm),
+        random,
+        noise,
+    )
+
+
+def _finite(values: Mapping[int, float]) -> list[float]:
+    return [value for value in values.values() if math.isfinite(value)]
+
+
+def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: int = 3) -> Row:
+    """A comparison as a line of the table."""
+    c, spec = comparison, f".{digits}f"
+    values = {
+        c.arm: c.mean,
+        c.baseline: c.baseline_mean,
+        "difference": c.difference.mean,
+        "low": c.difference.low,
+        "high": c.difference.high,
+        f"{c.arm} diverged": float(c.diverged),
+        f"{c.baseline} diverged": float(c.baseline_diverged),
+    }
+    floor = ""
+    if c.noise is not None:
+        values |= {"noise floor": c.noise.half_width, "A/A difference": c.noise.mean}
+        floor = (
+            f"{c.noise.mean:+{spec}}"
+            if math.isnan(c.noise.low)
+            else f"{c.noise.mean:+{spec}} ± {c.noise.half_width:{spec}}"
+        )
+    return Row(
+        what,
+        paper,
+        f"{c.arm} {c.mean:{spec}}, {c.baseline} {c.baseline_mean:{spec}}",
+        "none: all diverged" if c.difference.count == 0 else f"{c.difference:+{spec}}",
+        c.seeds,
+        seconds,
+        c.verdict,
+        floor,
+        values,
+    )
+
+
+# Learning rates ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best learning rate of a grid, on tuning seeds."""
+
+    arm: str
+    lr: float
+    means: Mapping[float, float]
+    """The metric at each learning rate; nan where a run diverged."""
+
+    @property
+    def warning(self) -> str | None:
+        """What the grid leaves open."""
+        if len(self.means) == 1:
+            return f"{self.arm}: one learning rate ({self.lr:g}), nothing was chosen"
+        if self.lr in (min(self.means), max(self.means)):
+            end = "lowest" if self.lr == min(self.means) else "highest"
+            return f"{self.arm}: the best learning rate, {self.lr:g}, is the {end} of its grid; look beyond it"
+        return None
+
+
+def choose_lr(arm: str, tuning: Results, metric: str, better: Better) -> Choice:
+    """The learning rate with the best mean over tuning seeds. One at which any run diverged is not chosen."""
+    means = {
+        lr: float(np.mean(list(tuning.where(lr=lr).metric(metric).values())))
+        for lr in sorted({result.cell.lr for result in tuning})
+    }
+    usable = {lr: mean for lr, mean in means.items() if math.isfinite(mean)}
+    if not usable:
+        raise ValueError(f"{arm} diverged at every learning rate of its grid: {sorted(means)}")
+    sign = 1 if better == "lower" else -1
+    return Choice(arm, min(usable, key=lambda lr: (sign * usable[lr], lr)), {**means, **usable})

@@ -1,0 +1,178 @@
+"""The commands: what they print, and the exit codes that scripts go by."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lab_experiments
+import pytest
+
+from cadam import cli
+from cadam.lab import catalogue
+from cadam.lab.experiment import Data, Results
+
+HERE = Path(__file__).parent
+Cadam = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cadam:
+    monkeypatch.chdir(tmp_path)
+    places = {"walk": "lab_experiments:WALK", "tuned": "lab_experiments:TUNED"}
+    monkeypatch.setattr(catalogue, "PLACES", places)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_reproduce_prints_paper_and_measurement(cadam: Cadam) -> None:
+    code, out, err = cadam("reproduce", "walk")
+    assert (code, err) == (0, "")
+    assert "walk: 6 of 6 cells" in out
+    assert "paper:    Nothing." in out
+    assert "measured: CAdam's mean loss is" in out
+    assert Path("results/cells/walk").is_dir()
+
+
+def test_quiet_says_nothing(cadam: Cadam) -> None:
+    assert cadam("reproduce", "walk", "--quiet") == (0, "", "")
+
+
+def test_json_has_the_table(cadam: Cadam) -> None:
+    code, out, _ = cadam("reproduce", "all", "--json", "--seeds", "2")
+    walk, tuned = json.loads(out)
+    assert code == 0
+    assert (walk["experiment"], walk["seeds"], walk["cells"], walk["complete"]) == ("walk", 2, 4, True)
+    assert tuned["cells"] == 16
+    assert walk["rows"][0]["values"]["CAdam"] == pytest.approx(walk["rows"][0]["values"]["Adam"], abs=1)
+    one = json.loads(cadam("reproduce", "walk", "--json", "--seeds", "1")[1])[0]
+    assert one["rows"][0]["values"]["low"] is None, "JSON has no nan"
+
+
+def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_FAIL", "Adam 0")
+    code, out, err = cadam("reproduce", "walk")
+    assert code == 1
+    assert "told to fail" in err
+    assert "not complete: 1 cells are missing" in out
+    code, out, _ = cadam("reproduce", "walk", "--json")
+    assert code == 1
+    assert json.loads(out)[0]["failed"] != []
+
+
+@pytest.mark.parametrize("command", ["reproduce", "report"])
+def test_a_mistyped_name_gets_a_suggestion(cadam: Cadam, command: str) -> None:
+    code, _, err = cadam(command, "wlak")
+    assert code == 2
+    assert "did you mean 'walk'?" in err
+    code, _, err = cadam(command, "nonsense-entirely")
+    assert code == 2
+    assert "there are walk, tuned" in err
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--seeds", "x"], ["--quick", "--full"], ["--json", "--quiet"]])
+def test_wrong_options_are_exit_code_2(cadam: Cadam, wrong: list[str]) -> None:
+    assert cadam("reproduce", "walk", *wrong)[0] == 2
+
+
+def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data("Clicks", "clicks/train.txt", "https://example.org/clicks", "11 GB")
+    monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, data=data))
+    code, _, err = cadam("reproduce", "walk")
+    assert code == 3
+    for text in ("Clicks", "11 GB", "https://example.org/clicks", "data/clicks/train.txt", "CADAM_DATA"):
+        assert text in err
+    Path("data/clicks").mkdir(parents=True)
+    Path("data/clicks/train.txt").touch()
+    assert cadam("reproduce", "walk")[0] == 0
+
+
+def test_list_shows_state_and_time(cadam: Cadam) -> None:
+    code, out, _ = cadam("list")
+    assert code == 0
+    assert out.count("not run") == 2
+    assert "about 1.0 s (--full 2.0 s)" in out
+    cadam("reproduce", "walk", "--seeds", "2")
+    rows = json.loads(cadam("list", "--json")[1])
+    assert {row["name"]: row["state"] for row in rows} == {"walk": "done (quick, 2 seeds)", "tuned": "not run"}
+
+
+def test_report_shows_what_was_run(cadam: Cadam) -> None:
+    code, _, err = cadam("report")
+    assert code == 4
+    assert "cadam reproduce" in err
+    cadam("reproduce", "walk", "--seeds", "2")
+    code, _, _ = cadam("report", "--images", "images")
+    assert code == 0
+    text = Path("results/report.html").read_text()
+    assert "A walk" in text
+    assert "A tuned walk" not in text
+    assert "cadam reproduce walk --quick --seeds 2" in text
+    assert Path("images/walk-1.png").stat().st_size > 1000
+    assert cadam("report", "tuned", "--output", "other.html")[0] == 4
+
+
+def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
+    cadam("reproduce", "walk")
+    broken = next(path for path in sorted(Path("results/cells/walk").glob("*.json")) if path.name != "plan.json")
+    broken.write_text("{}")
+    for arguments in (["list"], ["report"], ["reproduce", "walk"]):
+        assert str(broken) in cadam(*arguments)[2], arguments
+    assert cadam("report")[2] == "", "computed again, it is whole"
+    Path("results/cells/walk/plan.json").write_text("{")
+    assert "plan.json" in cadam("report")[2]
+
+
+def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
+    """Bars, cells and the time left, drawn in place."""
+    ours, theirs = pty.openpty()
+    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--store", str(tmp_path / "cells")]
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "LAB_TEST_SLEEP": "0.1", "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(call, env=environment, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    text = seen.decode()
+    assert "6 of 6 cells" in text
+    assert "left" in text
+    assert "\x1b[" in text
+
+
+def test_importing_cadam_stays_light() -> None:
+    check = "import sys, cadam; print([m for m in ('matplotlib', 'rich', 'cadam.lab') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", catalogue.PLACES)
+def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str) -> None:
+    experiment = catalogue.find(name)
+    assert experiment.name == name
+    for scale in ("quick", "full"):
+        cells = experiment.cells(experiment.plan(scale), Results())  # type: ignore[arg-type]
+        assert {cell.experiment for cell in cells} == {name}
+        assert len(set(cells)) == len(cells) > 0
+        assert experiment.estimate(experiment.plan(scale)) > 0  # type: ignore[arg-type]

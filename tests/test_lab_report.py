@@ -1,0 +1,135 @@
+"""The report: every number from the cells, one file, and a real browser finds nothing wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from lab_experiments import TUNED, WALK, make_cell
+
+from cadam.lab import palette, report, runner
+from cadam.lab.experiment import Outcome, Plan
+from cadam.lab.runner import Request
+from cadam.lab.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "cells")
+    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], store, jobs=1, tell=lambda event: None)
+    return store
+
+
+def page(store: Store, seeds: int = 3) -> str:
+    return report.page([runner.read(store, experiment, Plan("quick", seeds)) for experiment in (WALK, TUNED)])
+
+
+def test_the_same_cells_give_the_same_page(store: Store) -> None:
+    assert page(store) == page(store)
+
+
+def test_a_changed_cell_changes_the_page(store: Store) -> None:
+    before = page(store)
+    cell = make_cell("CAdam", 0.1, 1)
+    old = store.load(WALK, cell)
+    assert old is not None
+    moved = {**old.outcome.metrics, "loss": old.outcome.metrics["loss"] + 3.0}
+    walk = {"walk": -old.outcome.curves["walk"]}
+    store.save(WALK, dataclasses.replace(old, outcome=Outcome(moved, walk)))
+    after = page(store)
+    mean = float(_verdict(before)) + 1.0
+    assert float(_verdict(after)) == pytest.approx(mean, abs=2e-6)
+
+
+def _verdict(text: str) -> str:
+    found = re.search(r"mean loss is ([\d.]+)\.", text)
+    assert found
+    return found[1]
+
+
+def test_the_order_is_verdict_table_figures_command_versions(store: Store) -> None:
+    section = page(store).partition('<section id="walk">')[2].partition("</section>")[0]
+    parts = ["The paper:", "Measured:", "<table>", "<svg", "cadam reproduce walk --quick", "torch 2"]
+    places = [section.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_an_incomplete_experiment_shows_no_numbers(store: Store) -> None:
+    text = page(store, seeds=4)
+    section = text.partition('<section id="walk">')[2].partition("</section>")[0]
+    assert "Not complete: 6 of at least 8 cells" in section
+    assert "cadam reproduce walk --quick --seeds 4" in section
+    assert "<table>" not in section
+    assert "mean loss is" not in section
+
+
+class Ids(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "xlink:href", "src") and not (value or "").startswith(("#", "data:")):
+                self.outside.append(value or "")
+            if name in ("href", "xlink:href") and (value or "").startswith("#"):
+                self.references.append((value or "")[1:])
+
+
+def test_ids_are_unique_and_nothing_is_fetched(store: Store) -> None:
+    text = page(store)
+    parser = Ids()
+    parser.feed(text)
+    assert len(parser.ids) == len(set(parser.ids))
+    assert set(parser.references) <= set(parser.ids)
+    assert parser.outside == []
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(parser.ids)
+    assert "<script" not in text
+
+
+def test_figures_follow_the_page(store: Store) -> None:
+    drawing = page(store).partition("<svg")[2].partition("</svg>")[0]
+    assert f"var(--c{palette.CADAM[1:]})" in drawing
+    assert f"var(--c{palette.PAPER[1:]})" in drawing
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) == set(), "a colour that stays the same on a dark page"
+
+
+def test_what_an_experiment_says_is_text_not_markup(store: Store) -> None:
+    wicked = dataclasses.replace(WALK, title="<b>", notes=["<script>alert(1)</script>"])
+    text = report.page([runner.read(store, wicked, Plan("quick", 3))])
+    assert "<script>" not in text
+    assert "&lt;b&gt;" in text
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_browser_shows_it_without_complaint(store: Store, tmp_path: Path, colours: str) -> None:
+    file, shot = tmp_path / "report.html", tmp_path / "shot.png"
+    file.write_text(page(store), encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if colours == 'dark' else 1}"
+    common = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", scheme]
+    call = [str(BROWSER), *common, "--enable-logging=stderr", "--window-size=800,1200"]
+    seen = subprocess.run([*call, f"--screenshot={shot}", str(file)], capture_output=True, text=True, timeout=60)
+    assert seen.returncode == 0
+    assert "CONSOLE" not in seen.stderr
+    from matplotlib.image import imread
+
+    image = imread(shot)
+    corner, total = image[2, 2, :3].mean(), image.std()
+    assert (corner > 0.9) if colours == "light" else (corner < 0.15)
+    assert total > 0.02, "an empty page"
+    built = subprocess.run([*call, "--dump-dom", str(file)], capture_output=True, text=True, timeout=60)
+    assert built.stdout.count("<svg") == 2
+    assert built.stdout.count("<table>") == 2

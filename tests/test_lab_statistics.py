@@ -1,0 +1,181 @@
+"""Intervals and verdicts, also where there is little or nothing to say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from lab_experiments import make_cell
+
+from cadam.lab.experiment import TUNING_SEEDS, Cost, Outcome, Plan, Result, Results, tuning_seeds
+from cadam.lab.metrics import auc, log_loss
+from cadam.lab.statistics import apart, choose_lr, compare, interval, row, t_quantile
+
+NAMES = ("CAdam", "Adam")
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "expected"),
+    # From printed tables of Student's t.
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 3, 3.1824),
+        (0.95, 4, 2.7764),
+        (0.95, 9, 2.2622),
+        (0.95, 10, 2.2281),
+        (0.95, 30, 2.0423),
+        (0.95, 120, 1.9799),
+        (0.99, 5, 4.0321),
+        (0.90, 8, 1.8595),
+        (0.95, 100_001, 1.9600),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
+    assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
+def test_quantiles_that_do_not_exist_are_refused(confidence: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="must"):
+        t_quantile(confidence, freedom)
+
+
+def test_an_interval_by_hand() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0])
+    half = 3.182446 * math.sqrt(5 / 3) / 2
+    assert (found.mean, found.low, found.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+
+
+def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
+    random = np.random.default_rng(0)
+    samples = random.normal(3, 2, size=(4000, 5))
+    held = np.mean([(found := interval(list(sample))).low <= 3 <= found.high for sample in samples])
+    assert held == pytest.approx(0.95, abs=0.012)
+    pairs = random.normal(size=(4000, 8))
+    held = np.mean([(found := apart(list(p[:5]), list(p[5:]))).low <= 0 <= found.high for p in pairs])
+    assert held == pytest.approx(0.95, abs=0.012)
+
+
+def seeds(*values: float, first: int = 0) -> dict[int, float]:
+    return dict(enumerate(values, first))
+
+
+def test_pairing_sees_what_the_seeds_hide() -> None:
+    baseline = seeds(10.0, 20.0, 30.0, 40.0)
+    arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
+    found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
+    assert found.outcome == "better"
+    assert found.verdict == "CAdam better, by less than seeds alone move Adam"
+    assert found.difference.mean == pytest.approx(-1.015)
+    assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
+
+
+def test_no_difference_seen() -> None:
+    found = compare(seeds(1.0, 2.0, 3.0), seeds(1.2, 1.9, 2.9), names=NAMES, better="lower")
+    assert (found.outcome, found.verdict) == ("none", "no difference seen")
+
+
+def test_one_seed_gives_no_verdict() -> None:
+    found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower")
+    assert found.verdict == "one seed: no interval, no verdict"
+    assert row("loss", "", found, 1.0, 1).interval == "-4.0"
+
+
+def test_without_randomness_one_run_decides() -> None:
+    found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower", random=False)
+    assert found.verdict == "CAdam better (exact: nothing is random)"
+    same = compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", random=False)
+    assert same.verdict == "no difference at all"
+
+
+def test_without_variance_the_verdict_says_so() -> None:
+    found = compare(seeds(1.0, 2.0), seeds(2.0, 3.0), names=NAMES, better="lower")
+    assert found.verdict == "CAdam better, by the same in every seed: they may not matter here"
+    same = compare(seeds(1.0, 2.0), seeds(1.0, 2.0), names=NAMES, better="lower")
+    assert same.verdict == "no difference at all"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_diverged_run_is_not_averaged_away(bad: float) -> None:
+    found = compare(seeds(1.0, 1.1, bad), seeds(2.0, 2.1, 2.0), names=NAMES, better="lower")
+    assert found.outcome == "unknown"
+    assert found.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
+    assert found.difference.count == 2
+    assert row("loss", "", found, 1.0).values["CAdam diverged"] == 1
+
+
+def test_all_diverged() -> None:
+    found = compare(seeds(math.nan), seeds(math.nan), names=NAMES, better="lower", repeat=seeds(math.nan, first=9))
+    assert "diverged in 1 of 1" in found.verdict
+    assert row("loss", "", found, 1.0).interval == "none: all diverged"
+
+
+def test_seeds_must_pair_and_a_a_must_not() -> None:
+    with pytest.raises(ValueError, match=r"only one of them has \[1\]"):
+        compare(seeds(1.0, 2.0), seeds(1.0), names=NAMES, better="lower")
+    with pytest.raises(ValueError, match=r"other seeds.*\[0\]"):
+        compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", repeat=seeds(1.0))
+
+
+def test_the_kinds_of_seeds_never_meet() -> None:
+    plan = Plan("full", 1000)
+    kinds = [set(plan.test_seeds()), set(tuning_seeds(1000)), set(plan.repeat_seeds())]
+    assert len(set().union(*kinds)) == 3000
+
+
+def tuning(losses: dict[float, list[float]]) -> Results:
+    cost = Cost(0, 0, "", {})
+    return Results(
+        [
+            Result(make_cell("CAdam", lr, TUNING_SEEDS + i), Outcome({"loss": loss}), cost)
+            for lr, values in losses.items()
+            for i, loss in enumerate(values)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "lr", "warning"),
+    [
+        ({0.1: [3.0], 0.2: [1.0], 0.3: [2.0]}, 0.2, None),
+        ({0.1: [1.0, 5.0], 0.2: [2.0, 2.0], 0.3: [9.0, 9.0]}, 0.2, None),
+        ({0.1: [1.0], 0.2: [2.0], 0.3: [3.0]}, 0.1, "lowest of its grid"),
+        ({0.1: [3.0], 0.2: [2.0], 0.3: [1.0]}, 0.3, "highest of its grid"),
+        ({0.1: [3.0, 3.0], 0.2: [2.0, 2.0], 0.3: [0.0, math.nan]}, 0.2, None),
+        ({0.1: [1.0]}, 0.1, "nothing was chosen"),
+    ],
+)
+def test_the_best_learning_rate_and_the_edge_of_the_grid(
+    losses: dict[float, list[float]], lr: float, warning: str | None
+) -> None:
+    choice = choose_lr("CAdam", tuning(losses), "loss", "lower")
+    assert choice.lr == lr
+    assert (choice.warning or "").find(warning or "") >= 0
+    assert (choice.warning is None) == (warning is None)
+
+
+def test_higher_can_be_better() -> None:
+    assert choose_lr("CAdam", tuning({0.1: [3.0], 0.2: [1.0]}), "loss", "higher").lr == 0.1
+
+
+def test_a_grid_that_only_diverges_is_an_error() -> None:
+    with pytest.raises(ValueError, match="CAdam diverged at every"):
+        choose_lr("CAdam", tuning({0.1: [math.nan], 0.2: [math.inf]}), "loss", "lower")
+
+
+def test_auc_counts_pairs() -> None:
+    random = np.random.default_rng(1)
+    scores, labels = random.integers(0, 6, 60).astype(float), random.random(60) < 0.3
+    above = scores[labels][:, None] > scores[~labels]
+    equal = scores[labels][:, None] == scores[~labels]
+    assert auc(scores, labels) == pytest.approx((above + 0.5 * equal).mean())
+    assert math.isnan(auc(scores, np.ones(60, bool)))
+    assert math.isnan(auc(np.array([1.0, math.nan]), np.array([True, False])))
+
+
+def test_log_loss_of_logits() -> None:
+    logits, labels = np.array([0.3, -2.0, 800.0]), np.array([True, False, True])
+    p = 1 / (1 + np.exp(-logits[:2]))
+    assert log_loss(logits, labels) == pytest.approx((-np.log(p[0]) - np.log(1 - p[1])) / 3)
