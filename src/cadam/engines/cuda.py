@@ -25,7 +25,7 @@ from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
 from .source import Structure
-from .watch import Watched, is_plain, watched_grads
+from .watch import CHANGED, Watched, is_plain, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -356,9 +356,9 @@ class Batch:
     numbers: Numbers
     launches: list[tuple[int, int, bool]]
     """Their blocks and, where it is for one parameter alone, which."""
-    params: Watched
-    state: Watched
-    """Buffers and step counts."""
+    params: list[Tensor]
+    lasting: Watched
+    """Parameters, then buffers and step counts."""
     grads: Watched
     seed: int
     in_capture: bool
@@ -401,8 +401,8 @@ class Batch:
             channel.send(np.pad(owners, (0, len(owners) % 2)).astype(np.int32).view(np.int64)).view(torch.int32),
             numbers,
             launches,
-            Watched(params),
-            Watched(state),
+            params,
+            Watched([*params, *state]),
             watched_grads(params, [job.grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
             capturing(device),
@@ -410,8 +410,7 @@ class Batch:
 
     def stale(self) -> bool:
         """Does anything not lie where it did, or are the gradients not what they were?"""
-        changed = self.params.changed() or self.state.changed() or self.grads.changed(but_addresses=True)
-        return changed or bool((self.grads.kinds < 0).any())
+        return bool(self.lasting.look() or self.grads.look() & CHANGED or (self.grads.kinds < 0).any())
 
     def step(self, job: Job) -> None:
         grads, copies = self._laid_out(job)
@@ -436,7 +435,7 @@ class Batch:
                     self.seed,
                 )
         del copies  # the memory goes back to this stream
-        torch.autograd.graph.increment_version(self.params.tensors)
+        torch.autograd.graph.increment_version(self.params)
 
     def launch(self, alone: bool, guard: bool | None, randomly: bool) -> Launch:
         key = (alone, guard, randomly)
@@ -458,7 +457,8 @@ class Batch:
 
     def _laid_out(self, job: Job) -> tuple[Words, list[Tensor]]:
         """Where the gradients lie, as the parameters do: one that does not is copied."""
-        if (self.grads.kinds & self.params.kinds & 1).all() and (self.grads.kinds >= 0).all():
+        kinds = self.grads.kinds
+        if (kinds & self.lasting.kinds[: len(kinds)] & 1).all() and (kinds >= 0).all():
             return self.grads.addresses, []
         every, found = job.gradients(), self.grads.addresses.copy()
         copies = []

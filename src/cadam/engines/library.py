@@ -80,7 +80,8 @@ def _load(path: Path, fingerprint: str) -> Library:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
-    c.cadam_look.argtypes = [pointer, pointer, number, number, pointer, pointer, pointer]
+    c.cadam_look.argtypes = [pointer, pointer, number, number, number, pointer, pointer, pointer]
+    c.cadam_look.restype = number
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
     return Library(c, _borrowed())

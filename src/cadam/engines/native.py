@@ -21,7 +21,7 @@ from .job import Item, Job, fills_memory
 from .library import Library, Numbers, find
 from .rows import check_ids
 from .source import Structure
-from .watch import PLAIN, Watched, is_plain, watched_grads
+from .watch import CHANGED, PLAIN, Watched, is_plain, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -131,15 +131,15 @@ class Table:
                 row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
-        params = Watched([item.param for item in items])
+        params = Watched([item.param for item in items], threads=True)
         rows[:, P], rows[:, N] = params.addresses, params.sizes
         return cls(
             library,
             [job.items for job in jobs],
             rows,
             params,
-            watched_grads(params.tensors, [grad for job in jobs for grad in job.grads]),
-            Watched([item.step for item in items]),
+            watched_grads(params.tensors, [grad for job in jobs for grad in job.grads], threads=True),
+            Watched([item.step for item in items], threads=True),
             [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
             _apart(params),
@@ -152,15 +152,13 @@ class Table:
 
     def stale(self) -> bool:
         """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
-        if self.params.changed():
+        if self.params.look():
             return True
         items = [item for members in self.members for item in members] if self.odd else []
         for i, stride in self.odd.items():
             if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
                 return True
-        if self.steps.changed(but_addresses=True):
-            return True
-        if any(buffers.changed(but_addresses=True) for _, buffers in self.buffers):
+        if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, buffers in self.buffers):
             return True
         self.grads.look()
         return not self._fit()
@@ -230,7 +228,7 @@ def _apart(params: Watched) -> bool:
 
 def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
     where = [row for row, item in enumerate(items) if len(item.state) > k]
-    buffers = Watched([list(items[row].state.values())[k] for row in where])
+    buffers = Watched([list(items[row].state.values())[k] for row in where], threads=True)
     return slice(None) if len(where) == len(items) else where, buffers
 
 

@@ -75,10 +75,13 @@ typedef struct {
     void **(*grad)(void *tensor); /* of the tensor itself */
 } torch_functions;
 
+enum { MOVED = 1, CHANGED = 2 }; /* another address; another size or kind */
+
 typedef struct {
     const torch_functions *torch;
     void **tensors;
     int64_t *addresses, *sizes, *kinds;
+    int64_t news;
 } view;
 
 /* Is it a dense tensor whose memory holds its values as they are? */
@@ -90,52 +93,60 @@ static int is_plain(const torch_functions *torch, void **tensor)
            !torch->is_neg(tensor);
 }
 
-static void look_at(const view *v, int64_t i, void **tensor)
+/* Look at tensor i, or at what stands for it if that is plain; returns what is new about it. */
+static int64_t look_at(const view *v, int64_t i, void **tensor, int plain)
 {
     const torch_functions *torch = v->torch;
     void *data = 0;
+    int64_t size = 0, kind = -1;
     int32_t dtype = 0, device = 0, index = 0;
     _Bool contiguous = 0;
-    if (torch->numel(tensor, &v->sizes[i]) || torch->dtype(tensor, &dtype) || torch->device_type(tensor, &device) ||
-        torch->device_index(tensor, &index) || torch->is_contiguous(tensor, &contiguous) ||
-        torch->data_ptr(tensor, &data) || (!data && v->sizes[i]))
-        return;
+    if (plain && !torch->numel(tensor, &size) && !torch->dtype(tensor, &dtype) &&
+        !torch->device_type(tensor, &device) && !torch->device_index(tensor, &index) &&
+        !torch->is_contiguous(tensor, &contiguous) && !torch->data_ptr(tensor, &data) && (data || !size))
+        kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+    const int64_t news = (v->addresses[i] != (int64_t)data ? MOVED : 0) |
+                         (v->sizes[i] != size || v->kinds[i] != kind ? CHANGED : 0);
     v->addresses[i] = (int64_t)data;
-    v->kinds[i] = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+    v->sizes[i] = size;
+    v->kinds[i] = kind;
+    return news;
 }
 
 static void look_range(int64_t begin, int64_t end, void *context)
 {
-    const view *v = context;
-    for (int64_t i = begin; i < end; i++) {
-        v->kinds[i] = -1;
-        look_at(v, i, &v->tensors[i]);
-    }
+    view *v = context;
+    int64_t news = 0;
+    for (int64_t i = begin; i < end; i++)
+        news |= look_at(v, i, &v->tensors[i], 1);
+    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
 }
 
 static void look_at_grads_range(int64_t begin, int64_t end, void *context)
 {
-    const view *v = context;
+    view *v = context;
+    int64_t news = 0;
     for (int64_t i = begin; i < end; i++) {
         void **grad = v->torch->grad(v->tensors[i]);
-        v->kinds[i] = -1;
-        if (is_plain(v->torch, grad))
-            look_at(v, i, grad);
+        news |= look_at(v, i, grad, is_plain(v->torch, grad));
     }
+    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
 }
 
 /* Where tensors (or their gradients) lie, how many elements they have, and their kind: device, dtype and, in the last
- * bit, contiguity; -1 for one that is not plain memory. Asking torch for this from Python takes longer than a small
- * step does. */
-EXPORT void cadam_look(const torch_functions *torch, void **tensors, int64_t count, int64_t grads, int64_t *addresses,
-                       int64_t *sizes, int64_t *kinds)
+ * bit, contiguity; -1 for one that is not plain memory. Returns what is new since the last look. Asking torch for this
+ * from Python takes longer than a small step does. Threads are worth it only where they are awake. */
+EXPORT int64_t cadam_look(const torch_functions *torch, void **tensors, int64_t count, int64_t grads, int64_t threads,
+                          int64_t *addresses, int64_t *sizes, int64_t *kinds)
 {
-    view v = {torch, tensors, addresses, sizes, kinds};
+    view v = {torch, tensors, addresses, sizes, kinds, 0};
     enum { GRAIN = 512 };
-    if (count > GRAIN)
-        torch->parallel_for(0, count, GRAIN, grads ? look_at_grads_range : look_range, &v);
+    range_fn *look = grads ? look_at_grads_range : look_range;
+    if (threads && count > GRAIN)
+        torch->parallel_for(0, count, GRAIN, look, &v);
     else
-        (grads ? look_at_grads_range : look_range)(0, count, &v);
+        look(0, count, &v);
+    return v.news;
 }
 
 /* The coefficients of a kernel in either arithmetic: tensors of both may share them. */
