@@ -101,16 +101,30 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.set_grad_enabled(bool(self.defaults["differentiable"])):
-            self._refuse_capture()
-            work = self._work()
-            for engine, jobs in work:
-                engine.check(jobs)
-            for engine, jobs in work:
-                engine.run(jobs)
-            self._done()
+            if torch.compiler.is_compiling():
+                self._traced_step()
+            else:
+                self._refuse_capture()
+                work = self._work()
+                for engine, jobs in work:
+                    engine.check(jobs)
+                for engine, jobs in work:
+                    engine.run(jobs)
+                self._let_go()
         return loss
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _traced_step(self) -> None:
+        """A step that becomes part of a compiled graph where the engine can, and breaks the graph elsewhere."""
+        work = _apart(self._work)
+        for engine, jobs in work:
+            _apart(engine.check, jobs)
+        for engine, jobs in work:
+            if engine.traceable:
+                engine.run(jobs)
+            else:
+                _apart(engine.run, jobs)
+        _apart(self._let_go)
+
     def _work(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
         """This step's jobs by engine, none after an overflow. Everything is checked before anything is changed."""
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -125,8 +139,7 @@ class Optimizer(torch.optim.Optimizer):
                     job.found_inf = found_inf
         return work
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _done(self) -> None:
+    def _let_go(self) -> None:
         """Let go of the gradients: they are as large as the parameters, and the user may be about to drop them."""
         if self._plan is not None and not self._plan.lasting:
             self._plan = None
@@ -190,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._counts[param]
 
     def _refuse_capture(self) -> None:
-        if torch.compiler.is_compiling() or not torch.cuda.is_available():
+        if not torch.cuda.is_available():
             return
         if torch.cuda.is_current_stream_capturing() and not all(g["capturable"] for g in self.param_groups):
             raise RuntimeError(
@@ -300,6 +313,12 @@ class Explanation(list[Explained]):
             reasons = {k: v for k, v in row.passed_over.items() if not v.startswith("serves ")}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
         return "\n".join(lines)
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Call it outside of any compiled graph."""
+    return function(*args)
 
 
 def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:

@@ -302,6 +302,7 @@ class Cuda:
     by_chance = True
     skips_overflow = True
     looks = True
+    traceable = False
     device = "cuda"
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
@@ -318,7 +319,6 @@ class Cuda:
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if overflowed(job):

@@ -55,6 +55,7 @@ class CudaRows:
     by_chance = True
     skips_overflow = True
     looks = False
+    traceable = False
     device = "cuda"
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
@@ -75,14 +76,12 @@ class CudaRows:
             _layout(item, grad) != job.memo.get(f"layout {i}") for job in jobs for i, (item, grad) in enumerate(job)
         )
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for i, (item, grad) in enumerate(job):
                 check_ids(item.param, item.name)
                 job.memo[f"layout {i}"] = _layout(item, grad)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if overflowed(job):

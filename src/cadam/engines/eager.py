@@ -37,6 +37,7 @@ class Eager:
     by_chance = False
     skips_overflow = False
     looks = False
+    traceable = True
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return "serves dense gradients only" if grad is not None and grad.is_sparse else None

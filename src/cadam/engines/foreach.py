@@ -28,6 +28,7 @@ class Foreach:
     by_chance = False
     skips_overflow = False
     looks = False
+    traceable = True
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:

@@ -73,6 +73,8 @@ class Engine(Protocol):
 
     looks: bool
     """Does it look at gradients by itself, through the parameters?"""
+    traceable: bool
+    """Can torch.compile look through it?"""
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         """Why this engine cannot serve a parameter with such a gradient; None if it can.

@@ -73,6 +73,7 @@ class Native:
     by_chance = False
     skips_overflow = False
     looks = True
+    traceable = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
@@ -87,7 +88,6 @@ class Native:
     def check(self, jobs: Sequence[Job]) -> None:
         pass
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         _table(jobs).step(jobs)
 
@@ -116,6 +116,9 @@ class Table:
     """The strides of parameters that are not contiguous."""
     apart: bool
     """Does no parameter share memory with another?"""
+
+    def __post_init__(self) -> None:
+        self.fit = self._fit()
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> Table:
@@ -160,8 +163,9 @@ class Table:
                 return True
         if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, buffers in self.buffers):
             return True
-        self.grads.look()
-        return not self._fit()
+        if self.grads.look() & CHANGED:
+            self.fit = self._fit()
+        return not self.fit
 
     def _fit(self) -> bool:
         """Do the gradients have the sizes, dtypes and device of their parameters?"""
@@ -186,10 +190,12 @@ class Table:
 
     def _grads(self, jobs: Sequence[Job]) -> tuple[Numbers, list[Tensor]]:
         """Where the gradients lie, as the parameters do: one that does not is copied."""
-        odd = (self.grads.kinds != self.params.kinds) | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
-        odd[list(self.odd)] = True
-        if not odd.any():
+        kinds = self.grads.kinds != self.params.kinds
+        aligned = not np.bitwise_or.reduce(self.grads.addresses) & 7
+        if aligned and not self.odd and not kinds.any():
             return self.grads.addresses, []
+        odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
+        odd[list(self.odd)] = True
         addresses, copies = self.grads.addresses.copy(), []
         every = [grad for job in jobs for grad in job.gradients()]
         for i in np.flatnonzero(odd).tolist():
@@ -210,7 +216,9 @@ class Table:
         for job in jobs:
             own = slice(start, start + len(job.items))
             start = own.stop
-            different, index = np.unique(steps[own], return_inverse=True)
+            different, index = steps[own][:1], np.zeros((), np.int64)
+            if (steps[own] != different).any():
+                different, index = np.unique(steps[own], return_inverse=True)
             self.rows[own, C] = index + len(sets)
             sets += [values(job, float(t)) for t in different]
         c = np.zeros((len(sets), MAX_COEFFICIENTS))
@@ -250,6 +258,7 @@ class NativeRows:
     by_chance = False
     skips_overflow = False
     looks = False
+    traceable = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is None or not grad.is_sparse:
@@ -265,11 +274,9 @@ class NativeRows:
     def stale(self, jobs: Sequence[Job]) -> bool:
         return any(self.refuses(job.update, item, grad, job.options) for job in jobs for item, grad in job)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
         check_ids(jobs)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             found = find(Structure.of(job.update.rule, scalars.plain(job.options)))

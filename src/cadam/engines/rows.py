@@ -26,6 +26,7 @@ class Rows:
     by_chance = False
     skips_overflow = False
     looks = False
+    traceable = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
@@ -33,11 +34,9 @@ class Rows:
     def stale(self, jobs: Sequence[Job]) -> bool:
         return misfit(jobs)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def check(self, jobs: Sequence[Job]) -> None:
         check_ids(jobs)
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for item, grad in job:
