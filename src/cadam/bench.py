@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -63,7 +63,8 @@ class Case:
     contenders: Callable[[], list[Contender]]
     elements: int = 0
     rounds: int = 15
-    notes: dict[str, Any] = field(default_factory=dict)
+    repeat: int = 1
+    """Steps between two looks at the clock."""
 
 
 # Timing --------------------------------------------------------------------------------------------------------
@@ -84,9 +85,10 @@ def measure(case: Case, device: str, limit: Callable[[int], Contender] | None) -
             contender.prepare()
             _wait(device)
             start = time.perf_counter()
-            contender.step()
+            for _ in range(case.repeat):
+                contender.step()
             _wait(device)
-            times[contender.name].append((time.perf_counter() - start) * 1e3)
+            times[contender.name].append((time.perf_counter() - start) * 1e3 / case.repeat)
     medians = {name: statistics.median(values) for name, values in times.items()}
     results = []
     for contender in contenders:
@@ -97,8 +99,10 @@ def measure(case: Case, device: str, limit: Callable[[int], Contender] | None) -
         results.append(
             Result(case.name, name, medians[name], low, high, medians[case.peer] / medians[name], share, extra)
         )
-    del contenders
+    del contenders, contender
     gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
     return results
 
 
@@ -204,7 +208,22 @@ def cuda_limit(elements: int) -> Contender:
 # Cases ---------------------------------------------------------------------------------------------------------
 
 
-def resnet_like(tensors: int, elements: int) -> list[tuple[int, ...]]:
+def resnet50(base: int) -> list[tuple[int, ...]]:
+    """The 161 parameters of a ResNet-50 with this many channels at its entrance, instead of 64."""
+    shapes: list[tuple[int, ...]] = [(base, 3, 7, 7), (base,), (base,)]
+    channels = base
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = base * 2**stage
+        for block in range(blocks):
+            for shape in ((width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                shapes += [shape, (shape[0],), (shape[0],)]
+            if block == 0:
+                shapes += [(4 * width, channels, 1, 1), (4 * width,), (4 * width,)]
+            channels = 4 * width
+    return [*shapes, (1000, channels), (1000,)]
+
+
+def growing(tensors: int, elements: int) -> list[tuple[int, ...]]:
     """Many small tensors and few large ones, as in a network: sizes grow as a power."""
     weights = [(i + 1) ** 3 for i in range(tensors)]
     return [(max(8, elements * w // sum(weights)),) for w in weights]
@@ -216,22 +235,75 @@ def deepfm_shapes(rows: int, width: int) -> list[tuple[int, ...]]:
     return [(rows, width), (rows, 1), *mlp]
 
 
-def dense_cases(device: str, quick: bool) -> Iterator[Case]:
-    huge = (50_000_000 if device == "cpu" else 537_000_000) // (10 if quick else 1)
-    many = (200, 26_000_000) if device == "cpu" else (161, 38_000_000)
-    shapes: dict[str, Sequence[Sequence[int]]] = {
+def models(device: str, quick: bool) -> dict[str, Sequence[Sequence[int]]]:
+    """What the dense cases train: one huge tensor, a network, many tiny tensors, a recommender."""
+    huge = (50_000_000 if device == "cpu" else 1 << 29) // (10 if quick else 1)
+    network = growing(200, 26_000_000) if device == "cpu" else resnet50(78)
+    return {
         f"one tensor of {huge / 1e6:.0f}M": [(huge,)],
-        f"{many[0]} tensors, {many[1] / 1e6:.0f}M": resnet_like(*many),
-        "2,000 tiny tensors": [(64,)] * 2000,
+        f"{len(network)} tensors, {_elements(network) / 1e6:.0f}M": network,
+        "2,000 tiny tensors": [(100 + i % 57,) for i in range(2000)],
         "DeepFM, dense gradients": deepfm_shapes(200_000, 16),
     }
-    for name, listed in shapes.items():
-        elements = sum(torch.Size(shape).numel() for shape in listed)
+
+
+def _elements(shapes: Sequence[Sequence[int]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def dense_cases(device: str, quick: bool) -> Iterator[Case]:
+    for name, shapes in models(device, quick).items():
+        elements = _elements(shapes)
         makers = dense_peers(device)
         if elements > 40_000_000:  # a step of the others takes seconds
             makers = {k: v for k, v in makers.items() if k.startswith(("torch Adam f", "cadam.", "DeepSpeed"))}
-        build = partial(_dense_contenders, makers, listed, device)
+        build = partial(_dense_contenders, makers, shapes, device)
         yield Case(name, "torch Adam fused", build, elements if elements > 1_000_000 else 0, 7 if quick else 15)
+
+
+def graph_cases(device: str, quick: bool) -> Iterator[Case]:
+    """Steps inside a CUDA graph, beside torch's fused step outside of one."""
+    if device != "cuda":
+        return
+    for name, shapes in models(device, quick).items():
+        elements = _elements(shapes)
+        build = partial(_graph_contenders, shapes)
+        yield Case(
+            f"in a graph: {name}", "torch Adam fused", build, elements if elements > 1_000_000 else 0, 15, repeat=10
+        )
+    for kind, rows, width in ROWS:
+        build = partial(_captured_rows, kind, rows, width)
+        yield Case(f"in a graph: {_rows_name(kind, rows, width)}", "torch SparseAdam", build, rounds=15, repeat=10)
+
+
+def _graph_contenders(shapes: Sequence[Sequence[int]]) -> list[Contender]:
+    makers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+        "cadam.CAdam": lambda p: CAdam(p, capturable=True),
+        "cadam.CAdam, not counting": lambda p: CAdam(p, capturable=True, track_alignment=False),
+        "torch Adam fused, in a graph": lambda p: torch.optim.Adam(p, fused=True, capturable=True),
+    }
+    contenders = [captured(optimizer(name, make, shapes, "cuda")) for name, make in makers.items()]
+    eager = optimizer("torch Adam fused", lambda p: torch.optim.Adam(p, fused=True), shapes, "cuda")
+    return [*contenders, eager]
+
+
+def captured(contender: Contender) -> Contender:
+    """The same step as the replay of a CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    contender.prepare()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            contender.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        contender.step()
+
+    def replay(keep: Contender = contender) -> None:
+        graph.replay()
+
+    return Contender(contender.name, replay)
 
 
 def _dense_contenders(makers: Any, shapes: Any, device: str) -> list[Contender]:
@@ -251,24 +323,42 @@ def ids(kind: str, rows: int, count: int, seed: int = 0) -> Tensor:
     if kind == "hot":  # half of all ids fall on a hundred rows
         hot = torch.rand(count, generator=generator) < 0.5
         return torch.where(hot, (u * 100).long(), (u * rows).long()) * 2654435761 % rows
+    if kind == "fields":  # 26 fields, half of them with a vocabulary of a few dozen
+        field = torch.arange(count) * 26 // count
+        size = torch.where(field < 13, 3 + 7 * field, rows).clamp_(max=rows)
+        start = torch.where(field < 13, field * 2654435761 % max(1, rows - 100), 0)
+        return start + (u ** torch.where(field < 13, 1, 3) * size).long()
     if kind == "skewed":  # nine of ten ids are one and the same
         return torch.where(torch.rand(count, generator=generator) < 0.9, torch.tensor(7), (u * rows).long())
     raise ValueError(f"unknown kind of ids: {kind!r}")
 
 
+COUNT = 260_000  # ids of a batch: 10,000 examples of 26 fields
+ROWS = [
+    ("zipf", 5_000_000, 16),
+    ("zipf", 1_000_000, 10),
+    ("fields", 1_000_000, 16),
+    ("hot", 1_000_000, 16),
+    ("uniform", 1_000_000, 16),
+    ("skewed", 1_000_000, 16),
+]
+
+
+def _rows_name(kind: str, rows: int, width: int) -> str:
+    return f"rows {rows / 1e6:g}M x {width}, {kind} ids"
+
+
 def rows_cases(device: str, quick: bool) -> Iterator[Case]:
-    count = 260_000
-    tables = [("zipf", 5_000_000, 16), ("zipf", 1_000_000, 10), ("hot", 1_000_000, 16), ("uniform", 1_000_000, 16)]
-    tables.append(("skewed", 1_000_000, 16))
-    for kind, rows, width in tables[: 2 if quick else None]:
-        build = partial(_rows_contenders, kind, rows, width, count, device, True)
-        yield Case(f"rows {rows / 1e6:g}M x {width}, {kind} ids", "torch SparseAdam", build, rounds=7 if quick else 11)
+    large = [("fields", 50_000_000, 16)] if device == "cuda" else []
+    for kind, rows, width in ROWS[:2] if quick else [*ROWS, *large]:
+        build = partial(_rows_contenders, kind, rows, width, COUNT, device, True)
+        yield Case(_rows_name(kind, rows, width), "torch SparseAdam", build, rounds=7 if quick else 15)
 
 
 def growth_cases(device: str, quick: bool) -> Iterator[Case]:
     sizes = [1, 5, 20, 50] if device == "cpu" else [1, 50, 519]
     for millions in sizes[: 2 if quick else None]:
-        build = partial(_rows_contenders, "zipf", millions * 1_000_000, 16, 260_000, device, False)
+        build = partial(_rows_contenders, "zipf", millions * 1_000_000, 16, COUNT, device, False)
         yield Case(f"table of {millions}M x 16", "cadam.CAdam", build, rounds=11)
     for count in (65_000, 130_000, 260_000, 520_000):
         build = partial(_rows_contenders, "uniform", 5_000_000, 16, count, device, False)
@@ -278,21 +368,31 @@ def growth_cases(device: str, quick: bool) -> Iterator[Case]:
 def _rows_contenders(kind: str, rows: int, width: int, count: int, device: str, peers: bool) -> list[Contender]:
     # Other rows in each step, as in training: the caches must not know them from the step before.
     places = [ids(kind, rows, count, seed).to(device) for seed in range(8)]
-    makers: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {"cadam.CAdam": lambda p: CAdam(p)}
+    contenders = [_on_rows("cadam.CAdam", CAdam, places, rows, width)]
     if peers:
-        makers["torch SparseAdam"] = lambda p: torch.optim.SparseAdam(p)
-    contenders = []
-    for name, make in makers.items():
-        table = nn.Parameter(torch.empty(rows, width, device=device).normal_(0, 0.01))
-        values = torch.randn(count, width, device=device)
-        opt = make([table])
-
-        def renew(table: Tensor = table, values: Tensor = values, turns: Iterator[Tensor] = cycle(places)) -> None:  # noqa: B008
-            ids = next(turns)[None]
-            table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False)
-
-        contenders.append(Contender(name, opt.step, renew))
+        contenders.append(_on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width))
     return contenders
+
+
+def _captured_rows(kind: str, rows: int, width: int) -> list[Contender]:
+    places = [ids(kind, rows, COUNT, seed).to("cuda") for seed in range(8)]
+    ours = _on_rows("cadam.CAdam", partial(CAdam, capturable=True), places, rows, width)
+    return [captured(ours), _on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width)]
+
+
+def _on_rows(
+    name: str, make: Callable[[list[Tensor]], torch.optim.Optimizer], places: list[Tensor], rows: int, width: int
+) -> Contender:
+    """A sparse step over a table, with the next of these ids each time."""
+    device, count = places[0].device, len(places[0])
+    table = nn.Parameter(torch.empty(rows, width, device=device).normal_(0, 0.01))
+    values = torch.randn(count, width, device=device)
+    turns = cycle(places)
+
+    def renew() -> None:
+        table.grad = torch.sparse_coo_tensor(next(turns)[None], values, table.shape, check_invariants=False)
+
+    return Contender(name, make([table]).step, renew)
 
 
 class DeepFM(nn.Module):
@@ -356,6 +456,7 @@ def _training_contenders(rows: int, batch: int, device: str) -> list[Contender]:
 
 SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
     "dense": dense_cases,
+    "graphs": graph_cases,
     "rows": rows_cases,
     "growth": growth_cases,
     "training": training_cases,
@@ -421,7 +522,9 @@ def draw(results: list[Result], path: str) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all)")
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all; graphs on CUDA only)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="smaller and fewer cases")
     parser.add_argument("--json", metavar="PATH", help="write the results there too")
@@ -440,7 +543,7 @@ def run(options: argparse.Namespace) -> int:
     limit = cuda_limit if options.device == "cuda" else cpu_limit
     for name in options.suites or SUITES:
         for case in SUITES[name](options.device, options.quick):
-            case_results = measure(case, options.device, limit if name == "dense" else None)
+            case_results = measure(case, options.device, limit if name in ("dense", "graphs") else None)
             show(case_results, results[-1].case if results else None)
             results += case_results
             if options.json:

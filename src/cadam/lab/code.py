@@ -14,6 +14,7 @@ OPTIMIZERS = (
     "cadam.catalog",
     "cadam.engines",
     "cadam.kernels",
+    "cadam.memory",
     "cadam.optimizer",
     "cadam.options",
     "cadam.plan",
