@@ -203,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._counts[param]
 
     def _refuse_capture(self) -> None:
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         if torch.cuda.is_current_stream_capturing() and not all(g["capturable"] for g in self.param_groups):
             raise RuntimeError(

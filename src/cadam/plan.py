@@ -61,6 +61,8 @@ class Plan:
     work: Work
     lasting: bool
     """May it be renewed? Not where an engine sees a view of the parameter: that could go stale unnoticed."""
+    given: Any = None
+    """The options that the signature was made of: while they are the same, so is it."""
     signature: Any = None
     params: list[list[Tensor]] = field(default_factory=list)
     absent: list[Tensor] = field(default_factory=list)
@@ -100,12 +102,17 @@ class Plan:
                 plan.kept.append(Kept.of(engine, job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
-        plan.signature = _signature(plan, groups, grad_scale)
+        plan.given, plan.signature = _given(groups, grad_scale), _signature(plan, groups, grad_scale)
         return plan
 
     def renew(self, groups: Sequence[Group], state: Mapping[Tensor, Any], grad_scale: Tensor | None) -> bool:
-        if not self.lasting or self.signature != _signature(self, groups, grad_scale):
+        if not self.lasting:
             return False
+        given = _given(groups, grad_scale)
+        if given != self.given:
+            if self.signature != _signature(self, groups, grad_scale):
+                return False
+            self.given = given
         if not all(_same(group["params"], params) for group, params in zip(groups, self.params, strict=True)):
             return False
         if not _same(state.values(), self.states):
@@ -151,6 +158,12 @@ def plain_grad(grad: Tensor, param: Tensor) -> Tensor:
     if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
     return plain(grad)
+
+
+def _given(groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
+    """The groups and their options, but for the learning rate, on which no choice depends."""
+    options = [[value for name, value in group.items() if name not in ("params", "lr")] for group in groups]
+    return list(map(id, groups)), options, grad_scale is None
 
 
 def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:

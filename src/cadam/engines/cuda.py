@@ -153,7 +153,7 @@ def refusal(item: Item, options: Options, device: str) -> str | None:
 
 
 def capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def keep(what: Any, device: torch.device) -> None:
@@ -514,7 +514,7 @@ class Stream:
     @staticmethod
     def on(device: torch.device) -> AbstractContextManager[Any]:
         """Triton launches on the current device."""
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
             return _NOTHING
         return torch.cuda.device(device)
 

@@ -42,7 +42,12 @@ def stay_on_device(options: Options) -> bool:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tensors on the CPU read out as numbers."""
-    return {name: _read(value) for name, value in options.items() if name != "params"}
+    return {
+        name: value if type(value) in _NUMBERS else _read(value) for name, value in options.items() if name != "params"
+    }
+
+
+_NUMBERS = {float, int, bool, type(None)}
 
 
 def _read(value: Any) -> Any:

@@ -1,0 +1,9 @@
+"""`python -m cadam`: the command where no script of it is installed."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
