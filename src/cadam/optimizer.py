@@ -207,7 +207,7 @@ class Optimizer(torch.optim.Optimizer):
         return Alignment(sum(groups, Ratio(0, 0, 0)), tuple(groups), dict(zip(names, ratios, strict=True)))
 
     def alignment_counts(self) -> Tensor:
-        """The counters behind `alignment()`, summed over the parameters and left on their device: aligned, touched, seen.
+        """The counters behind `alignment()`, summed and left on the device: elements aligned, touched, seen.
 
         Nothing waits for the device, so a CUDA graph can hold it. All parameters must be on one device.
         """

@@ -1,6 +1,6 @@
 """Labelled images, kept as bytes on the device: CIFAR-10 from its official files, and handwritten digits.
 
-    python -m cadam.lab.images.data data     downloads CIFAR-10 into the folder data
+python -m cadam.lab.images.data data     downloads CIFAR-10 into the folder data
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tarfile
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +68,8 @@ class _Arrays(pickle.Unpickler):
 
 def _reconstruct(kind: type, shape: tuple[int, ...], dtype: bytes) -> Array:
     """What numpy pickles an array by: an empty one, filled in afterwards."""
-    return np.ndarray.__new__(kind, shape, np.dtype(dtype.decode()))
+    empty: Array = np.ndarray.__new__(kind, shape, np.dtype(dtype.decode()))
+    return empty
 
 
 def _read_python(content: bytes) -> tuple[Array, Array]:
@@ -147,8 +148,8 @@ class Images:
         )
 
     def to(self, device: torch.device) -> Images:
-        tensors = (self.train, self.train_labels, self.test, self.test_labels, self.mean, self.std)
-        return Images(*(tensor.to(device) for tensor in tensors), self.classes)
+        tensors: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     @property
     def channels(self) -> int:
@@ -293,11 +294,11 @@ class Digits(Data):
 
 
 DIGITS = Digits("digits", "", "scikit-learn", "in its package")
-DIGITS_SIZE, DIGITS_TEST = 16, 360
+DIGITS_SIZE, DIGITS_TEST = 12, 360
 
 
 def read_digits() -> Images:
-    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 16x16 so that they can be turned."""
+    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 12x12 so that they can be turned."""
     missing = DIGITS.missing()
     if missing:
         raise ModuleNotFoundError(missing)

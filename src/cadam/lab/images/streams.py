@@ -1,13 +1,14 @@
 """What a run meets, step by step: which samples, how far turned, with which labels.
 
-A stream is a sum of changes: `sudden(60) + noisy(40)` turns the images by 60 degrees at every epoch and gives 40% of the
-batches random labels. Made into a schedule, it says all that is random about the data of a run. A schedule follows from
-the seed alone, never from the optimizer or the device, and knows samples by number only: it serves any data.
+A stream is a sum of changes: `sudden(60) + noisy(40)` turns the images by 60 degrees at every epoch and gives 40% of
+the batches random labels. Made into a schedule, it says all that is random about the data of a run. A schedule follows
+from the seed alone, never from the optimizer or the device, and knows samples by number only: it serves any data.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -55,8 +56,9 @@ class Change(Protocol):
     """Something that happens to a stream."""
 
     name: ClassVar[str]
-    strength: float
 
+    @property
+    def strength(self) -> float: ...
     def apply(self, schedule: Schedule, random: np.random.Generator) -> None: ...
 
 
@@ -163,7 +165,7 @@ def noisy(percent: float) -> Stream:
     return _of(Noisy(percent))
 
 
-def augmented(pixels: int = 4) -> Stream:
+def augmented(pixels: float = 4) -> Stream:
     return _of(Augmented(pixels))
 
 
@@ -174,12 +176,13 @@ def _of(change: Change) -> Stream:
 
 def parse(text: str) -> Stream:
     """The stream that a text stands for, as `str` writes it: "sudden 60 + noise 40"."""
+    makers: dict[str, Callable[[float], Stream]]
     makers = {"sudden": sudden, "continuous": continuous, "noise": noisy, "augmented": augmented}
     stream = CLEAN
     for part in () if text == "clean" else text.split(" + "):
         found = re.fullmatch(r"(\w+) ([\d.]+)", part)
         if found is None or found[1] not in makers:
             known = ", ".join(makers)
-            raise ValueError(f"no stream is written {part!r}: a change and its strength, as sudden 60; there are {known}")
-        stream += makers[found[1]](float(found[2]))  # type: ignore[operator]
+            raise ValueError(f"no stream is written {part!r}: a change and its strength; there are {known}")
+        stream += makers[found[1]](float(found[2]))
     return stream

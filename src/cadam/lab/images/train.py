@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -101,12 +101,12 @@ class Run:
         self._correct = torch.zeros(steps, dtype=torch.int64, device=device)
         self._counts = torch.zeros(steps, 3, dtype=torch.int64, device=device)
         self._test_correct = torch.zeros(epochs, dtype=torch.int64, device=device)
-        self._train, self._test = self.train_step, self.test_step
-        self.stream = torch.cuda.Stream(device) if cuda and graph else None
+        self._train: Callable[[], None] = self.train_step
+        self._test: Callable[[], None] = self.test_step
+        self.stream = torch.cuda.Stream(device) if cuda and graph else None  # type: ignore[no-untyped-call]
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
-            self._train = Captured(self.train_step, self.stream)  # type: ignore[assignment]
-            self._test = Captured(self.test_step, self.stream)  # type: ignore[assignment]
+            self._train, self._test = Captured(self.train_step, self.stream), Captured(self.test_step, self.stream)
         self._turns = self._all()
         self.done = False
 
@@ -149,9 +149,10 @@ class Run:
         index = self._test_batch * TEST_BATCH + torch.arange(TEST_BATCH, device=last.device)
         there = index < len(images.test)
         index = index.clamp(max=len(images.test) - 1)
+        batch = self.seen(images.test.index_select(0, index), self._rotation.index_select(0, last))
         self.model.eval()
         with self._numerics():
-            logits = self.model(self.seen(images.test.index_select(0, index), self._rotation.index_select(0, last)))
+            logits = self.model(batch)
         self.model.train()
         right = (logits.argmax(1) == images.test_labels.index_select(0, index)) & there
         self._test_correct.index_add_(0, last // self.schedule.steps_per_epoch, right.sum().view(1))
@@ -176,19 +177,21 @@ class Run:
             return normalised.contiguous(memory_format=torch.channels_last)
         return normalised
 
-    def _numerics(self) -> AbstractContextManager[Any]:
-        if self.task.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self._step.device.type, torch.bfloat16, cache_enabled=False)
+    @contextmanager
+    def _numerics(self) -> Iterator[None]:
+        """The precision of the model, and how algorithms are chosen: the same every time, or the fastest ones."""
+        choice = {"deterministic": self.deterministic, "benchmark": not self.deterministic}
+        half = self.task.precision == "bfloat16"
+        # Casts of weights are not kept from one step to the next: a graph could not renew them.
+        cast = torch.autocast(self._step.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=True, **choice), cast:
+            yield
 
     # All steps ------------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
         """One turn of the run; False once it is at its end."""
-        with torch.backends.cudnn.flags(
-            enabled=True, benchmark=not self.deterministic, deterministic=self.deterministic, allow_tf32=True
-        ):
-            self.done = next(self._turns, True)
+        self.done = next(self._turns, True)
         return not self.done
 
     def _all(self) -> Iterator[bool]:
@@ -217,6 +220,16 @@ class Run:
             alignment,
             self._test_correct.cpu().numpy() / len(self.images.test),
         )
+
+    def release(self) -> None:
+        """Give the memory of a run on a GPU back: what its graphs refer to is otherwise kept for good."""
+        for captured in (self._train, self._test):
+            if isinstance(captured, Captured) and captured.graph is not None:
+                captured.graph.reset()
+        self.optimizer.zero_grad(set_to_none=True)
+        state = (value for values in self.optimizer.state.values() for value in values.values())
+        for tensor in (*self.model.parameters(), *state):
+            tensor.untyped_storage().resize_(0)
 
 
 # Where pixels come from ----------------------------------------------------------------------------------------
