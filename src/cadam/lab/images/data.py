@@ -294,11 +294,11 @@ class Digits(Data):
 
 
 DIGITS = Digits("digits", "", "scikit-learn", "in its package")
-DIGITS_SIZE, DIGITS_TEST = 12, 360
+DIGITS_SIZE, DIGITS_TEST = 10, 360
 
 
 def read_digits() -> Images:
-    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 12x12 so that they can be turned."""
+    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 10x10 so that they can be turned."""
     missing = DIGITS.missing()
     if missing:
         raise ModuleNotFoundError(missing)

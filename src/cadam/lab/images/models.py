@@ -123,7 +123,7 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "DenseNet-121": partial(DenseNet, (6, 12, 24, 16), 32),
     "small VGG": partial(VGG, ((8,), (16,), (32,))),
     "small ResNet": partial(ResNet, (1, 1), 8),
-    "small DenseNet": partial(DenseNet, (2, 1), 6),
+    "small DenseNet": partial(DenseNet, (2, 1), 4),
 }
 """By name, made from the number of input channels and of classes."""
 

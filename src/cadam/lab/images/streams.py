@@ -126,7 +126,7 @@ class Stream:
     def schedule(self, seed: int, samples: int, classes: int, batch: int, epochs: int) -> Schedule:
         """All that is random about a run. Samples left over by the last whole batch of an epoch are not shown in it.
 
-        Order and changes draw from generators of their own: another change leaves the order as it is.
+        Order and changes draw from generators of their own: none feels what else happens.
         """
         steps = samples // batch
         if steps == 0:
@@ -143,8 +143,9 @@ class Stream:
             np.zeros(shape, bool),
             np.zeros((*shape, 2), np.int8),
         )
-        for number, change in enumerate(self.changes, 1):
-            change.apply(schedule, np.random.default_rng([seed, number, *change.name.encode()]))
+        for number, change in enumerate(self.changes):
+            before = sum(other.name == change.name for other in self.changes[:number])
+            change.apply(schedule, np.random.default_rng([seed, 1 + before, *change.name.encode()]))
         return schedule
 
 

@@ -28,6 +28,7 @@ Precision = Literal["float32", "bfloat16"]
 WARM_UP = 3
 """Calls before a graph is captured: kernels are compiled and algorithms chosen in them. They count as any other."""
 TEST_BATCH = 1000
+"""Test images at once, at most."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class Run:
     def test_step(self) -> None:
         """Test images, a batch of them, turned as the last training batch was."""
         images, last = self.images, self._step - 1
-        index = self._test_batch * TEST_BATCH + torch.arange(TEST_BATCH, device=last.device)
+        size = min(TEST_BATCH, len(images.test))
+        index = self._test_batch * size + torch.arange(size, device=last.device)
         there = index < len(images.test)
         index = index.clamp(max=len(images.test) - 1)
         batch = self.seen(images.test.index_select(0, index), self._rotation.index_select(0, last))
