@@ -100,6 +100,12 @@ def test_both_arms_use_the_rate_that_is_best_for_adam() -> None:
     assert "CAdam's own best is 1e-05" in experiment.summary(results).verdict
 
 
+def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
+    experiments = [catalogue.find(name) for name in NAMES]
+    assert {experiment.compute for experiment in experiments} == {runs.compute}
+    assert len({tuple(experiment.sources) for experiment in experiments}) == 1
+
+
 def test_experiments_share_cells() -> None:
     cells = {
         name: {r.cell for r in results_of(catalogue.find(name), Plan("full", 3), lambda cell: 0.0)} for name in NAMES
