@@ -125,6 +125,21 @@ def test_before_the_first_step_there_is_no_ratio() -> None:
 
 
 @over_how
+def test_counts_on_the_device_are_those_that_the_ratio_is_read_from(how: str) -> None:
+    params = [Parameter(torch.randn(4)), Parameter(torch.randn(2, 3))]
+    optimizer = cadam.CAdam(params, **HOW[how])
+    with pytest.raises(RuntimeError, match="nothing is counted"):
+        optimizer.alignment_counts()
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+    total = optimizer.alignment().total
+    assert optimizer.alignment_counts().tolist() == [total.aligned, total.touched, total.seen]
+    assert total.seen == 30
+
+
+@over_how
 def test_reset_begins_a_new_count(how: str) -> None:
     param = torch.zeros(4)
     optimizer = cadam.CAdam([param], **HOW[how])

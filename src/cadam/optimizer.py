@@ -227,6 +227,16 @@ class Optimizer(torch.optim.Optimizer):
                 counts.zero_()
         return Alignment(sum(groups, Ratio(0, 0, 0)), tuple(groups), dict(zip(names, ratios, strict=True)))
 
+    def alignment_counts(self) -> Tensor:
+        """The counters behind `alignment()`, summed and left on the device: elements aligned, touched, seen.
+
+        Nothing waits for the device, so a CUDA graph can hold it. All parameters must be on one device.
+        """
+        counts = list(self._counts.values())
+        if not counts:
+            raise RuntimeError("nothing is counted: no step was taken yet, or track_alignment is False")
+        return torch.stack(counts).sum(0)
+
     def explain(self) -> Explanation:
         """Which engine runs each parameter, and why no faster one does."""
         self._report()

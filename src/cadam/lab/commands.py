@@ -157,7 +157,8 @@ def reproduce(options: argparse.Namespace) -> int:
     except catalogue.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
-    missing = [needed for e in experiments if e.data is not None and (needed := e.data.missing())]
+    data = [e.needed(options.scale or "quick") for e in experiments]
+    missing = [needed for d in data if d is not None and (needed := d.missing())]
     if missing:
         print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
         return NO_DATA

@@ -150,6 +150,7 @@ def state(experiment: Experiment, request: Request) -> str:
     """How much of an experiment a store has, in a few words."""
     if request.complete:
         return f"done ({request.plan.scale}, {request.plan.seeds} seeds)"
-    if experiment.data is not None and experiment.data.missing():
+    data = experiment.needed(request.plan.scale)
+    if data is not None and data.missing():
         return "data missing"
     return f"{len(request.results)} cells so far" if request.results else "not run"

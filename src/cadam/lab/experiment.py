@@ -29,7 +29,10 @@ TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
 
 @dataclass(frozen=True)
 class Cell:
-    """What one result depends on, in plain JSON values. `settings` holds whatever the named fields do not."""
+    """What one result depends on, in plain JSON values. `settings` holds whatever the named fields do not.
+
+    Experiments that ask for the same cell, with the same sources, share its result: `experiment` then names the study.
+    """
 
     experiment: str
     model: str
@@ -83,6 +86,15 @@ class Result:
     cell: Cell
     outcome: Outcome
     cost: Cost
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell that was computed beside others, and its share of the time."""
+
+    cell: Cell
+    outcome: Outcome
+    seconds: float
 
 
 class Results(Sequence[Result]):
@@ -254,6 +266,20 @@ class Experiment:
     """Slips of the paper and choices made here, shown with the results."""
     parallel: int | None = None
     """How many cells may run at once, if memory or a GPU sets a limit."""
+    quick_data: Data | None = None
+    """The data that --quick uses in place of `data`."""
+    compute_many: Callable[[Iterator[Cell]], Iterator[Finished]] | None = None
+    """Cells side by side on one device, where that is faster than one after the other.
+
+    It takes a cell when it has room for one and gives each back as soon as it is done, in any order. It runs in the
+    process that was started, over the cells of all experiments that share it and of which `side_by_side` is true.
+    """
+    side_by_side: Callable[[Cell], bool] | None = None
+    """Which cells `compute_many` is for."""
+
+    def needed(self, scale: Scale) -> Data | None:
+        """The data of a scale."""
+        return self.quick_data if scale == "quick" and self.quick_data is not None else self.data
 
     def plan(self, scale: Scale, seeds: int | None = None) -> Plan:
         return Plan(scale, self.seeds[scale] if seeds is None else seeds)

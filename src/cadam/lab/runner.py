@@ -14,16 +14,16 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .experiment import Cell, Cost, Experiment, Plan, Result, Results
+from .experiment import Cell, Cost, Experiment, Finished, Plan, Result, Results
 from .store import BusyCellError, DamagedCellError, Store, identity
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
@@ -94,17 +94,20 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
     With `jobs` as None, worker processes are started where that pays.
     """
     store.sweep()
-    known: dict[tuple[str, Cell], Result] = {}
-    asked: set[tuple[str, Cell]] = set()
+    known: dict[str, Result] = {}
+    asked: set[str] = set()
+    told: set[tuple[str, Cell]] = set()
 
     def find(experiment: Experiment, cell: Cell) -> Result | None:
-        key = (experiment.name, cell)
-        if key not in known and not force:
+        name = identity(experiment, cell)
+        if name not in known and not force:
             result = _load(store, experiment, cell, tell)
             if result is not None:
-                known[key] = result
-                tell(Event("found", experiment, cell, result))
-        return known.get(key)
+                known[name] = result
+        if name in known and (experiment.name, cell) not in told:
+            told.add((experiment.name, cell))
+            tell(Event("found", experiment, cell, known[name]))
+        return known.get(name)
 
     for request in requests:
         store.remember(request.experiment, request.plan)
@@ -113,17 +116,22 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
             work = []
             for request in requests:
                 look_up(request, find)
-                new = [cell for cell in request.missing if (request.experiment.name, cell) not in asked]
-                asked |= {(request.experiment.name, cell) for cell in new}
-                work += [Work(request, cell) for cell in new]
+                for cell in request.missing:
+                    name = identity(request.experiment, cell)
+                    if name not in asked:
+                        asked.add(name)
+                        work.append(Work(request, cell))
             if not work:
                 return
-            count = jobs if jobs is not None else jobs_for(work)
+            together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
+            count = jobs if jobs is not None else jobs_for(alone)
             if count > 1:
-                workers += [_start_worker(store.root) for _ in range(min(count, len(work)) - len(workers))]
-            for request, event in _in_workers(work, workers, force) if workers else _here(work, store, force):
+                workers += [_start_worker(store.root) for _ in range(min(count, len(alone)) - len(workers))]
+            one_by_one = _in_workers(alone, workers, force) if workers else _here(alone, store, force)
+            for request, event in chain(_together(together, store, force), one_by_one):
                 if event.result is not None:
-                    known[event.experiment.name, event.cell] = event.result
+                    known[identity(event.experiment, event.cell)] = event.result
+                    told.add((event.experiment.name, event.cell))
                 elif event.kind == "failed":
                     request.failed[event.cell] = event.message
                 tell(event)
@@ -135,6 +143,12 @@ class Work:
 
     request: Request
     cell: Cell
+
+    @property
+    def side_by_side(self) -> bool:
+        """Is it computed beside others?"""
+        experiment = self.request.experiment
+        return experiment.side_by_side is not None and experiment.side_by_side(self.cell)
 
 
 def jobs_for(work: Sequence[Work]) -> int:
@@ -171,8 +185,7 @@ def measure(experiment: Experiment, cell: Cell) -> Result:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    cuda = torch.cuda.is_available()
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     _forget_peak()
     start = time.perf_counter()
@@ -180,12 +193,21 @@ def measure(experiment: Experiment, cell: Cell) -> Result:
         outcome = experiment.compute(cell)
     finally:
         torch.set_num_threads(threads)
-    seconds = time.perf_counter() - start
-    on_cuda = cuda and torch.cuda.max_memory_allocated() > 0
+    return Result(cell, outcome, cost(time.perf_counter() - start))
+
+
+def cost(seconds: float) -> Cost:
+    """What something took that was computed just now."""
+    import numpy as np
+    import torch
+
+    import cadam
+
+    on_cuda = torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0
     memory = torch.cuda.max_memory_allocated() if on_cuda else _peak()
     device = torch.cuda.get_device_name() if on_cuda else f"CPU, {processor()}"
-    versions = {name: version(name) for name in ("cadam", "torch", "numpy")}
-    return Result(cell, outcome, Cost(seconds, memory, device, {"python": platform.python_version(), **versions}))
+    versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return Cost(seconds, memory, device, {"python": platform.python_version(), **versions})
 
 
 def processor() -> str:
@@ -237,6 +259,84 @@ def _here(work: Sequence[Work], store: Store, force: bool) -> Events:
             yield item.request, settle(store, experiment, item.cell, force=force, wait=tried)
         except BusyCellError:
             waiting.append((item, True))
+
+
+def _together(work: Sequence[Work], store: Store, force: bool) -> Events:
+    """Cells that share a device, in this process. Each is claimed when its turn comes and stored once it is done."""
+    ways = dict.fromkeys(item.request.experiment.compute_many for item in work)
+    for compute_many in ways:
+        if compute_many is None:
+            raise ValueError("an experiment that says which cells run side by side must offer compute_many")
+        sharing = [item for item in work if item.request.experiment.compute_many is compute_many]
+        device = _Device(deque(sharing), store, force)
+        while device.waiting:
+            try:
+                for finished in compute_many(device.turns()):
+                    device.keep(finished)
+                    yield from device.news()
+            except Exception:
+                device.fail(traceback.format_exc())
+            finally:
+                device.let_go()
+            yield from device.news()
+        yield from _here(device.busy, store, force)
+
+
+@dataclass
+class _Device:
+    """The cells that wait for a device, and those it is at."""
+
+    waiting: deque[Work]
+    store: Store
+    force: bool
+    busy: list[Work] = field(default_factory=list)
+    """Cells that another process is at."""
+    held: dict[Cell, tuple[Work, ExitStack]] = field(default_factory=dict)
+    """Cells in work, with their claims."""
+    events: list[tuple[Request, Event]] = field(default_factory=list)
+
+    def turns(self) -> Iterator[Cell]:
+        """The cells as they get their turn; what another process has done meanwhile is left out."""
+        while self.waiting:
+            item = self.waiting.popleft()
+            experiment, cell, claim = item.request.experiment, item.cell, ExitStack()
+            try:
+                claim.enter_context(self.store.claim(identity(experiment, cell), wait=False))
+            except BusyCellError:
+                self.busy.append(item)
+                continue
+            done = None if self.force else _load(self.store, experiment, cell, lambda event: None)
+            if done is not None:
+                claim.close()
+                self.events.append((item.request, Event("elsewhere", experiment, cell, done)))
+                continue
+            self.held[cell] = item, claim
+            self.events.append((item.request, Event("start", experiment, cell)))
+            yield cell
+
+    def keep(self, finished: Finished) -> None:
+        item, claim = self.held.pop(finished.cell)
+        experiment = item.request.experiment
+        with claim:
+            self.store.save(experiment, Result(finished.cell, finished.outcome, cost(finished.seconds)))
+            stored = self.store.load(experiment, finished.cell)
+        self.events.append((item.request, Event("computed", experiment, finished.cell, stored)))
+
+    def fail(self, message: str) -> None:
+        """Whatever was in work is lost."""
+        for item, _ in self.held.values():
+            experiment = item.request.experiment
+            self.events.append((item.request, Event("failed", experiment, item.cell, message=message)))
+
+    def let_go(self) -> None:
+        for _, claim in self.held.values():
+            claim.close()
+        self.held.clear()
+
+    def news(self) -> Events:
+        """What happened since the last time."""
+        events, self.events = self.events, []
+        yield from events
 
 
 @dataclass

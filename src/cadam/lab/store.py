@@ -55,7 +55,7 @@ class Store:
         self.root = Path(root).absolute()
 
     def path(self, experiment: Experiment, cell: Cell) -> Path:
-        return self.root / experiment.name / f"{identity(experiment, cell)}.json"
+        return self.root / cell.experiment / f"{identity(experiment, cell)}.json"
 
     def load(self, experiment: Experiment, cell: Cell) -> Result | None:
         """The result of a cell, or None if there is none."""

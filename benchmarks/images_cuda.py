@@ -1,0 +1,233 @@
+"""The trainer of the image study on a CUDA device: is it right in a graph, how fast is it, how many runs fit.
+
+    python benchmarks/images_cuda.py [--data FOLDER] [--json FILE]
+
+Each part stands for itself: one that fails prints its traceback, and the others go on. Without CIFAR-10 at --data (or
+$CADAM_DATA) random images of the same shape take its place: the times are the same, accuracies mean nothing then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cadam.lab.images import data
+from cadam.lab.images.data import Images
+from cadam.lab.images.streams import noisy, sudden
+from cadam.lab.images.train import Run, Task, side_by_side
+
+Line = tuple[str, str]
+BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5
+
+
+def task(model: str = "VGG-16", optimizer: str = "CAdam", seed: int = 0, epochs: int = 3, **options: Any) -> Task:
+    return Task(model, optimizer, 3e-4, seed, sudden(60) + noisy(20), epochs, **{"precision": "bfloat16", **options})
+
+
+def random_images() -> Images:
+    random = np.random.default_rng(0)
+
+    def some(count: int) -> tuple[Any, Any]:
+        return random.integers(256, size=(count, 3, 32, 32), dtype=np.uint8), random.integers(10, size=count)
+
+    return Images.of(some(50_000), some(10_000))
+
+
+def synchronized() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def advance(runs: Sequence[Run], turns: int) -> None:
+    for _ in range(turns):
+        for run in runs:
+            run.advance()
+
+
+# Parts ---------------------------------------------------------------------------------------------------------
+
+
+def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
+    """Graph against plain loop on the same seed, beside how far two plain loops are apart."""
+    lines = []
+    for precision in ("float32", "bfloat16"):
+        for model, optimizer in (("VGG-16", "CAdam"), ("VGG-16", "Adam"), ("ResNet-18", "CAdam")):
+            curves = {}
+            for name, graph in (("plain", False), ("plain again", False), ("graph", True), ("graph again", True)):
+                run = Run(task(model, optimizer, epochs=1, precision=precision), images, graph=graph)
+                advance([run], 40)
+                record = run.record()
+                curves[name] = (record.loss[:40], record.alignment[:40])
+                synchronized()
+                run.release()
+            apart = {
+                name: [float(np.abs(ours - plain).max()) for ours, plain in zip(curve, curves["plain"], strict=True)]
+                for name, curve in curves.items()
+            }
+            finite = bool(np.isfinite(curves["graph"][0]).all())
+            found[f"{model} {optimizer} {precision}"] = {
+                "apart (loss, alignment)": apart,
+                "last loss": {name: float(curve[0][-1]) for name, curve in curves.items()},
+                "finite": finite,
+            }
+            text = f"loss {apart['graph'][0]:.1e} (plain again {apart['plain again'][0]:.1e}), "
+            text += (
+                f"alignment {apart['graph'][1]:.1e}; loss {curves['graph'][0][0]:.4f} to {curves['graph'][0][-1]:.4f}"
+            )
+            lines.append((f"graph - plain, {model} {optimizer} {precision}, 40 steps", text))
+    return lines
+
+
+def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
+    """Does a run feel the runs beside it? Curves and test results of one alone and of the same among six."""
+
+    def one_epoch(seed: int) -> Run:
+        return Run(task(optimizer="CAdam" if seed % 2 == 0 else "Adam", seed=seed, epochs=1), images)
+
+    alone = next(run.record() for run, _ in side_by_side([one_epoch(0)], 1))
+    among = {run.task.seed: run.record() for run, _ in side_by_side(map(one_epoch, range(6)), 6)}[0]
+    apart = {name: float(np.abs(getattr(alone, name) - getattr(among, name)).max()) for name in vars(alone)}
+    found["neighbours"] = apart
+    text = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
+    return [("alone - among six, VGG-16, one epoch", text)]
+
+
+def epoch_time(images: Images, found: dict[str, Any], model: str, runs: int, deterministic: bool = True) -> float:
+    """Seconds for one epoch of each of so many runs, tests included; the first epoch warms up."""
+    start = synchronized()
+    torch.cuda.reset_peak_memory_stats()
+    lanes = [Run(task(model, seed=seed, epochs=2), images, deterministic=deterministic) for seed in range(runs)]
+    steps = lanes[0].schedule.steps_per_epoch
+    advance(lanes, steps + 1)
+    begin = synchronized()
+    warming = begin - start
+    advance(lanes, steps)
+    asked = time.perf_counter() - begin
+    trained = synchronized() - begin
+    advance(lanes, 1)
+    seconds = synchronized() - begin
+    for run in lanes:
+        run.release()
+    found[f"{model}, {runs} at once, {'deterministic' if deterministic else 'fastest'}"] = {
+        "epoch": seconds,
+        "without tests": trained,
+        "asking": asked,
+        "first epoch with set-up": warming,
+        "peak memory": torch.cuda.max_memory_allocated(),
+    }
+    print(
+        f"  {model} x{runs} {'deterministic' if deterministic else 'fastest'}: {seconds:.3f} s "
+        f"({trained:.3f} without tests, host busy {asked:.3f}), set-up and first epoch {warming:.1f} s, "
+        f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB",
+        flush=True,
+    )
+    return seconds
+
+
+def lone(images: Images, found: dict[str, Any]) -> list[Line]:
+    lines = []
+    for deterministic in (True, False):
+        seconds = epoch_time(images, found, "VGG-16", 1, deterministic)
+        kind = "deterministic" if deterministic else "fastest algorithms"
+        bar = f"{'meets' if seconds <= BAR_EPOCH else 'MISSES'} {BAR_EPOCH} s"
+        lines.append((f"VGG-16, one run, {kind}", f"{seconds:.3f} s an epoch, {bar}"))
+    return lines
+
+
+def many(images: Images, found: dict[str, Any]) -> list[Line]:
+    lines, one = [], epoch_time(images, found, "VGG-16", 1)
+    for runs in (2, 4, 6, 8, 12):
+        ratio = runs * one / epoch_time(images, found, "VGG-16", runs)
+        bar = f"{'meets' if ratio >= BAR_THROUGHPUT else 'misses'} {BAR_THROUGHPUT}"
+        lines.append((f"VGG-16, {runs} at once", f"{ratio:.2f} times one's throughput, {bar}"))
+        found[f"throughput of {runs}"] = ratio
+    return lines
+
+
+def others(images: Images, found: dict[str, Any]) -> list[Line]:
+    lines = []
+    for model in ("ResNet-18", "DenseNet-121"):
+        one = epoch_time(images, found, model, 1)
+        four = epoch_time(images, found, model, 4)
+        lines.append((model, f"{one:.2f} s an epoch; 4 at once {4 * one / four:.2f} times the throughput"))
+    return lines
+
+
+def kernels(images: Images, found: dict[str, Any]) -> list[Line]:
+    """Where the time of a VGG-16 step goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run = Run(task(epochs=1), images)
+    advance([run], 10)
+    synchronized()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        advance([run], 20)
+        synchronized()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows) / 20
+    count = sum(row.count for row in rows) / 20
+    found["kernels"] = [(row.key, row.self_device_time_total / 20, row.count / 20) for row in rows[:40]]
+    for row in rows[:20]:
+        print(f"  {row.self_device_time_total / 20:8.1f} us {row.count / 20:6.1f} x  {row.key[:90]}", flush=True)
+    return [("a VGG-16 step", f"{total:.0f} us in {count:.0f} kernels")]
+
+
+PARTS: dict[str, Callable[[Images, dict[str, Any]], list[Line]]] = {
+    "same curves": same_curves,
+    "one run": lone,
+    "side by side": many,
+    "neighbours": neighbours,
+    "kernels": kernels,
+    "other models": others,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("CADAM_DATA", "data")))
+    parser.add_argument("--json", type=Path, default=Path(os.environ.get("OUT", ".")) / "images_cuda.json")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        images, source = data.read_cifar10(options.data), "CIFAR-10"
+    except FileNotFoundError as error:
+        images, source = random_images(), f"random images: {error}"
+    images = images.to(device)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": platform.python_version(),
+        "images": source,
+        "failed": [],
+    }
+    print(found, flush=True)
+    lines: list[Line] = []
+    for name in options.parts:
+        start = time.perf_counter()
+        print(f"{name}:", flush=True)
+        try:
+            lines += PARTS[name](images, found)
+        except Exception:
+            traceback.print_exc()
+            found["failed"].append(name)
+            lines.append((name, "FAILED, see its traceback above"))
+        print(f"  took {time.perf_counter() - start:.1f} s", flush=True)
+        options.json.write_text(json.dumps(found, indent=1))
+    width = max(len(what) for what, _ in lines)
+    print("\n" + "\n".join(f"{what:{width}}  {text}" for what, text in lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,557 @@
+"""The figures and the table of the image study: which cells they need, what these say, and how they are drawn.
+
+Learning rates are chosen for the optimizer without confidence, on tuning seeds, at the strength of the ablation
+table; the one with confidence and all other strengths use the same. Experiments share cells: a run without
+any change is the same whatever is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import palette, statistics
+from ..experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
+from ..numerical import panels
+from ..statistics import Choice, Comparison
+from . import runs, streams
+from .data import CIFAR10, DIGITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ARMS = ("CAdam", "Adam")
+PAIRS = (("CSGDM", "SGDM"), ARMS, ("CAmsGrad", "AmsGrad"))
+COLOURS = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A kind of stream: its strengths at each scale, and the one that learning rates are chosen at."""
+
+    name: str
+    make: Callable[[float], streams.Stream]
+    unit: str
+    reference: float
+    strengths: Mapping[Scale, tuple[float, ...]]
+    axis: str
+
+    def label(self, strength: float) -> str:
+        return f"{self.name} {strength:g}{self.unit}"
+
+
+CONDITIONS = {
+    condition.name: condition
+    for condition in (
+        Condition(
+            "sudden",
+            streams.sudden,
+            "°",
+            80,
+            {"quick": (0, 60, 80), "full": (0, 20, 40, 60, 80)},
+            "degrees turned at each epoch",
+        ),
+        Condition(
+            "continuous",
+            streams.continuous,
+            "°",
+            2,
+            {"quick": (0, 1, 2), "full": (0, 0.5, 1, 2, 4)},
+            "degrees turned at each step",
+        ),
+        Condition(
+            "noise",
+            streams.noisy,
+            "%",
+            40,
+            {"quick": (0, 20, 40), "full": (0, 10, 20, 30, 40)},
+            "percent of batches with random labels",
+        ),
+    )
+}
+PAPER = {
+    ("sudden", "SGDM"): (74.83, 75.99),
+    ("sudden", "Adam"): (75.07, 76.05),
+    ("sudden", "AmsGrad"): (75.00, 75.78),
+    ("continuous", "SGDM"): (67.19, 69.08),
+    ("continuous", "Adam"): (64.61, 69.13),
+    ("continuous", "AmsGrad"): (61.22, 66.35),
+    ("noise", "SGDM"): (76.38, 77.61),
+    ("noise", "Adam"): (73.86, 77.20),
+    ("noise", "AmsGrad"): (74.28, 77.20),
+}
+"""The ablation table of the paper: VGG without and with confidence, at the reference strengths."""
+DETAIL = 60.0
+DETAIL_STEPS = (1400, 2300)
+"""The paper's closer look: degrees, and steps of some 390 an epoch."""
+
+MODELS: dict[str, dict[Scale, str]] = {
+    "vgg": {"quick": "small VGG", "full": "VGG-16"},
+    "resnet": {"quick": "small ResNet", "full": "ResNet-18"},
+    "densenet": {"quick": "small DenseNet", "full": "DenseNet-121"},
+}
+DATA: dict[Scale, str] = {"quick": DIGITS.name, "full": CIFAR10.name}
+GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (1e-3, 3e-3, 1e-2, 3e-2), "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)}
+SGDM_GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (0.1, 0.3, 1.0), "full": (0.01, 0.03, 0.1, 0.3, 1.0)}
+SETTINGS: dict[Scale, dict[str, Any]] = {
+    "quick": {"epochs": 4, "batch": 64, "weight_decay": 5e-4, "device": "cpu", "precision": "float32"},
+    "full": {"epochs": 30, "batch": 128, "weight_decay": 5e-4, "device": "cuda", "precision": "bfloat16"},
+}
+WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
+"""Steps that one point of a kept curve stands for; those of the closer look are kept step by step."""
+
+
+# Cells ---------------------------------------------------------------------------------------------------------
+
+
+def cell(plan: Plan, family: str, optimizer: str, lr: float, stream: streams.Stream, seed: int) -> Cell:
+    condition = str(stream)
+    window = 1 if condition == str(streams.sudden(DETAIL)) else WINDOWS[plan.scale]
+    settings = {**SETTINGS[plan.scale], "window": window}
+    model = MODELS[family][plan.scale]
+    return Cell("images", model, DATA[plan.scale], optimizer, lr, condition, seed, settings)
+
+
+def strengths(condition: Condition, family: str, scale: Scale) -> tuple[float, ...]:
+    """VGG at every strength, the others without any change and at the reference."""
+    return condition.strengths[scale] if family == "vgg" else (0, condition.reference)
+
+
+def tuning_cells(plan: Plan, family: str, condition: Condition, arms: Sequence[str]) -> list[Cell]:
+    stream, cells = condition.make(condition.reference), []
+    for arm in arms:
+        grid = (SGDM_GRIDS if "SGDM" in arm else GRIDS)[plan.scale]
+        cells += [cell(plan, family, arm, lr, stream, seed) for lr in grid for seed in tuning_seeds(1)]
+    return cells
+
+
+def choice(found: Results, condition: Condition, arm: str) -> Choice:
+    """The learning rate that is best for an arm at the reference strength of a condition."""
+    tuning = found.tuning().where(optimizer=arm, condition=str(condition.make(condition.reference)))
+    return statistics.choose_lr(arm, tuning, "accuracy", "higher")
+
+
+def _among(found: Results, cells: Sequence[Cell]) -> bool:
+    known = {result.cell for result in found}
+    return all(each in known for each in cells)
+
+
+def condition_cells(plan: Plan, found: Results, family: str, name: str) -> list[Cell]:
+    """Learning rates for both arms; then both at Adam's, at each strength, and Adam once more at the reference."""
+    condition = CONDITIONS[name]
+    tuning = tuning_cells(plan, family, condition, ARMS)
+    if not _among(found, tuning):
+        return tuning
+    lr = choice(found, condition, "Adam").lr
+    tests = [
+        cell(plan, family, arm, lr, condition.make(strength), seed)
+        for strength in strengths(condition, family, plan.scale)
+        for arm in ARMS
+        for seed in plan.test_seeds()
+    ]
+    return [*tuning, *tests, *_repeats(plan, family, "Adam", lr, condition)]
+
+
+def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition) -> list[Cell]:
+    stream = condition.make(condition.reference)
+    return [cell(plan, family, arm, lr, stream, seed) for seed in plan.repeat_seeds()]
+
+
+def detail_cells(plan: Plan, found: Results) -> list[Cell]:
+    condition = CONDITIONS["sudden"]
+    tuning = tuning_cells(plan, "vgg", condition, ARMS)
+    if not _among(found, tuning):
+        return tuning
+    lr = choice(found, condition, "Adam").lr
+    stream = condition.make(DETAIL)
+    return [*tuning, *(cell(plan, "vgg", arm, lr, stream, seed) for arm in ARMS for seed in plan.test_seeds())]
+
+
+def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
+    """A learning rate for each optimizer without confidence under each condition; then it and its pair at that."""
+    bases = [base for _, base in PAIRS]
+    tuning = [each for c in CONDITIONS.values() for each in tuning_cells(plan, "vgg", c, bases)]
+    if not _among(found, tuning):
+        return tuning
+    cells = list(tuning)
+    for condition in CONDITIONS.values():
+        stream = condition.make(condition.reference)
+        for pair in PAIRS:
+            lr = choice(found, condition, pair[1]).lr
+            cells += [cell(plan, "vgg", arm, lr, stream, seed) for arm in pair for seed in plan.test_seeds()]
+            cells += _repeats(plan, "vgg", pair[1], lr, condition)
+    return cells
+
+
+# What they say -------------------------------------------------------------------------------------------------
+
+
+def compared(
+    results: Results, condition: Condition, strength: float, pair: tuple[str, str] = ARMS, metric: str = "accuracy"
+) -> Comparison:
+    """A pair at one strength, beside how far seeds alone move the baseline at the reference strength."""
+    lower = metric == "recovery"
+    at = {s: results.where(condition=str(condition.make(s))) for s in (strength, condition.reference)}
+
+    def by_seed(part: Results, arm: str) -> dict[int, float]:
+        return part.where(optimizer=arm).metric(metric)
+
+    comparison = statistics.compare(
+        by_seed(at[strength].tests(), pair[0]),
+        by_seed(at[strength].tests(), pair[1]),
+        names=pair,
+        better="lower" if lower else "higher",
+    )
+    first, second = (
+        [v for v in by_seed(part, pair[1]).values() if np.isfinite(v)]
+        for part in (at[condition.reference].tests(), at[condition.reference].repeats())
+    )
+    return replace(comparison, noise=statistics.apart(first, second)) if second else comparison
+
+
+def _row(what: str, paper: str, comparison: Comparison, results: Results) -> Row:
+    return statistics.row(what, paper, comparison, results.seconds, digits=2)
+
+
+def _paper(condition: Condition, strength: float, family: str, pair: tuple[str, str]) -> str:
+    if family == "vgg" and strength == condition.reference:
+        without, with_confidence = PAPER[condition.name, pair[1]]
+        return f"{pair[0]} {with_confidence:.2f}, {pair[1]} {without:.2f}"
+    return f"{pair[0]} higher" if strength else ""
+
+
+def _tuning_warnings(results: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
+    choices = [choice(results, condition, arm) for arm in arms]
+    return [f"{condition.name}: {each.warning}" for each in choices if each.warning]
+
+
+def _own_rate(results: Results, condition: Condition) -> str:
+    """What CAdam's own best learning rate would be."""
+    adam, cadam = (choice(results, condition, arm) for arm in ("Adam", "CAdam"))
+    if adam.lr == cadam.lr:
+        return f"Both at lr {adam.lr:g}, the best of the grid for either."
+    return (
+        f"Both at lr {adam.lr:g}, the best for Adam, as in the paper; CAdam's own best is {cadam.lr:g} (tuning seeds: "
+        f"{cadam.means[cadam.lr]:.2f} there, {cadam.means[adam.lr]:.2f} at {adam.lr:g}, where Adam has "
+        f"{adam.means[adam.lr]:.2f})."
+    )
+
+
+def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
+    def those(outcome: str) -> str:
+        return ", ".join(label for c, label in zip(comparisons, labels, strict=True) if c.outcome == outcome)
+
+    parts = [
+        f"{text} at {names}"
+        for text, names in (
+            ("more accurate", those("better")),
+            ("less accurate", those("worse")),
+            ("no difference seen", those("none")),
+            ("not to be judged", those("unknown")),
+        )
+        if names
+    ]
+    return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
+
+
+def condition_summary(results: Results, family: str, name: str) -> Summary:
+    condition, tests = CONDITIONS[name], results.tests()
+    at = _strengths(results, condition)
+    comparisons = [compared(results, condition, strength) for strength in at]
+    labels = [condition.label(strength) for strength in at]
+    rows = []
+    for strength, label, comparison in zip(at, labels, comparisons, strict=True):
+        part = tests.where(condition=str(condition.make(strength)))
+        rows.append(_row(f"{label}: mean test accuracy", _paper(condition, strength, family, ARMS), comparison, part))
+    for metric, what in _MORE.items():
+        for strength in at:
+            if metric == "recovery" and (name != "sudden" or not strength):
+                continue
+            part = tests.where(condition=str(condition.make(strength)))
+            rows.append(
+                _row(
+                    f"{condition.label(strength)}: {what}",
+                    "CAdam sooner" if metric == "recovery" else "",
+                    compared(results, condition, strength, metric=metric),
+                    part,
+                )
+            )
+    verdict = f"{_counted(comparisons, labels)} {_own_rate(results, condition)}"
+    return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
+
+
+_MORE = {"last accuracy": "test accuracy of the last epoch", "recovery": "steps to recover from a shift"}
+
+
+def _strengths(results: Results, condition: Condition) -> list[float]:
+    there = {result.cell.condition for result in results.tests()}
+    return [s for s in condition.strengths["full"] if str(condition.make(s)) in there]
+
+
+def detail_summary(results: Results) -> Summary:
+    condition = CONDITIONS["sudden"]
+    part = results.tests()
+    recovery = compared(results, condition, DETAIL, metric="recovery")
+    accuracy = compared(results, condition, DETAIL)
+    rows = [
+        _row(f"{condition.label(DETAIL)}: steps to recover from a shift", "CAdam sooner", recovery, part),
+        _row(f"{condition.label(DETAIL)}: mean test accuracy", "CAdam higher", accuracy, part),
+    ]
+    for arm in ARMS:
+        steady, shifted = _around_shifts(part, arm)
+        rows.append(
+            Row(
+                f"{arm}: alignment just before and just after shifts",
+                "falls at shifts",
+                f"{steady:.3f}, {shifted:.3f}",
+                "",
+                len(part.where(optimizer=arm)),
+                part.where(optimizer=arm).seconds,
+                "falls" if shifted < steady else "rises",
+                values={"before": steady, "after": shifted},
+            )
+        )
+    return Summary(f"Recovery: {recovery.verdict}. {_own_rate(results, condition)}", rows)
+
+
+def _around_shifts(results: Results, arm: str) -> tuple[float, float]:
+    """Mean alignment over the last steps before shifts and over the first after them."""
+    curve = results.where(optimizer=arm).curve("alignment").astype(float)
+    epochs = results[0].cell.settings["epochs"]
+    length = curve.shape[1] // epochs
+    near = max(2, length // 40)
+    starts = range(length, curve.shape[1], length)
+    before = np.mean([curve[:, start - near : start].mean() for start in starts])
+    after = np.mean([curve[:, start : start + near].mean() for start in starts])
+    return float(before), float(after)
+
+
+def ablation_summary(results: Results) -> Summary:
+    rows, warnings, better = [], [], []
+    for condition in CONDITIONS.values():
+        bases = [base for _, base in PAIRS]
+        warnings += _tuning_warnings(results, condition, bases)
+        for pair in PAIRS:
+            comparison = compared(results, condition, condition.reference, pair)
+            part = results.tests().where(condition=str(condition.make(condition.reference)))
+            both = Results([r for r in part if r.cell.optimizer in pair])
+            lr = choice(results, condition, pair[1]).lr
+            what = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
+            rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
+            better.append(comparison.outcome)
+    verdict = (
+        f"With confidence the mean test accuracy is higher in {better.count('better')} of {len(better)} comparisons, "
+        f"lower in {better.count('worse')}; in {better.count('none') + better.count('unknown')} none can be told."
+    )
+    return Summary(verdict, rows, warnings)
+
+
+# Figures -------------------------------------------------------------------------------------------------------
+
+
+def _shade(panel: Axes, x: Sequence[float], values: Array, arm: str, **style: Any) -> None:
+    """The mean of several runs, and the range they span."""
+    colour = COLOURS[arm]
+    panel.plot(x, values.mean(0), color=colour, lw=1.3, label=arm, **style)
+    if len(values) > 1:
+        panel.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+
+
+def condition_figures(results: Results, family: str, name: str) -> dict[str, Figure]:
+    condition, tests = CONDITIONS[name], results.tests()
+    at = _strengths(results, condition)
+    scale, axes = panels(1, 2, 10.5, 3.6)
+    strength_panel, rate_panel = axes[0]
+    for arm in reversed(ARMS):
+        means = [
+            statistics.interval(
+                list(tests.where(optimizer=arm, condition=str(condition.make(s))).metric("accuracy").values())
+            )
+            for s in at
+        ]
+        errors = [mean.half_width if mean.count > 1 else 0.0 for mean in means]
+        strength_panel.errorbar(
+            at, [mean.mean for mean in means], errors, fmt="o-", ms=4, capsize=3, color=COLOURS[arm], label=arm
+        )
+        chosen = choice(results, condition, arm)
+        rate_panel.plot(list(chosen.means), list(chosen.means.values()), "o-", ms=4, color=COLOURS[arm], label=arm)
+    used = choice(results, condition, "Adam").lr
+    rate_panel.axvline(used, color=palette.TARGET, lw=1, ls=":")
+    rate_panel.set_xscale("log")
+    strength_panel.set(xlabel=condition.axis, ylabel="mean test accuracy, %")
+    rate_panel.set(xlabel="learning rate (dotted: used)", title=f"Tuning seeds, {condition.label(condition.reference)}")
+    strength_panel.legend(fontsize=8)
+
+    curves, grid = panels(2, len(at), 2.3 * max(len(at), 3), 4.6, sharey="row")
+    for column, strength in zip(grid.T, at, strict=True):
+        part = tests.where(condition=str(condition.make(strength)))
+        for arm in reversed(ARMS):
+            mine = part.where(optimizer=arm)
+            accuracy, alignment = mine.curve("test accuracy"), mine.curve("alignment").astype(float)
+            epochs = accuracy.shape[1]
+            _shade(column[0], range(1, 1 + epochs), accuracy, arm)
+            alignment = _thinned(alignment, 120)
+            _shade(column[1], np.linspace(0, epochs, alignment.shape[1], endpoint=False).tolist(), alignment, arm)
+        column[0].set_title(condition.label(strength))
+        column[1].set_xlabel("epoch")
+        if name == "sudden" and strength:
+            for epoch in range(1, epochs):
+                column[1].axvline(epoch, color=palette.TARGET, lw=0.5, ls=":")
+    grid[0, 0].set_ylabel("test accuracy, %")
+    grid[1, 0].set_ylabel("alignment ratio")
+    grid[0, 0].legend(fontsize=8, loc="lower right")
+    turned = " Dotted: the images turn." if name == "sudden" else ""
+    return {
+        "Mean test accuracy over the strength of the change, with 95% intervals; and over the learning rate": scale,
+        f"Test accuracy by epoch and alignment ratio by step; mean and range over seeds.{turned}": curves,
+    }
+
+
+def _thinned(curve: Array, points: int) -> Array:
+    """About so many means along each row."""
+    window = max(1, curve.shape[1] // points)
+    return np.stack([runs.averaged(row, window) for row in curve])
+
+
+def detail_figures(results: Results) -> dict[str, Figure]:
+    part = results.tests().where(condition=str(streams.sudden(DETAIL)))
+    epochs = part[0].cell.settings["epochs"]
+    total = part.curve("loss").shape[1]
+    length = total // epochs
+    start, end = DETAIL_STEPS if total > DETAIL_STEPS[1] else (length // 2, total)
+    figure, axes = panels(3, 1, 9, 6.5, sharex=True)
+    for panel, name in zip(axes[:, 0], ("alignment", "accuracy", "loss"), strict=True):
+        for shift in range(length, end, length):
+            if shift >= start:
+                panel.axvline(shift, color=palette.TARGET, lw=1, ls="--")
+        for arm in reversed(ARMS):
+            curve = part.where(optimizer=arm).curve(name)[:, start:end].astype(float)
+            window = max(1, curve.shape[1] // 150)
+            smooth = _thinned(curve, 150)
+            _shade(panel, (start + window * (np.arange(smooth.shape[1]) + 0.5)).tolist(), smooth, arm)
+        panel.set_ylabel({"alignment": "alignment ratio", "accuracy": "batch accuracy, %", "loss": "loss"}[name])
+    axes[-1, 0].set_xlabel("step")
+    axes[0, 0].legend(fontsize=8)
+    return {f"A closer look at {DETAIL:g} degrees an epoch; dashed: the images turn. Mean and range over seeds": figure}
+
+
+def ablation_figures(results: Results) -> dict[str, Figure]:
+    figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4)
+    for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
+        for place, pair in enumerate(PAIRS):
+            found = compared(results, condition, condition.reference, pair).difference
+            without, with_confidence = PAPER[condition.name, pair[1]]
+            if found.count > 1:
+                panel.plot([place] * 2, [found.low, found.high], color=palette.CADAM, lw=2)
+            panel.plot(place, found.mean, "o", color=palette.CADAM, label=None if place else "measured")
+            panel.plot(place, with_confidence - without, "D", color=palette.TARGET, label=None if place else "paper")
+        panel.axhline(0, color=palette.MUTED, lw=0.8)
+        panel.set_xticks(range(len(PAIRS)), [arm for arm, _ in PAIRS])
+        panel.set_title(condition.label(condition.reference))
+    axes[0, 0].set_ylabel("points of accuracy gained")
+    axes[0, 0].legend(fontsize=8)
+    return {"What confidence adds to the mean test accuracy, with 95% intervals, beside the paper's": figure}
+
+
+# Experiments ---------------------------------------------------------------------------------------------------
+
+_SHARED: dict[str, Any] = {
+    "compute": runs.compute,
+    "compute_many": runs.compute_many,
+    "side_by_side": runs.on_gpu,
+    "sources": [f"cadam.lab.images.{module}" for module in ("data", "models", "runs", "streams", "train")],
+    "data": CIFAR10,
+    "quick_data": DIGITS,
+}
+_NOTES = (
+    "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
+    "evidence about CIFAR-10. --full: CIFAR-10 on a CUDA device, batch 128, 30 epochs, weight decay 5e-4, bfloat16.",
+    "Test images get the current rotation. Images are turned with bilinear interpolation, and black fills the corners; "
+    "the paper does not say how it turns them.",
+    "The A/A noise floor is measured at the strength that learning rates are chosen at, and stands beside all rows.",
+)
+_CLAIMS = {
+    "sudden": (
+        "Images that turn at every epoch",
+        "CAdam consistently outperforms Adam across rotation speeds, and by more than without rotation.",
+    ),
+    "continuous": (
+        "Images that turn at every step",
+        "As the rotation speed increases, the advantage of CAdam over Adam becomes more pronounced.",
+    ),
+    "noise": (
+        "Batches with random labels",
+        "CAdam consistently outperforms Adam; with 40% noise it is as accurate as Adam without noise.",
+    ),
+}
+
+
+def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, float]) -> Experiment:
+    title, claim = _CLAIMS[condition]
+    shown, figure = MODELS[family]["full"], "fig. 4" if condition == "sudden" else "fig. 5"
+    return Experiment(
+        name=name,
+        title=f"{title}, {shown} ({figure if family == 'vgg' else 'appendix'})",
+        shows=f"Test accuracy of Adam and CAdam, {shown} on CIFAR-10, as the change grows stronger.",
+        claim=claim,
+        cells=partial(condition_cells, family=family, name=condition),
+        summary=partial(condition_summary, family=family, name=condition),
+        figures=partial(condition_figures, family=family, name=condition),
+        seconds=seconds,
+        seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
+        notes=_NOTES,
+        **_SHARED,
+    )
+
+
+FIG_SUDDEN = _experiment("fig-sudden", "vgg", "sudden", {"quick": 15, "full": 700})
+FIG_CONTINUOUS = _experiment("fig-continuous", "vgg", "continuous", {"quick": 15, "full": 700})
+FIG_IMAGE_NOISE = _experiment("fig-image-noise", "vgg", "noise", {"quick": 15, "full": 700})
+FIG_SUDDEN_RESNET = _experiment("fig-sudden-resnet", "resnet", "sudden", {"quick": 15, "full": 700})
+FIG_CONTINUOUS_RESNET = _experiment("fig-continuous-resnet", "resnet", "continuous", {"quick": 15, "full": 700})
+FIG_IMAGE_NOISE_RESNET = _experiment("fig-image-noise-resnet", "resnet", "noise", {"quick": 15, "full": 700})
+FIG_SUDDEN_DENSENET = _experiment("fig-sudden-densenet", "densenet", "sudden", {"quick": 20, "full": 1500})
+FIG_CONTINUOUS_DENSENET = _experiment("fig-continuous-densenet", "densenet", "continuous", {"quick": 20, "full": 1500})
+FIG_IMAGE_NOISE_DENSENET = _experiment("fig-image-noise-densenet", "densenet", "noise", {"quick": 20, "full": 1500})
+
+FIG_SUDDEN_DETAIL = Experiment(
+    name="fig-sudden-detail",
+    title="A closer look at turning images, VGG-16 (fig. 4, right)",
+    shows="Alignment ratio, accuracy and loss step by step while the images turn by 60 degrees at every epoch.",
+    claim=(
+        "When the images turn, the alignment ratio falls and recovers; CAdam's accuracy drops more slowly and "
+        "recovers faster than Adam's."
+    ),
+    cells=detail_cells,
+    summary=detail_summary,
+    figures=detail_figures,
+    seconds={"quick": 8, "full": 250},
+    seeds={"quick": 3, "full": 3},
+    notes=(
+        *_NOTES[:2],
+        "Recovered from a shift: batches are told right at 95% of the rate before it, over a twentieth of an epoch.",
+    ),
+    **_SHARED,
+)
+TAB_ABLATION = Experiment(
+    name="tab-ablation-images",
+    title="Confidence for other optimizers, VGG-16 (ablation table)",
+    shows="SGDM, Adam and AMSGrad with and without confidence under the three conditions.",
+    claim="Adding confidence consistently improves performance: CSGDM, CAdam and CAmsGrad beat their counterparts.",
+    cells=ablation_cells,
+    summary=ablation_summary,
+    figures=ablation_figures,
+    seconds={"quick": 40, "full": 1200},
+    seeds={"quick": 3, "full": 3},
+    notes=(
+        *_NOTES[:2],
+        "Learning rates are chosen for the optimizer without confidence and used for both; the paper gives no grid for "
+        "SGDM, here 0.01 to 1 (its momentum is a moving average, so its steps are ten times shorter than torch's).",
+    ),
+    **_SHARED,
+)

@@ -1,0 +1,185 @@
+"""The trainer: what models see, what is recorded, and that runs side by side do not feel each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from cadam.lab.images import data, train
+from cadam.lab.images.data import Images
+from cadam.lab.images.streams import CLEAN, OWN, Stream, augmented, continuous, noisy, sudden
+from cadam.lab.images.train import Record, Run, Task, side_by_side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return data.load("digits", CPU)
+
+
+def task(stream: Stream = CLEAN, optimizer: str = "CAdam", seed: int = 0, epochs: int = 1) -> Task:
+    return Task("small VGG", optimizer, 1e-2, seed, stream, epochs, batch=64)
+
+
+def finish(run: Run) -> Record:
+    while run.advance():
+        pass
+    return run.record()
+
+
+# What is seen --------------------------------------------------------------------------------------------------
+
+
+def raw(run: Run, seen: torch.Tensor) -> torch.Tensor:
+    shape = (1, -1, 1, 1)
+    return seen * run.images.std.view(shape) + run.images.mean.view(shape)
+
+
+@pytest.mark.parametrize("quarter", [0, 1, 2, 3])
+def test_quarter_turns_are_exact(images: Images, quarter: int) -> None:
+    run = Run(task(), images)
+    view = torch.from_numpy(train.rotations(np.array([90.0 * quarter])))
+    seen = raw(run, run.seen(images.train[:5], view))
+    torch.testing.assert_close(seen, torch.rot90(images.train[:5], quarter, (2, 3)).float(), rtol=0, atol=1e-2)
+
+
+def test_corners_are_black_when_turned_by_half_a_quarter(images: Images) -> None:
+    run = Run(task(), images)
+    white = torch.full_like(images.train[:2], 255)
+    seen = raw(run, run.seen(white, torch.from_numpy(train.rotations(np.array([45.0])))))
+    assert seen[:, :, 0, 0].abs().max() < 1e-2
+    assert (seen[:, :, 4:6, 4:6] - 255).abs().max() < 1e-2
+
+
+def test_images_are_moved_mirrored_and_then_turned(images: Images) -> None:
+    run = Run(task(augmented(2) + sudden(90), epochs=2), images)
+    schedule, step = run.schedule, run.schedule.steps_per_epoch
+    index = torch.from_numpy(schedule.order[step])
+    moves = torch.from_numpy(train.moves(schedule, images.train.shape[-2:]))[step]
+    view = moves @ torch.from_numpy(train.rotations(schedule.angle[step : step + 1]))
+    seen = raw(run, run.seen(images.train[index], view))
+    for number in range(8):
+        down, right = schedule.shift[step, number].tolist()
+        flipped = images.train[index[number]].flip(2) if schedule.flip[step, number] else images.train[index[number]]
+        right = -right if schedule.flip[step, number] else right
+        moved = F.pad(flipped.float(), (2 + right, 2 - right, 2 + down, 2 - down))[:, 2:-2, 2:-2]
+        torch.testing.assert_close(seen[number], torch.rot90(moved, 1, (1, 2)), rtol=0, atol=1e-2)
+
+
+# What is recorded ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_records_every_step(images: Images) -> None:
+    record = finish(Run(task(epochs=3), images))
+    assert len(record.loss) == len(record.accuracy) == len(record.alignment) == 3 * (1437 // 64)
+    assert record.test_accuracy[-1] > 0.9
+    assert record.accuracy[-5:].mean() > 0.9
+    assert record.loss[-1] < record.loss[0] / 3
+    assert record.alignment[0] == pytest.approx(1, abs=0.05)
+    assert 0.4 < record.alignment[5:].min() <= record.alignment[5:].max() < 0.9
+
+
+def test_the_step_is_the_plain_one(images: Images) -> None:
+    """Loss, accuracy and alignment against a loop written out, with its data taken by hand."""
+    run = Run(task(sudden(90) + noisy(30), epochs=2), images)
+    twin = Run(task(epochs=2), images)
+    model, optimizer, schedule = twin.model, twin.optimizer, run.schedule
+    total, expected = 0, []
+    for step in range(len(schedule.order)):
+        index, shown = torch.from_numpy(schedule.order[step]), torch.from_numpy(schedule.labels[step])
+        own = images.train_labels[index]
+        turned = torch.rot90(images.train[index], int(schedule.angle[step]) // 90, (2, 3)).float()
+        logits = model((turned - images.mean) / images.std)
+        loss = F.cross_entropy(logits, own if shown[0] == OWN else shown)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        aligned, total = optimizer.alignment().total.aligned - total, optimizer.alignment().total.aligned
+        expected.append((loss.item(), (logits.argmax(1) == own).float().mean().item(), aligned))
+    record = finish(run)
+    count = sum(p.numel() for p in model.parameters())
+    loss, accuracy, aligned = np.array(expected).T
+    np.testing.assert_allclose(record.loss, loss, rtol=1e-2)
+    np.testing.assert_allclose(record.accuracy, accuracy, atol=2 / 64)
+    np.testing.assert_allclose(record.alignment, aligned / count, atol=0.02)
+    model.eval()
+    with torch.no_grad():
+        turned = torch.rot90(images.test, 1, (2, 3)).float()
+        right = (model((turned - images.mean) / images.std).argmax(1) == images.test_labels).float().mean().item()
+    assert record.test_accuracy[-1] == pytest.approx(right, abs=2 / 360)
+
+
+def test_test_images_in_batches_that_do_not_come_out_even(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = finish(Run(task(continuous(3)), images)).test_accuracy
+    monkeypatch.setattr(train, "TEST_BATCH", 100)
+    assert np.array_equal(finish(Run(task(continuous(3)), images)).test_accuracy, whole)
+
+
+def test_optimizers_meet_the_same_data_and_weights(images: Images) -> None:
+    records = [finish(Run(task(noisy(20), optimizer), images)) for optimizer in ("Adam", "CAdam", "CAdam")]
+    assert records[0].loss[0] == records[1].loss[0]
+    assert records[0].loss[-1] != records[1].loss[-1]
+    for name in vars(records[1]):
+        assert np.array_equal(getattr(records[1], name), getattr(records[2], name))
+
+
+def test_bfloat16_is_near_float32(images: Images) -> None:
+    full, half = (
+        finish(Run(Task("small VGG", "CAdam", 1e-2, 0, CLEAN, 1, 64, precision=precision), images))
+        for precision in ("float32", "bfloat16")
+    )
+    assert half.loss[0] == pytest.approx(full.loss[0], rel=1e-2)
+    assert half.loss[0] != full.loss[0]
+    assert half.test_accuracy[0] == pytest.approx(full.test_accuracy[0], abs=0.15)
+
+
+# Side by side --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_runs_side_by_side_are_as_they_are_alone(images: Images, lanes: int) -> None:
+    seeds = range(3)
+    alone = {seed: finish(Run(task(seed=seed), images)) for seed in seeds}
+    at_once, most = set(), 0
+
+    def begin() -> Iterator[Run]:
+        nonlocal most
+        for seed in seeds:
+            at_once.add(seed)
+            most = max(most, len(at_once))
+            yield Run(task(seed=seed), images)
+
+    found = {}
+    for run, seconds in side_by_side(begin(), lanes):
+        at_once.discard(run.task.seed)
+        assert seconds > 0
+        found[run.task.seed] = run.record()
+        run.release()
+    assert most == min(lanes, len(seeds))
+    for seed in seeds:
+        assert all(np.array_equal(getattr(found[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_graph_gives_the_curve_of_the_plain_loop(images: Images, precision: train.Precision) -> None:
+    there = images.to(torch.device("cuda"))
+    what = Task("small VGG", "CAdam", 1e-3, 0, sudden(60) + noisy(20), 3, 64, precision=precision)
+    plain, graph = (finish(Run(what, there, graph=graph)) for graph in (False, True))
+    np.testing.assert_allclose(graph.loss, plain.loss, rtol=1e-3)
+    np.testing.assert_allclose(graph.alignment, plain.alignment, atol=1e-2)
+    np.testing.assert_allclose(graph.test_accuracy, plain.test_accuracy, atol=0.02)
