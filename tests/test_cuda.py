@@ -5,9 +5,11 @@ The tests with the marker `cuda` need a device; two small ones run the same kern
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -360,6 +362,26 @@ def test_a_graph_captured_without_warming_up_the_tables() -> None:
     optimizer.step()
     graph.replay()
     assert_same(([p], optimizer), ([other], reference))
+
+
+@on_cuda
+@pytest.mark.parametrize("layout", ["dense", "rows"])
+def test_a_graph_does_not_keep_parameters_and_state_alive(layout: str) -> None:
+    p = torch.nn.Parameter(torch.ones(1000, 4, device="cuda"))
+    p.grad = torch.ones_like(p) if layout == "dense" else torch.ones_like(p).to_sparse(1)
+    optimizer = cadam.CAdam([p], capturable=True)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    graph.replay()
+    torch.cuda.synchronize()
+    gone = [weakref.ref(p), weakref.ref(optimizer.state[p]["exp_avg"])]
+    del p, optimizer, graph
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 @on_cuda

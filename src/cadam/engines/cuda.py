@@ -326,7 +326,7 @@ class Cuda:
             batches = job.memo.get("cuda") or Batch.split(job)
             for batch in batches:
                 batch.step(job)
-                keep(batch, batch.numbers.channel.device)
+                keep((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
             if not any(batch.in_capture for batch in batches):  # what was made in a capture is filled at replays only
                 job.memo["cuda"] = batches
 

@@ -224,14 +224,11 @@ class Run:
         )
 
     def release(self) -> None:
-        """Give the memory of a run on a GPU back: what its graphs refer to is otherwise kept for good."""
+        """Give the memory of a run's graphs and gradients back."""
         for captured in (self._train, self._test):
             if isinstance(captured, Captured) and captured.graph is not None:
                 captured.graph.reset()
         self.optimizer.zero_grad(set_to_none=True)
-        state = (value for values in self.optimizer.state.values() for value in values.values())
-        for tensor in (*self.model.parameters(), *state):
-            tensor.untyped_storage().resize_(0)
 
 
 # Where pixels come from ----------------------------------------------------------------------------------------
