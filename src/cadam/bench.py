@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from . import Adam, CAdam, CAmsGrad
 
+UNSTEADY = 2  # times the fastest run, within which nine of ten must lie
 BYTES = 28  # an element of Adam in float32: read p, g, m, v; write p, m, v
 
 
@@ -52,6 +53,11 @@ class Result:
     share: float | None = None
     """Of the speed limit measured in the same run."""
     extra_megabytes: float | None = None
+
+    @property
+    def unsteady(self) -> bool:
+        """Did the machine have so much else to do that the median says little?"""
+        return self.high > UNSTEADY * self.low
 
 
 @dataclass
@@ -488,11 +494,13 @@ def show(results: list[Result], last: str | None) -> None:
     """One case as lines of a table."""
     for r in results:
         if r.case != last:
-            print(f"\n{r.case}\n{'':34}      ms   (min to p90)      ratio   limit   extra MB")
+            print(f"\n{r.case}\n{'':34}      ms  (min to p90)         ratio   limit   extra MB", flush=True)
             last = r.case
         share = f"{r.share:7.2f}" if r.share is not None else "       "
         extra = f"{r.extra_megabytes:10.1f}" if r.extra_megabytes is not None else ""
-        print(f"  {r.name:32} {r.milliseconds:8.2f}  ({r.low:.2f} to {r.high:.2f})  {r.ratio:7.2f} {share} {extra}")
+        span = f"({r.low:.2f} to {r.high:.2f})"
+        mark = "  unsteady" if r.unsteady else ""
+        print(f"  {r.name:32} {r.milliseconds:8.2f}  {span:18} {r.ratio:7.2f} {share} {extra}{mark}")
 
 
 def draw(results: list[Result], path: str) -> None:
@@ -526,7 +534,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all; graphs on CUDA only)"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer cases")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer cases: about a minute, else about five")
     parser.add_argument("--json", metavar="PATH", help="write the results there too")
     parser.add_argument("--plot", metavar="PATH", help="draw them (needs matplotlib)")
 
@@ -551,4 +559,7 @@ def run(options: argparse.Namespace) -> int:
                 Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
     if options.plot:
         draw(results, options.plot)
+    unsteady = {r.case for r in results if r.unsteady}
+    if unsteady:
+        print(f"\nUnsteady, not to be quoted: {'; '.join(sorted(unsteady))}. Something else was running; run again.")
     return 0
