@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue
-from cadam.lab.experiment import Data, Results
+from cadam.lab.experiment import Cell, Data, Outcome, Results
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -72,6 +73,35 @@ def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyP
     code, out, _ = cadam("reproduce", "walk", "--json")
     assert code == 1
     assert json.loads(out)[0]["failed"] != []
+
+
+def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done and missing make the total, and the missing ones are what the next run computes."""
+    monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 4, raising=False)
+    code, out, err = cadam("reproduce", "walk")
+    assert code == 130
+    assert "goes on from there" in err
+    found = re.search(r"walk: (\d+) of (\d+) cells", out), re.search(r"(\d+) cells are missing", out)
+    assert found[0]
+    assert found[1]
+    done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
+    assert (done, total) == (4, 6)
+    assert done + missing == total
+    one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
+    assert one_line == "4 cells so far"
+
+
+def _interrupted(cell: Cell) -> Outcome:
+    if _interrupted.left == 0:  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+    _interrupted.left -= 1  # type: ignore[attr-defined]
+    return lab_experiments.compute(cell)
+
+
+def test_report_says_what_it_shows_by_default(cadam: Cadam) -> None:
+    assert "default: what was last run" in " ".join(cadam("report", "--help")[1].split())
+    assert "default: --quick" in " ".join(cadam("reproduce", "--help")[1].split())
 
 
 @pytest.mark.parametrize("command", ["reproduce", "report"])

@@ -67,7 +67,7 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
-    _scale_arguments(parser)
+    _scale_arguments(parser, default="--quick")
     parser.add_argument("--force", action="store_true", help="compute again what is stored")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as many as pay)")
     output = parser.add_mutually_exclusive_group()
@@ -75,16 +75,17 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--quiet", action="store_true", help="print only what goes wrong")
 
 
-def _scale_arguments(parser: argparse.ArgumentParser) -> None:
+def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     scale = parser.add_mutually_exclusive_group()
-    scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="fewer seeds (the default)")
-    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="as many seeds as it takes")
+    quick, full = f"fewer seeds (default: {default})", "as many seeds as it takes"
+    scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help=quick)
+    scale.add_argument("--full", dest="scale", action="store_const", const="full", help=full)
     parser.add_argument("--seeds", type=_positive, metavar="N", help="this many seeds instead")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was run)")
-    _scale_arguments(parser)
+    _scale_arguments(parser, default="what was last run")
     _output_argument(parser)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
 
@@ -175,9 +176,13 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
+    store = Store(folder)
     try:
-        runner.run(requests, Store(folder), jobs=jobs, force=force, tell=tell)
+        runner.run(requests, store, jobs=jobs, force=force, tell=tell)
     except KeyboardInterrupt:
+        for request in requests:  # count anew: cells were done since the run last looked
+            stored = runner.read(store, request.experiment, request.plan)
+            request.results, request.missing = stored.results, stored.missing
         print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     return FAILED if any(request.failed for request in requests) else DONE
