@@ -16,7 +16,7 @@ import lab_experiments
 import pytest
 
 from cadam import cli
-from cadam.lab import catalogue
+from cadam.lab import catalogue, commands
 from cadam.lab.experiment import Cell, Data, Outcome, Results
 
 HERE = Path(__file__).parent
@@ -154,6 +154,15 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert "cadam reproduce walk --quick --seeds 2" in text
     assert Path("images/walk-1.png").stat().st_size > 1000
     assert cadam("report", "tuned", "--output", "other.html")[0] == 4
+
+
+@pytest.mark.parametrize("command", ["report", "demo"])
+def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    code, out, err = cadam(command)
+    assert (code, out) == (5, "")
+    assert err == "figures need matplotlib: in a clone of the project, pip install '.[lab]'\n"
+    assert not Path("results").exists()
 
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:

@@ -9,20 +9,22 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import catalogue, console, report, runner
+from . import catalogue, console, palette, report, runner
 from .experiment import Experiment, Plan, Row, Scale
 from .store import DamagedCellError, Store
 
-DONE, FAILED, USAGE, NO_DATA, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = """exit codes:
   0    everything asked for is there
   1    a cell failed; the others are stored
   2    the command was not understood: a name or an option that does not exist
   3    data is missing; nothing was computed
   4    there is nothing to report yet
+  5    a package is missing that figures need; nothing was computed
   130  interrupted; the same command goes on from there
 """
 
@@ -241,6 +243,8 @@ def write_report(options: argparse.Namespace) -> int:
     except catalogue.UnknownExperimentError as error:
         print(f"cadam report: {error}", file=sys.stderr)
         return USAGE
+    if not _can_draw():
+        return NO_PACKAGE
     if not options.store.is_dir():
         print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
         return NOTHING
@@ -254,6 +258,14 @@ def write_report(options: argparse.Namespace) -> int:
     if options.images:
         _write_images(requests, options.images)
     return DONE
+
+
+def _can_draw() -> bool:
+    """Whether figures can be drawn; says so if not."""
+    if find_spec("matplotlib") is None:
+        print(palette.NEEDS, file=sys.stderr)
+        return False
+    return True
 
 
 def _write_page(requests: Sequence[runner.Request], output: Path) -> None:
@@ -278,6 +290,8 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
 def demo(options: argparse.Namespace) -> int:
     from .demo import HEAD, NAMES, Scoreboard
 
+    if not _can_draw():
+        return NO_PACKAGE
     print(
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )

@@ -490,7 +490,7 @@ FIG_NOISE = Experiment(
     seeds={"quick": 2, "full": 5},
     notes=(
         "The main text scales the function as a whole, the appendix each component of the gradient. Both are shown; "
-        "SPEC follows the appendix.",
+        "the first rows follow the appendix.",
         *_NOISE_NOTES,
     ),
 )
@@ -518,7 +518,7 @@ def panels(rows: int, columns: int, width: float, height: float, **sharing: Any)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'cadam[plot]'") from error
+        raise ModuleNotFoundError(palette.NEEDS) from error
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=palette.PAPER)
     axes = figure.subplots(rows, columns, squeeze=False, **sharing)
     for panel in axes.flat:

@@ -39,7 +39,7 @@ def draw(experiment: Experiment, request: Request) -> Mapping[str, Figure]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'cadam[lab]'") from error
+        raise ModuleNotFoundError(palette.NEEDS) from error
     with matplotlib.rc_context(palette.STYLE):
         return experiment.figures(request.results)
 
