@@ -69,7 +69,10 @@ def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyP
     code, out, err = cadam("reproduce", "walk")
     assert code == 1
     assert "told to fail" in err
-    assert "not complete: 1 cells are missing" in out
+    assert "not complete: 1 cells are missing, 1 of them failed" in " ".join(out.split())
+    code, _, err = cadam("report")
+    assert code == 1
+    assert "walk: 1 cells failed or were not run" in err
     code, out, _ = cadam("reproduce", "walk", "--json")
     assert code == 1
     assert json.loads(out)[0]["failed"] != []
@@ -153,7 +156,10 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert "A tuned walk" not in text
     assert "cadam reproduce walk --quick --seeds 2" in text
     assert Path("images/walk-1.png").stat().st_size > 1000
-    assert cadam("report", "tuned", "--output", "other.html")[0] == 4
+    code, _, err = cadam("report", "tuned", "--output", "other.html")
+    assert code == 4
+    assert "no results of tuned" in err
+    assert "cadam reproduce tuned" in err
 
 
 @pytest.mark.parametrize("command", ["report", "demo"])
@@ -163,6 +169,27 @@ def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytes
     assert (code, out) == (5, "")
     assert err == "figures need matplotlib: in a clone of the project, pip install '.[lab]'\n"
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("width", [50, 90])
+def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = cadam("reproduce", "walk")[1]
+    assert "no difference seen" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= width
+
+
+def test_a_reader_may_close_the_pipe() -> None:
+    """As in `cadam list --json | head -1`, with more to print than a pipe holds."""
+    code = "from cadam.lab.commands import _print\n_print(['x' * 1000] * 1000)\nprint('and more')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
 
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:

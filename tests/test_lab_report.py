@@ -52,9 +52,9 @@ def _verdict(text: str) -> str:
     return found[1]
 
 
-def test_the_order_is_verdict_table_figures_command_versions(store: Store) -> None:
+def test_the_order_is_verdict_figure_table_command_versions(store: Store) -> None:
     section = page(store).partition('<section id="walk">')[2].partition("</section>")[0]
-    parts = ["The paper:", "Measured:", "<table>", "<svg", "cadam reproduce walk --quick", "torch 2"]
+    parts = ["The paper:", "Measured:", "<svg", "<table>", "cadam reproduce walk --quick", "torch 2"]
     places = [section.index(part) for part in parts]
     assert places == sorted(places)
 

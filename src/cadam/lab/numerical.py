@@ -222,11 +222,16 @@ def shift_figures(results: Results) -> dict[str, Figure]:
     }
 
 
+_REGRET = (
+    "Regret is the loss summed along the way: less is better. The loss is the distance to the minimum (L1) or its "
+    "square (L2); the minimum jumps (sudden), drifts evenly (linear) or swings to and fro (sine)."
+)
 FIG_SHIFT = Experiment(
     name="fig-shift",
     title="A moving minimum (fig. 2)",
     shows="Trajectories of Adam and CAdam after a minimum that jumps, drifts or oscillates, and their regret.",
     claim="CAdam closely follows the minimum and has the lower regret, for both losses and all three kinds of change.",
+    measure=_REGRET,
     cells=shift_cells,
     compute=compute_shift,
     summary=shift_summary,
@@ -466,11 +471,17 @@ _NOISE_NOTES = (
     "Every optimizer runs at the paper's lr of 0.1, which was set for Adam; sweep-lr tunes each.",
 )
 
+_LOSS = (
+    "Loss is the height above the lowest point of the landscape: less is better. It is given as log10, so that a "
+    "difference of -1 means a tenth of it. L1 landscapes are sums of absolute values, L2 of squares; Rosenbrock is a "
+    "bent valley."
+)
 FIG_NOISE = Experiment(
     name="fig-noise",
     title="Noisy landscapes (fig. 3)",
     shows="Paths of Adam and CAdam on four landscapes when half of the gradients are scaled by U(-1, 1).",
     claim="CAdam's trajectories are smoother and it outperforms Adam in stability and robustness.",
+    measure=_LOSS,
     cells=noise_cells,
     compute=compute_landscapes,
     summary=landscape_summary,
@@ -490,6 +501,7 @@ FIG_NO_NOISE = Experiment(
     title="The same landscapes without noise (appendix)",
     shows="Paths of Adam and CAdam on the four landscapes with exact gradients.",
     claim="The natural behaviour of both optimizers; the paper draws no conclusion.",
+    measure=_LOSS,
     cells=no_noise_cells,
     compute=compute_landscapes,
     summary=landscape_summary,
@@ -747,6 +759,7 @@ SWEEP_CYCLE = Experiment(
     title="Where CAdam wins: learning rate and cycle length",
     shows="The regret of fig-shift over learning rates and cycle lengths, with and without confidence.",
     claim="Not in the paper, which shows one learning rate and one cycle length.",
+    measure=f"{_REGRET} It is given per step, as log10: a difference of -1 means a tenth of it.",
     cells=cycle_cells,
     compute=compute_cycles,
     summary=cycle_summary,
@@ -762,6 +775,7 @@ SWEEP_LR = Experiment(
     title="Where CAdam wins: learning rate under noise",
     shows="The losses of fig-noise over learning rates, for every optimizer with and without confidence.",
     claim="Not in the paper, which shows one learning rate.",
+    measure=_LOSS,
     cells=lr_cells,
     compute=compute_landscapes,
     summary=lr_summary,

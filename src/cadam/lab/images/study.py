@@ -464,6 +464,10 @@ _SHARED: dict[str, Any] = {
     "sources": [f"cadam.lab.images.{module}" for module in ("data", "models", "runs", "streams", "train")],
     "data": CIFAR10,
     "quick_data": DIGITS,
+    "measure": (
+        "Mean test accuracy: percent of test images told right, averaged over epochs, more is better. Steps to "
+        "recover: how long after a shift accuracy is back at 95% of what it was, fewer is better."
+    ),
 }
 _NOTES = (
     "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
