@@ -16,7 +16,7 @@ import lab_experiments
 import pytest
 
 from cadam import cli
-from cadam.lab import catalogue, commands
+from cadam.lab import catalogue, commands, console, runner
 from cadam.lab.experiment import Cell, Data, Outcome, Results
 
 HERE = Path(__file__).parent
@@ -169,6 +169,16 @@ def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytes
     assert (code, out) == (5, "")
     assert err == "figures need matplotlib: in a clone of the project, pip install '.[lab]'\n"
     assert not Path("results").exists()
+
+
+def test_no_time_is_promised_before_the_first_cell() -> None:
+    walk = lab_experiments.WALK
+    cell = lab_experiments.make_cell("Adam", 0.1, 0)
+    progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[cell])])
+    progress.note(runner.Event("start", walk, cell))
+    assert progress.outlook() == "starting"
+    progress.note(runner.Event("failed", walk, cell))
+    assert progress.outlook() == "about 0.0 s left"
 
 
 @pytest.mark.parametrize("width", [50, 90])

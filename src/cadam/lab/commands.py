@@ -185,7 +185,8 @@ def reproduce(options: argparse.Namespace) -> int:
     if options.json:
         _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
-        _print([line for request in requests for line in _summary_lines(request)])
+        lines = [line for request in requests for line in _summary_lines(request)]
+        _print([*lines, "", "All numbers and figures: cadam report, or --json."])
     return code
 
 
@@ -225,24 +226,22 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _summary_lines(request: runner.Request) -> list[str]:
-    """Verdict and table as lines of text, no wider than the terminal."""
+    """The verdict, and that of each row with its difference, no wider than the terminal."""
     experiment = request.experiment
-    lines = ["", experiment.title]
+    lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
         again = report.command(experiment, request.plan)
         return [*lines, *_wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; {again}")]
     summary = experiment.summary(request.results)
-    lines += [*_wrapped("  paper:    ", experiment.claim), *_wrapped("  measured: ", summary.verdict)]
-    if experiment.measure:
-        lines += _wrapped("  measure:  ", experiment.measure)
+    lines += _wrapped("  paper:    ", experiment.claim)
+    lines += _wrapped("  meaning:  ", experiment.measure)
+    lines += _wrapped("  measured: ", summary.verdict)
     for warning in summary.warnings:
         lines += _wrapped("  beware:   ", warning)
     for row in summary.rows:
-        difference = f"difference {row.interval}" if row.interval else ""
-        seeds = f"{row.seeds} seed" + "s" * (row.seeds != 1)
-        parts = (row.measured, difference, row.noise_floor and f"A/A {row.noise_floor}", seeds, row.verdict)
-        lines += _wrapped("  - ", f"{row.what}: {'; '.join(filter(None, parts))}")
+        difference = f" ({row.interval})" if row.interval else ""
+        lines += _wrapped("  - ", f"{row.what}: {row.verdict or row.measured}{difference}")
     return lines
 
 

@@ -62,7 +62,8 @@ class Progress:
 
     def outlook(self) -> str:
         """The time left in words; none before the first cell is done."""
-        return f"about {duration(self.left())} left" if sum(self.computed.values()) else "starting"
+        begun = sum(self.done.values()) + sum(self.failed.values())
+        return f"about {duration(self.left())} left" if begun else "starting"
 
     def line(self, request: Request) -> str:
         name = request.experiment.name
