@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -49,16 +49,21 @@ def page(requests: Sequence[Request]) -> str:
     """The whole report."""
     return _PAGE.format(
         colours=_colours(),
-        overview="\n".join(_overview(request) for request in requests),
+        overview="\n".join(_overview(requests)),
         sections="\n".join(_section(request) for request in requests),
     )
 
 
-def _overview(request: Request) -> str:
-    experiment = request.experiment
-    verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
-    link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
-    return f"<li><strong>{link}</strong><br>{escape(verdict)}{_measure(experiment)}</li>"
+def _overview(requests: Iterable[Request]) -> Iterator[str]:
+    """The verdict of each experiment, with its measure where that comes up for the first time."""
+    told: set[str] = set()
+    for request in requests:
+        experiment = request.experiment
+        verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
+        link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
+        measure = "" if experiment.measure in told else _measure(experiment)
+        told.add(experiment.measure)
+        yield f"<li><strong>{link}</strong><br>{escape(verdict)}{measure}</li>"
 
 
 def _measure(experiment: Experiment) -> str:
@@ -235,7 +240,7 @@ summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
  td:nth-child(n+4):nth-child(-n+6){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
  td:first-child{{font-weight:600;padding-left:0}}
- .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
+ svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
 }}
 </style>
 </head>
