@@ -192,5 +192,5 @@ def test_digits_are_real_and_split() -> None:
 
 def test_without_scikit_learn_digits_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'cadam\[images\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[images\]'"):
         data.read_digits()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import lab_experiments
 import pytest
 
 from cadam import cli
-from cadam.lab import catalogue
-from cadam.lab.experiment import Data, Results
+from cadam.lab import catalogue, commands, console, runner
+from cadam.lab.experiment import Cell, Data, Outcome, Results
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -68,10 +69,42 @@ def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyP
     code, out, err = cadam("reproduce", "walk")
     assert code == 1
     assert "told to fail" in err
-    assert "not complete: 1 cells are missing" in out
+    assert "not complete: 1 cells are missing, 1 of them failed" in " ".join(out.split())
+    code, _, err = cadam("report")
+    assert code == 1
+    assert "walk: 1 cells failed or were not run" in err
     code, out, _ = cadam("reproduce", "walk", "--json")
     assert code == 1
     assert json.loads(out)[0]["failed"] != []
+
+
+def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done and missing make the total, and the missing ones are what the next run computes."""
+    monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 4, raising=False)
+    code, out, err = cadam("reproduce", "walk")
+    assert code == 130
+    assert "goes on from there" in err
+    found = re.search(r"walk: (\d+) of (\d+) cells", out), re.search(r"(\d+) cells are missing", out)
+    assert found[0]
+    assert found[1]
+    done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
+    assert (done, total) == (4, 6)
+    assert done + missing == total
+    one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
+    assert one_line == "4 cells so far"
+
+
+def _interrupted(cell: Cell) -> Outcome:
+    if _interrupted.left == 0:  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+    _interrupted.left -= 1  # type: ignore[attr-defined]
+    return lab_experiments.compute(cell)
+
+
+def test_report_says_what_it_shows_by_default(cadam: Cadam) -> None:
+    assert "default: what was last run" in " ".join(cadam("report", "--help")[1].split())
+    assert "default: --quick" in " ".join(cadam("reproduce", "--help")[1].split())
 
 
 @pytest.mark.parametrize("command", ["reproduce", "report"])
@@ -123,7 +156,50 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert "A tuned walk" not in text
     assert "cadam reproduce walk --quick --seeds 2" in text
     assert Path("images/walk-1.png").stat().st_size > 1000
-    assert cadam("report", "tuned", "--output", "other.html")[0] == 4
+    code, _, err = cadam("report", "tuned", "--output", "other.html")
+    assert code == 4
+    assert "no results of tuned" in err
+    assert "cadam reproduce tuned" in err
+
+
+@pytest.mark.parametrize("command", ["report", "demo"])
+def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    code, out, err = cadam(command)
+    assert (code, out) == (5, "")
+    assert err == "figures need matplotlib: in a clone of the project, pip install '.[lab]'\n"
+    assert not Path("results").exists()
+
+
+def test_no_time_is_promised_before_the_first_cell() -> None:
+    walk = lab_experiments.WALK
+    cell = lab_experiments.make_cell("Adam", 0.1, 0)
+    progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[cell])])
+    progress.note(runner.Event("start", walk, cell))
+    assert progress.outlook() == "starting"
+    progress.note(runner.Event("failed", walk, cell))
+    assert progress.outlook() == "about 0.0 s left"
+
+
+@pytest.mark.parametrize("width", [50, 90])
+def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = cadam("reproduce", "walk")[1]
+    assert "no difference seen" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= width
+
+
+def test_a_reader_may_close_the_pipe() -> None:
+    """As in `cadam list --json | head -1`, with more to print than a pipe holds."""
+    code = "from cadam.lab.commands import _print\n_print(['x' * 1000] * 1000)\nprint('and more')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
 
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:

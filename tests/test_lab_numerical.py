@@ -170,3 +170,35 @@ def test_summary_and_figures_are_made_from_the_results(name: str) -> None:
 def _improved(result: Result) -> Result:
     metrics = {name: value - 1 for name, value in result.outcome.metrics.items()}
     return replace(result, outcome=Outcome(metrics, result.outcome.curves))
+
+
+@pytest.mark.parametrize("name", ["fig-shift", "fig-noise"])
+def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
+    found = EXPERIMENTS[name]
+    rows = found.summary(results(found, small(found, seeds=1))).rows
+    family = [row for row in rows if " against " in row.what]
+    assert len(family) == len(numerical.PAIRS) - 1
+    assert {row.verdict for row in family} == {"one seed: no verdict"}
+    family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.what]
+    for row in family:
+        kinds = ("better", "same", "worse", "diverged")
+        assert row.verdict == ", ".join(f"{kind} {row.values[kind]:.0f}" for kind in kinds)
+        assert sum(row.values[kind] for kind in kinds) == row.values["problems"]
+        assert row.interval == ""
+
+
+def test_the_papers_start_and_random_starts_are_told_apart() -> None:
+    """Worse from the paper's start, better from random ones: the headline says both."""
+    found = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
+    changed = []
+    for result in found:
+        sign = 1 if result.cell.optimizer == "CAdam" else 0
+        metrics = {
+            metric: value + sign * (1e3 if metric == "paper regret L2 sine" else -1e3)
+            for metric, value in result.outcome.metrics.items()
+        }
+        changed.append(replace(result, outcome=Outcome(metrics, result.outcome.curves)))
+    verdict = numerical.FIG_SHIFT.summary(Results(changed)).verdict
+    assert "5 of the paper's 6 panels, one run from x0 = 0 each, not in L2 sine." in verdict
+    assert "lower in 6 of 6 panels, higher in 0, undecided in 0." in verdict
+    assert verdict.endswith("So L2 sine is higher from that one start, and lower on average.")

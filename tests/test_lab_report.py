@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lab_experiments import TUNED, WALK, make_cell
 
-from cadam.lab import palette, report, runner
+from cadam.lab import catalogue, palette, report, runner
 from cadam.lab.experiment import Outcome, Plan
 from cadam.lab.runner import Request
 from cadam.lab.store import Store
@@ -52,9 +52,9 @@ def _verdict(text: str) -> str:
     return found[1]
 
 
-def test_the_order_is_verdict_table_figures_command_versions(store: Store) -> None:
+def test_the_order_is_verdict_figure_table_command_versions(store: Store) -> None:
     section = page(store).partition('<section id="walk">')[2].partition("</section>")[0]
-    parts = ["The paper:", "Measured:", "<table>", "<svg", "cadam reproduce walk --quick", "torch 2"]
+    parts = ["The paper:", "Measured:", "<svg", "<table>", "cadam reproduce walk --quick", "torch 2"]
     places = [section.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -133,3 +133,40 @@ def test_a_browser_shows_it_without_complaint(store: Store, tmp_path: Path, colo
     built = subprocess.run([*call, "--dump-dom", str(file)], capture_output=True, text=True, timeout=60)
     assert built.stdout.count("<svg") == 2
     assert built.stdout.count("<table>") == 2
+
+
+def test_measures_are_defined_before_they_are_used(store: Store) -> None:
+    """In the overview and in the section; the paper has its name, and notes are folded."""
+    told = dataclasses.replace(WALK, measure="A loss: less is better.", notes=["A slip."])
+    text = report.page([runner.read(store, told, Plan("quick", 3))] * 2)
+    overview, _, section = text.partition("<section")
+    assert overview.count("A loss: less is better.") == 1, "said again"
+    assert "CAdam: Confidence-Based Optimization for Online Learning" in overview
+    assert section.index("A loss: less is better.") < section.index("Measured:")
+    assert re.search(r"<details[^>]*><summary>[^<]+</summary>\s*<ul><li>A slip\.</li></ul></details>", section)
+    assert "cost" not in section.partition("<table>")[2].partition("</table>")[0]
+
+
+@pytest.mark.parametrize("name", catalogue.PLACES)
+def test_every_experiment_says_what_it_measures(name: str) -> None:
+    assert catalogue.find(name).measure.endswith(".")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_on_a_phone_a_wide_figure_says_that_it_moves(store: Store, tmp_path: Path) -> None:
+    """No part of the page is wider than the window but what moves by itself, which says so."""
+    file = tmp_path / "report.html"
+    ask = (
+        "<script>addEventListener('load',()=>{const box=document.querySelector('figure div'),"
+        "hint=getComputedStyle(document.querySelector('.hint')).display;"
+        "document.title=[document.documentElement.scrollWidth<=innerWidth,box.scrollWidth>box.clientWidth,hint]})"
+        "</script>"
+    )
+    seen = {}
+    for width in (500, 1200):  # headless chromium has no window below 500
+        file.write_text(page(store) + ask, encoding="utf-8")
+        call = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+        call += [f"--window-size={width},800", "--dump-dom", str(file)]
+        built = subprocess.run(call, capture_output=True, text=True, timeout=60)
+        seen[width] = re.findall(r"<title>(.*?)</title>", built.stdout)[0]
+    assert seen == {500: "true,true,block", 1200: "true,false,none"}

@@ -10,7 +10,7 @@ from lab_experiments import make_cell
 
 from cadam.lab.experiment import TUNING_SEEDS, Cost, Outcome, Plan, Result, Results, tuning_seeds
 from cadam.lab.metrics import auc, log_loss
-from cadam.lab.statistics import apart, choose_lr, compare, interval, row, t_quantile
+from cadam.lab.statistics import Comparison, apart, choose_lr, compare, family_row, interval, row, t_quantile, tally
 
 NAMES = ("CAdam", "Adam")
 
@@ -79,7 +79,7 @@ def test_no_difference_seen() -> None:
 
 def test_one_seed_gives_no_verdict() -> None:
     found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower")
-    assert found.verdict == "one seed: no interval, no verdict"
+    assert found.verdict == "one seed: no verdict"
     assert row("loss", "", found, 1.0, 1).interval == "-4.0"
 
 
@@ -179,3 +179,24 @@ def test_log_loss_of_logits() -> None:
     logits, labels = np.array([0.3, -2.0, 800.0]), np.array([True, False, True])
     p = 1 / (1 + np.exp(-logits[:2]))
     assert log_loss(logits, labels) == pytest.approx((-np.log(p[0]) - np.log(1 - p[1])) / 3)
+
+
+def test_a_tally_leaves_nothing_out() -> None:
+    def against(shift: float, seeds: int, spread: float = 0.01) -> Comparison:
+        adam = {seed: float(seed) for seed in range(seeds)}
+        cadam = {seed: value + shift + spread * (-1) ** seed for seed, value in adam.items()}
+        return compare(cadam, adam, names=("CAdam", "Adam"), better="lower")
+
+    mixed = [against(-1, 4), against(1, 4), against(0, 4), against(math.inf, 4)]
+    assert tally(mixed, "problems", "lower", "higher") == "lower in 1 of 4 problems, higher in 1, undecided in 2"
+    named = dict(zip(("a", "b", "c", "d"), mixed, strict=True))
+    line = family_row("CAdam against Adam", named, 1.0)
+    assert line.verdict == "better 1, same 1, worse 1, diverged 1"
+    assert line.measured == "better in a; worse in b"
+    few = [against(0, 2)]
+    assert tally(few, "panels", "lower", "higher") == (
+        "lower in 0 of 1 panels, higher in 0, undecided in 1 (2 seeds; --full for more)"
+    )
+    one = against(-1, 1)
+    assert tally([one], "problems", "lower", "higher") == "one seed: no verdict"
+    assert family_row("", {"a": one}, 1.0).verdict == "one seed: no verdict"

@@ -6,23 +6,27 @@ import argparse
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import catalogue, console, report, runner
-from .experiment import Experiment, Plan, Row, Scale
+from . import catalogue, console, palette, report, runner
+from .experiment import Experiment, Plan, Scale
 from .store import DamagedCellError, Store
 
-DONE, FAILED, USAGE, NO_DATA, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = """exit codes:
   0    everything asked for is there
-  1    a cell failed; the others are stored
+  1    a cell failed, or is missing from a report; the others are stored
   2    the command was not understood: a name or an option that does not exist
   3    data is missing; nothing was computed
   4    there is nothing to report yet
+  5    a package is missing that figures need; nothing was computed
   130  interrupted; the same command goes on from there
 """
 
@@ -67,7 +71,7 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
-    _scale_arguments(parser)
+    _scale_arguments(parser, default="--quick")
     parser.add_argument("--force", action="store_true", help="compute again what is stored")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as many as pay)")
     output = parser.add_mutually_exclusive_group()
@@ -75,16 +79,17 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--quiet", action="store_true", help="print only what goes wrong")
 
 
-def _scale_arguments(parser: argparse.ArgumentParser) -> None:
+def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     scale = parser.add_mutually_exclusive_group()
-    scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="fewer seeds (the default)")
-    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="as many seeds as it takes")
+    quick, full = f"fewer seeds (default: {default})", "as many seeds as it takes"
+    scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help=quick)
+    scale.add_argument("--full", dest="scale", action="store_const", const="full", help=full)
     parser.add_argument("--seeds", type=_positive, metavar="N", help="this many seeds instead")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was run)")
-    _scale_arguments(parser)
+    _scale_arguments(parser, default="what was last run")
     _output_argument(parser)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
 
@@ -125,15 +130,26 @@ def list_experiments(options: argparse.Namespace) -> int:
             }
         )
     if options.json:
-        print(json.dumps(rows, indent=1))
+        _print([json.dumps(rows, indent=1)])
         return DONE
     width = max(len(row["name"]) for row in rows)
+    lines = []
     for row in rows:
         times = f"about {report.duration(row['seconds']['quick'])} (--full {report.duration(row['seconds']['full'])})"
-        print(f"{row['name']:{width}}  {row['title']}: {row['shows']}")
-        print(f"{'':{width}}  {row['state']}; {times}; {row['data'] or 'needs no data'}\n")
-    print("cadam reproduce NAME computes one, cadam report shows what there is.")
+        lines.append(f"{row['name']:{width}}  {row['title']}: {row['shows']}")
+        lines.append(f"{'':{width}}  {row['state']}; {times}; {row['data'] or 'needs no data'}\n")
+    _print([*lines, "cadam reproduce NAME computes one, cadam report shows what there is."])
     return DONE
+
+
+def _print(lines: Sequence[str]) -> None:
+    """Print lines, as many as are wanted: a reader such as `head` may close the pipe before the last."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # else Python complains once more when it ends
+        os.close(nowhere)
 
 
 def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: int | None) -> runner.Request:
@@ -167,17 +183,21 @@ def reproduce(options: argparse.Namespace) -> int:
     with (console.silent if options.quiet or options.json else show)(requests) as tell:
         code = _run(requests, options.store, options.jobs, options.force, tell)
     if options.json:
-        print(json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False))
+        _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
-        for request in requests:
-            _print_summary(request)
+        lines = [line for request in requests for line in _summary_lines(request)]
+        _print([*lines, "", "All numbers and figures: cadam report, or --json."])
     return code
 
 
 def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
+    store = Store(folder)
     try:
-        runner.run(requests, Store(folder), jobs=jobs, force=force, tell=tell)
+        runner.run(requests, store, jobs=jobs, force=force, tell=tell)
     except KeyboardInterrupt:
+        for request in requests:  # count anew: cells were done since the run last looked
+            stored = runner.read(store, request.experiment, request.plan)
+            request.results, request.missing = stored.results, stored.missing
         print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     return FAILED if any(request.failed for request in requests) else DONE
@@ -205,26 +225,29 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _print_summary(request: runner.Request) -> None:
+def _summary_lines(request: runner.Request) -> list[str]:
+    """The verdict, and that of each row with its difference, no wider than the terminal."""
     experiment = request.experiment
-    print(f"\n{experiment.title}")
+    lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
-        print(f"  not complete: {len(request.missing)} cells are missing; {report.command(experiment, request.plan)}")
-        return
+        failed = f", {len(request.failed)} of them failed" if request.failed else ""
+        again = report.command(experiment, request.plan)
+        return [*lines, *_wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; {again}")]
     summary = experiment.summary(request.results)
-    print(f"  paper:    {experiment.claim}\n  measured: {summary.verdict}")
+    lines += _wrapped("  paper:    ", experiment.claim)
+    lines += _wrapped("  meaning:  ", experiment.measure)
+    lines += _wrapped("  measured: ", summary.verdict)
     for warning in summary.warnings:
-        print(f"  beware:   {warning}")
-    _print_rows(summary.rows)
+        lines += _wrapped("  beware:   ", warning)
+    for row in summary.rows:
+        difference = f" ({row.interval})" if row.interval else ""
+        lines += _wrapped("  - ", f"{row.what}: {row.verdict or row.measured}{difference}")
+    return lines
 
 
-def _print_rows(rows: Sequence[Row]) -> None:
-    """The table, as lines of text."""
-    head = ("", "measured", "difference [95% interval]", "A/A", "seeds", "verdict")
-    lines = [head, *((r.what, r.measured, r.interval, r.noise_floor, str(r.seeds), r.verdict) for r in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+def _wrapped(head: str, text: str) -> list[str]:
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 # report --------------------------------------------------------------------------------------------------------
@@ -236,6 +259,8 @@ def write_report(options: argparse.Namespace) -> int:
     except catalogue.UnknownExperimentError as error:
         print(f"cadam report: {error}", file=sys.stderr)
         return USAGE
+    if not _can_draw():
+        return NO_PACKAGE
     if not options.store.is_dir():
         print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
         return NOTHING
@@ -243,12 +268,27 @@ def write_report(options: argparse.Namespace) -> int:
     requests = [_stored(store, e, options.scale, options.seeds) for e in experiments]
     requests = [r for r in requests if r.results or options.names]
     if not any(request.results for request in requests):
-        print(f"{options.store} has no results of the current code: run `cadam reproduce NAME` first", file=sys.stderr)
+        names = " ".join(options.names) or "NAME"
+        of = f" of {', '.join(options.names)}" if options.names else ""
+        print(f"{options.store} has no results{of} by the current code: run `cadam reproduce {names}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
         _write_images(requests, options.images)
-    return DONE
+    for request in (r for r in requests if not r.complete):
+        again = report.command(request.experiment, request.plan)
+        print(
+            f"{request.experiment.name}: {len(request.missing)} cells failed or were not run: {again}", file=sys.stderr
+        )
+    return DONE if all(request.complete for request in requests) else FAILED
+
+
+def _can_draw() -> bool:
+    """Whether figures can be drawn; says so if not."""
+    if find_spec("matplotlib") is None:
+        print(palette.NEEDS, file=sys.stderr)
+        return False
+    return True
 
 
 def _write_page(requests: Sequence[runner.Request], output: Path) -> None:
@@ -273,6 +313,8 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
 def demo(options: argparse.Namespace) -> int:
     from .demo import HEAD, NAMES, Scoreboard
 
+    if not _can_draw():
+        return NO_PACKAGE
     print(
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
@@ -290,8 +332,7 @@ def demo(options: argparse.Namespace) -> int:
             tell(event)
 
         code = _run(requests, options.store, None, options.force, note)
-    for request in requests:
-        _print_summary(request)
+    _print([line for request in requests for line in _summary_lines(request)])
     if code == DONE:
         print()
         _write_page(requests, options.output)

@@ -39,6 +39,10 @@ class Progress:
         if event.kind == "failed":
             self.failed[name] += 1
 
+    def recount(self) -> None:
+        """At the end, go by what the requests hold: a cell can be stored and the run end before that was told."""
+        self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
+
     def total(self, request: Request) -> int:
         """Cells named so far; an experiment with phases names more later."""
         return len(request.results) + len(request.missing)
@@ -55,6 +59,11 @@ class Progress:
         behind = sum((1 - share) * seconds for share, seconds in expected)
         ran = time.monotonic() - self.began
         return ahead * ran / behind if behind > 0 and sum(self.computed.values()) > 2 else ahead
+
+    def outlook(self) -> str:
+        """The time left in words; none before the first cell is done."""
+        begun = sum(self.done.values()) + sum(self.failed.values())
+        return f"about {duration(self.left())} left" if begun else "starting"
 
     def line(self, request: Request) -> str:
         name = request.experiment.name
@@ -94,10 +103,11 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
         if event.kind == "computed" and now - said > EVERY:
             said = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
-            print(f"{lines}; about {duration(progress.left())} left", flush=True)
+            print(f"{lines}; {progress.outlook()}", flush=True)
             finished.update(r.experiment.name for r in requests if _all_done(progress, r))
 
     yield tell
+    progress.recount()
     for request in requests:
         print(progress.line(request), flush=True)
 
@@ -125,7 +135,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
             failed = f"[red]{progress.failed[name]} failed[/red]" if progress.failed[name] else ""
             grid.add_row(name, bar, f"{progress.done[name]} of {total} cells", failed)
         ran = duration(time.monotonic() - progress.began)
-        footer = Text(f"{ran} so far, about {duration(progress.left())} left", style="dim")
+        footer = Text(f"{ran} so far, {progress.outlook()}", style="dim")
         return Group(*([table()] if table else []), grid, footer)
 
     with Live(get_renderable=render, refresh_per_second=4) as display:
@@ -137,6 +147,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
             progress.note(event)
 
         yield tell
+        progress.recount()
 
 
 def on_terminal() -> bool:

@@ -261,6 +261,8 @@ class Experiment:
     """About how long it takes on two cores, with as many seeds as by default."""
     seeds: Mapping[Scale, int]
     """How many seeds by default."""
+    measure: str = ""
+    """What its numbers are and which are good, in plain words: shown where they first appear."""
     data: Data | None = None
     notes: Sequence[str] = ()
     """Slips of the paper and choices made here, shown with the results."""

@@ -18,7 +18,7 @@ import torch
 import cadam
 
 from . import palette, statistics
-from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Row, Summary, tuning_seeds
+from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,32 +177,22 @@ def shift_summary(results: Results) -> Summary:
         )
         better.append(comparison.outcome == "better")
         rows.append(statistics.row(f"{loss}, {target}: the paper's run", "CAdam lower", comparison, seconds, 2))
-    for loss, target in SHIFTS:
-        comparison = _compare(results, ("CAdam", "Adam"), f"regret {loss} {target}")
+    names = {f"{loss} {target}": f"regret {loss} {target}" for loss, target in SHIFTS}
+    random = {name: _compare(results, ("CAdam", "Adam"), metric) for name, metric in names.items()}
+    for (loss, target), comparison in zip(SHIFTS, random.values(), strict=True):
         rows.append(statistics.row(f"{loss}, {target}: random starts", "CAdam lower", comparison, seconds, 2))
     for pair in PAIRS[1:]:
-        won = [
-            f"{loss} {target}"
-            for loss, target in SHIFTS
-            if _compare(results, pair, f"regret {loss} {target}").outcome == "better"
-        ]
-        rows.append(_won_row(results, pair, won, len(SHIFTS)))
-    verdict = f"CAdam has the lower regret in {sum(better)} of the paper's {len(SHIFTS)} panels"
-    worse = [f"{loss} {target}" for (loss, target), won in zip(SHIFTS, better, strict=True) if not won]
-    return Summary(verdict + (f", not in {', '.join(worse)}." if worse else "."), rows)
-
-
-def _won_row(results: Results, pair: tuple[str, str], won: Sequence[str], problems: int) -> Row:
-    seeds = len(_split(results, pair[0])[0])
-    return Row(
-        f"{pair[0]} against {pair[1]}",
-        "",
-        f"better in {len(won)} of {problems} problems" + (f": {', '.join(won)}" if won else ""),
-        "each problem: 95% paired",
-        seeds,
-        _seconds(results, *pair),
-        values={"better": float(len(won)), "problems": float(problems)},
+        compared = {name: _compare(results, pair, metric) for name, metric in names.items()}
+        rows.append(statistics.family_row(f"{pair[0]} against {pair[1]}", compared, _seconds(results, *pair)))
+    worse = [name for name, won in zip(names, better, strict=True) if not won]
+    verdict = (
+        f"CAdam has the lower regret in {sum(better)} of the paper's {len(SHIFTS)} panels, one run from x0 = 0 each"
+        + (f", not in {', '.join(worse)}. " if worse else ". ")
+        + f"Over random starts and phases: {statistics.tally(list(random.values()), 'panels', 'lower', 'higher')}."
     )
+    if turned := [name for name in worse if random[name].outcome == "better"]:
+        verdict += f" So {', '.join(turned)} is higher from that one start, and lower on average."
+    return Summary(verdict, rows)
 
 
 def shift_figures(results: Results) -> dict[str, Figure]:
@@ -232,11 +222,16 @@ def shift_figures(results: Results) -> dict[str, Figure]:
     }
 
 
+_REGRET = (
+    "Regret is the loss summed along the way: less is better. The loss is the distance to the minimum (L1) or its "
+    "square (L2); the minimum jumps (sudden), drifts evenly (linear) or swings to and fro (sine)."
+)
 FIG_SHIFT = Experiment(
     name="fig-shift",
     title="A moving minimum (fig. 2)",
     shows="Trajectories of Adam and CAdam after a minimum that jumps, drifts or oscillates, and their regret.",
     claim="CAdam closely follows the minimum and has the lower regret, for both losses and all three kinds of change.",
+    measure=_REGRET,
     cells=shift_cells,
     compute=compute_shift,
     summary=shift_summary,
@@ -405,7 +400,7 @@ def landscape_summary(results: Results) -> Summary:
     """The losses of Adam and CAdam landscape by landscape, the lengths of their paths, and how the other pairs fare."""
     readings = results[0].cell.settings["readings"]
     problems = [(name, reading) for reading in readings for name in LANDSCAPES]
-    rows, outcomes = [], []
+    rows, ends = [], []
     seconds = _seconds(results, *PAIRS[0])
     claim = "CAdam lower" if readings != ["none"] else ""
     for measure, label in MEASURES.items():
@@ -414,16 +409,16 @@ def landscape_summary(results: Results) -> Summary:
             what = f"{label}, {name}" + ("" if reading == "none" else f", noise by {reading}")
             rows.append(statistics.row(what, claim, comparison, seconds))
             if measure == "end":
-                outcomes.append(comparison.outcome)
+                ends.append(comparison)
     for pair in PAIRS[1:]:
-        won = [f"{n} {r}" for n, r in problems if _compare(results, pair, f"end {n} {r}").outcome == "better"]
-        rows.append(_won_row(results, pair, won, len(problems)))
-    counts = {kind: outcomes.count(kind) for kind in ("better", "worse")}
-    verdict = (
-        f"At the end CAdam's loss is lower than Adam's in {counts['better']} of {len(outcomes)} problems and higher in "
-        f"{counts['worse']}."
-    )
-    return Summary(verdict, rows)
+        compared = {
+            name if reading == "none" else f"{name} ({reading})": _compare(results, pair, f"end {name} {reading}")
+            for name, reading in problems
+        }
+        what = f"{pair[0]} against {pair[1]}, loss at the end"
+        rows.append(statistics.family_row(what, compared, _seconds(results, *pair)))
+    counts = statistics.tally(ends, "problems", "lower", "higher")
+    return Summary(f"CAdam's loss at the end, against Adam's: {counts}.", rows)
 
 
 def landscape_figures(results: Results) -> dict[str, Figure]:
@@ -476,21 +471,27 @@ _NOISE_NOTES = (
     "Every optimizer runs at the paper's lr of 0.1, which was set for Adam; sweep-lr tunes each.",
 )
 
+_LOSS = (
+    "Loss is the height above the lowest point of the landscape: less is better. It is given as log10, so that a "
+    "difference of -1 means a tenth of it. L1 landscapes are sums of absolute values, L2 of squares; Rosenbrock is a "
+    "bent valley."
+)
 FIG_NOISE = Experiment(
     name="fig-noise",
     title="Noisy landscapes (fig. 3)",
     shows="Paths of Adam and CAdam on four landscapes when half of the gradients are scaled by U(-1, 1).",
     claim="CAdam's trajectories are smoother and it outperforms Adam in stability and robustness.",
+    measure=_LOSS,
     cells=noise_cells,
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
     sources=("cadam.lab.numerical",),
-    seconds={"quick": 15, "full": 35},
-    seeds={"quick": 2, "full": 5},
+    seconds={"quick": 28, "full": 35},
+    seeds={"quick": 4, "full": 5},
     notes=(
         "The main text scales the function as a whole, the appendix each component of the gradient. Both are shown; "
-        "SPEC follows the appendix.",
+        "the first rows follow the appendix.",
         *_NOISE_NOTES,
     ),
 )
@@ -500,13 +501,14 @@ FIG_NO_NOISE = Experiment(
     title="The same landscapes without noise (appendix)",
     shows="Paths of Adam and CAdam on the four landscapes with exact gradients.",
     claim="The natural behaviour of both optimizers; the paper draws no conclusion.",
+    measure=_LOSS,
     cells=no_noise_cells,
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
     sources=("cadam.lab.numerical",),
-    seconds={"quick": 15, "full": 35},
-    seeds={"quick": 2, "full": 5},
+    seconds={"quick": 28, "full": 35},
+    seeds={"quick": 4, "full": 5},
     notes=("Only the starts are random.", *_NOISE_NOTES),
 )
 
@@ -518,7 +520,7 @@ def panels(rows: int, columns: int, width: float, height: float, **sharing: Any)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'cadam[plot]'") from error
+        raise ModuleNotFoundError(palette.NEEDS) from error
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=palette.PAPER)
     axes = figure.subplots(rows, columns, squeeze=False, **sharing)
     for panel in axes.flat:
@@ -642,20 +644,15 @@ def _tuned_comparison(
 
 def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str, str]]) -> Summary:
     """A row for each pair, name and metric; and what the grids leave open."""
-    rows, outcomes, warnings = [], [], []
+    rows, comparisons, warnings = [], [], []
     for pair, what, metric in lines:
         comparison, choices = _tuned_comparison(results, pair, metric)
         lrs = ", ".join(f"{choice.arm} lr {choice.lr:g}" for choice in choices)
         rows.append(statistics.row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair)))
-        outcomes.append(comparison.outcome)
+        comparisons.append(comparison)
         warnings += [f"{what}: {choice.warning}" for choice in choices if choice.warning]
-    verdict = (
-        f"With each arm at its own best learning rate, confidence is better in {outcomes.count('better')} of "
-        f"{len(rows)} comparisons and worse in {outcomes.count('worse')}; {outcomes.count('none')} show no difference."
-    )
-    if unknown := outcomes.count("unknown"):
-        verdict += f" {unknown} allow no verdict."
-    return Summary(verdict, rows, warnings)
+    counts = statistics.tally(comparisons, "comparisons", "better", "worse")
+    return Summary(f"Confidence, with each arm at its own best learning rate: {counts}.", rows, warnings)
 
 
 def cycle_summary(results: Results) -> Summary:
@@ -762,6 +759,7 @@ SWEEP_CYCLE = Experiment(
     title="Where CAdam wins: learning rate and cycle length",
     shows="The regret of fig-shift over learning rates and cycle lengths, with and without confidence.",
     claim="Not in the paper, which shows one learning rate and one cycle length.",
+    measure=f"{_REGRET} It is given per step, as log10: a difference of -1 means a tenth of it.",
     cells=cycle_cells,
     compute=compute_cycles,
     summary=cycle_summary,
@@ -777,6 +775,7 @@ SWEEP_LR = Experiment(
     title="Where CAdam wins: learning rate under noise",
     shows="The losses of fig-noise over learning rates, for every optimizer with and without confidence.",
     claim="Not in the paper, which shows one learning rate.",
+    measure=_LOSS,
     cells=lr_cells,
     compute=compute_landscapes,
     summary=lr_summary,

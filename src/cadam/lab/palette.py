@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+NEEDS = "figures need matplotlib: in a clone of the project, pip install '.[lab]'"
+"""What to say where it is not installed."""
+
 INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
 ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
 SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")

@@ -1,13 +1,14 @@
 """The report: one HTML file that holds everything, in the order a reader asks.
 
-Verdict, table, figures, the command that makes them, versions. Every number on it comes from the cells of a store.
+Verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes from the
+cells of a store.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def draw(experiment: Experiment, request: Request) -> Mapping[str, Figure]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'cadam[lab]'") from error
+        raise ModuleNotFoundError(palette.NEEDS) from error
     with matplotlib.rc_context(palette.STYLE):
         return experiment.figures(request.results)
 
@@ -48,21 +49,30 @@ def page(requests: Sequence[Request]) -> str:
     """The whole report."""
     return _PAGE.format(
         colours=_colours(),
-        overview="\n".join(_overview(request) for request in requests),
+        overview="\n".join(_overview(requests)),
         sections="\n".join(_section(request) for request in requests),
     )
 
 
-def _overview(request: Request) -> str:
-    experiment = request.experiment
-    verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
-    link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
-    return f"<li><strong>{link}</strong><br>{escape(verdict)}</li>"
+def _overview(requests: Iterable[Request]) -> Iterator[str]:
+    """The verdict of each experiment, with its measure where that comes up for the first time."""
+    told: set[str] = set()
+    for request in requests:
+        experiment = request.experiment
+        verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
+        link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
+        measure = "" if experiment.measure in told else _measure(experiment)
+        told.add(experiment.measure)
+        yield f"<li><strong>{link}</strong><br>{escape(verdict)}{measure}</li>"
+
+
+def _measure(experiment: Experiment) -> str:
+    return f'<p class="measure">{escape(experiment.measure)}</p>' if experiment.measure else ""
 
 
 def _state(request: Request) -> str:
     done, missing = len(request.results), len(request.missing)
-    return f"Not complete: {done} of at least {done + missing} cells are there."
+    return f"Not complete: {done} of at least {done + missing} cells are there, the others failed or were not run."
 
 
 def _section(request: Request) -> str:
@@ -71,33 +81,42 @@ def _section(request: Request) -> str:
         f'<section id="{escape(experiment.name)}">',
         f"<h2>{escape(experiment.title)}</h2>",
         f"<p>{escape(experiment.shows)}</p>",
+        _measure(experiment),
         f'<p class="claim"><b>The paper:</b> {escape(experiment.claim)}</p>',
     ]
     if request.complete:
         summary = experiment.summary(request.results)
         parts.append(f'<p class="verdict"><b>Measured:</b> {escape(summary.verdict)}</p>')
         parts += [f'<p class="warning"><b>Beware:</b> {escape(text)}</p>' for text in summary.warnings]
-        parts.append(_table(summary.rows))
-        for number, (caption, figure) in enumerate(draw(experiment, request).items(), 1):
-            drawing = svg(figure, f"{experiment.name}-{number}", caption)
-            parts.append(f"<figure><div>{drawing}</div><figcaption>{escape(caption)}</figcaption></figure>")
+        figures = [
+            _figure(svg(figure, f"{experiment.name}-{number}", caption), caption)
+            for number, (caption, figure) in enumerate(draw(experiment, request).items(), 1)
+        ]
+        parts += [*figures[:1], _table(summary.rows), *figures[1:]]
     else:
         parts.append(f'<p class="warning">{escape(_state(request))} The command below goes on from there.</p>')
     if experiment.notes:
-        parts.append(f"<ul class='notes'>{''.join(f'<li>{escape(note)}</li>' for note in experiment.notes)}</ul>")
+        notes = "".join(f"<li>{escape(note)}</li>" for note in experiment.notes)
+        parts.append("<details class='notes'><summary>Choices made here, and slips of the paper</summary>")
+        parts.append(f"<ul>{notes}</ul></details>")
     parts.append(f"<pre><code>{escape(command(experiment, plan))}</code></pre>")
     parts.append(f'<p class="facts">{escape(_facts(request))}</p></section>')
     return "\n".join(parts)
+
+
+def _figure(drawing: str, caption: str) -> str:
+    """A drawing that can be moved sideways where it is wider than the page, and says so there."""
+    text = f'{escape(caption)} <span class="hint">Wider than this page: move it sideways.</span>'
+    return f'<figure><div tabindex="0">{drawing}</div><figcaption>{text}</figcaption></figure>'
 
 
 _COLUMNS = {
     "what": "",
     "paper": "paper",
     "measured": "measured",
-    "difference [95% interval]": "interval",
+    "difference [95% interval]": "difference",
     "A/A noise floor": "noise floor",
     "seeds": "seeds",
-    "cost": "cost",
     "verdict": "verdict",
 }
 """The head of each column, and the label that stands for it on a phone."""
@@ -106,7 +125,7 @@ _COLUMNS = {
 def _table(rows: Iterable[Row]) -> str:
     lines = []
     for row in rows:
-        measured = (row.measured, row.interval, row.noise_floor, str(row.seeds), duration(row.seconds), row.verdict)
+        measured = (row.measured, row.interval, row.noise_floor, str(row.seeds), row.verdict)
         texts = (row.what, row.paper or "no number", *measured)
         cells = (
             f'<td data-label="{label}">{escape(text)}</td>' if text else '<td class="empty"></td>'
@@ -198,7 +217,7 @@ a{{color:var(--accent)}}
 p{{max-width:46rem;margin:.5rem 0}}
 section{{border-top:1px solid var(--line);margin-top:2.5rem;padding-top:1.5rem}}
 .overview{{padding-left:1.2rem}} .overview li{{margin:.6rem 0;max-width:46rem}}
-.claim,.notes,.facts,figcaption,.reading{{color:var(--muted)}}
+.claim,.notes,.facts,figcaption,.reading,.measure{{color:var(--muted)}}
 .verdict{{border-left:4px solid var(--accent);padding-left:.8rem}}
 .warning{{border-left:4px solid var(--warn);padding-left:.8rem}}
 .table{{overflow-x:auto;margin:1rem 0}}
@@ -206,36 +225,42 @@ table{{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric
 th{{text-align:left;font-weight:600;color:var(--muted);border-bottom:1px solid var(--muted);vertical-align:bottom}}
 th,td{{padding:.35rem .6rem .35rem 0}}
 td{{border-bottom:1px solid var(--line);vertical-align:top}}
-td:nth-child(n+4):nth-child(-n+7){{white-space:nowrap}}
+td:nth-child(n+4):nth-child(-n+6){{white-space:nowrap}}
 figure{{margin:1.5rem 0}} figure div{{overflow-x:auto}}
 svg{{display:block;width:100%;min-width:38rem;height:auto}}
+.hint{{display:none}}
 figcaption{{font-size:.85rem;margin-top:.4rem;max-width:46rem}}
 pre{{border:1px solid var(--line);border-radius:.3rem;padding:.6rem .8rem;overflow-x:auto;font-size:.85rem}}
-.notes,.facts,.reading{{font-size:.85rem}} .notes{{max-width:46rem;padding-left:1.2rem}}
+.notes,.facts,.reading,.measure{{font-size:.85rem}} .notes{{max-width:46rem}} .notes ul{{padding-left:1.2rem}}
+summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
 @media (max-width:44rem){{
  table,tbody,tr,td{{display:block}} thead,td.empty{{display:none}}
  tr{{border-bottom:1px solid var(--line);padding:.6rem 0}}
  td{{border:0;padding:.1rem 0 .1rem 6rem;position:relative}}
- td:nth-child(n+4):nth-child(-n+7){{white-space:normal}}
+ td:nth-child(n+4):nth-child(-n+6){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
  td:first-child{{font-weight:600;padding-left:0}}
- td:nth-child(6),td:nth-child(7){{display:inline-block;margin-right:2rem}} td:nth-child(7){{padding-left:3rem}}
+ svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
 }}
 </style>
 </head>
 <body>
 <h1>CAdam: the paper's claims, measured</h1>
 <p>CAdam is Adam that moves a weight only where its momentum and its current gradient agree in sign, and waits where
-they disagree. The paper says that this adapts faster when data shift and is less disturbed by noise. Below is what
+they disagree. Its paper says that this adapts faster when data shift and is less disturbed by noise. Below is what
 came out when its experiments were run again, for better or worse.</p>
+<p class="reading"><b>The paper:</b> “CAdam: Confidence-Based Optimization for Online Learning” by Shaowen Wang, Anan
+Liu, Jian Xiao, Huan Liu, Yuekui Yang, Cong Xu, Qianqian Pu, Suncong Zheng, Di Wang, Jie Jiang, Wei Zhang and Jian
+Li.</p>
 <ul class="overview">
 {overview}
 </ul>
 <p class="reading">How to read the tables: both optimizers run with the same seeds, that is the same starts, data and
 noise, and the difference is taken seed by seed. In brackets is its 95% interval: where it holds 0, no difference was
-seen. The A/A noise floor is how far two means of the same optimizer lie apart when only the seeds differ, with its own
-95% range. Each interval stands for itself: of twenty rows without any difference, one will seem to have one. Cost is
-computing time of one core, or of one GPU.</p>
+seen. The A/A noise floor (A against A: the same against the same) is how far two means of the same optimizer lie apart
+when only the seeds differ, with its own 95% range. Each interval stands for itself: of twenty rows without any
+difference, one will seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each
+experiment.</p>
 {sections}
 </body>
 </html>

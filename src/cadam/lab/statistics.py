@@ -18,6 +18,7 @@ import numpy as np
 from .experiment import Results, Row
 
 Better = Literal["lower", "higher"]
+ONE_SEED = "one seed: no verdict"
 
 
 @lru_cache
@@ -135,7 +136,7 @@ class Comparison:
             )
             return f"not comparable: {runs}"
         if self.outcome == "unknown":
-            return "one seed: no interval, no verdict"
+            return ONE_SEED
         if self.outcome == "none":
             same = d.mean == 0 and d.low == d.high if self.random else d.mean == 0
             return "no difference at all" if same else "no difference seen"
@@ -184,6 +185,36 @@ def compare(
 
 def _finite(values: Mapping[int, float]) -> list[float]:
     return [value for value in values.values() if math.isfinite(value)]
+
+
+def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str) -> str:
+    """How comparisons came out, none left out, as in "lower in 3 of 8 problems, higher in 0, undecided in 5"."""
+    outcomes, seeds = [c.outcome for c in comparisons], max(c.seeds for c in comparisons)
+    if seeds == 1 and all(c.random for c in comparisons):
+        return ONE_SEED
+    won, lost = outcomes.count("better"), outcomes.count("worse")
+    few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
+    total = len(outcomes)
+    return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}"
+
+
+def family_row(what: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
+    """Many problems in one line: where the arm is better and where worse, and how many of each kind there are."""
+    kinds = {"better": "better", "same": "none", "worse": "worse", "diverged": "unknown"}
+    places = {kind: [n for n, c in comparisons.items() if c.outcome == o] for kind, o in kinds.items()}
+    seeds = max(c.seeds for c in comparisons.values())
+    counts = ", ".join(f"{kind} {len(names)}" for kind, names in places.items())
+    named = "; ".join(f"{kind} in {', '.join(places[kind])}" for kind in ("better", "worse") if places[kind])
+    return Row(
+        what,
+        "",
+        named or f"{len(comparisons)} problems",
+        "",
+        seeds,
+        seconds,
+        ONE_SEED if seeds == 1 else counts,
+        values={**{kind: float(len(names)) for kind, names in places.items()}, "problems": float(len(comparisons))},
+    )
 
 
 def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: int = 3) -> Row:

@@ -227,6 +227,11 @@ DEMO_STREAM = Experiment(
         "In production, where data shift and labels are noisy, CAdam predicts better than Adam (table 3, on private "
         "data: GAUC up by 0.3 points)."
     ),
+    measure=(
+        "Log loss: how surprising the clicks are to the prediction, less is better. AUC: how often a click is ranked "
+        "above a pass, more is better, 0.5 is guessing. GAUC, the paper's measure: AUC within a group such as a user, "
+        "averaged over groups."
+    ),
     cells=cells,
     compute=compute,
     summary=summary,

@@ -500,6 +500,10 @@ THEOREM = Experiment(
     name="theorem",
     title="Convergence (theorem, both lemmas)",
     shows="The two lemmas at every step and the rate, on functions that meet the assumptions and on ones that do not.",
+    measure=(
+        "A step breaks a lemma where its inequality fails by more than rounding; under the theorem's assumptions none "
+        "should. Waited: how much of the time CAdam held a weight still."
+    ),
     claim="CAdam keeps Adam's convergence rate for non-convex, (rho, L0, Lrho)-smooth functions with exact gradients.",
     cells=theorem_cells,
     compute=compute,

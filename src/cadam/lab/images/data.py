@@ -290,7 +290,7 @@ class Digits(Data):
     def missing(self) -> str | None:
         if find_spec("sklearn") is not None:
             return None
-        return f"{self.name} come with {self.source}: pip install 'cadam[images]'"
+        return f"{self.name} come with {self.source}: in a clone of the project, pip install '.[images]'"
 
 
 DIGITS = Digits("digits", "", "scikit-learn", "in its package")

@@ -332,7 +332,7 @@ def _around_shifts(results: Results, arm: str) -> tuple[float, float]:
 
 
 def ablation_summary(results: Results) -> Summary:
-    rows, warnings, better = [], [], []
+    rows, warnings, comparisons = [], [], []
     for condition in CONDITIONS.values():
         bases = [base for _, base in PAIRS]
         warnings += _tuning_warnings(results, condition, bases)
@@ -343,12 +343,9 @@ def ablation_summary(results: Results) -> Summary:
             lr = choice(results, condition, pair[1]).lr
             what = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
             rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
-            better.append(comparison.outcome)
-    verdict = (
-        f"With confidence the mean test accuracy is higher in {better.count('better')} of {len(better)} comparisons, "
-        f"lower in {better.count('worse')}; in {better.count('none') + better.count('unknown')} none can be told."
-    )
-    return Summary(verdict, rows, warnings)
+            comparisons.append(comparison)
+    counts = statistics.tally(comparisons, "comparisons", "higher", "lower")
+    return Summary(f"Mean test accuracy with confidence, against without: {counts}.", rows, warnings)
 
 
 # Figures -------------------------------------------------------------------------------------------------------
@@ -467,6 +464,10 @@ _SHARED: dict[str, Any] = {
     "sources": [f"cadam.lab.images.{module}" for module in ("data", "models", "runs", "streams", "train")],
     "data": CIFAR10,
     "quick_data": DIGITS,
+    "measure": (
+        "Mean test accuracy: percent of test images told right, averaged over epochs, more is better. Steps to "
+        "recover: how long after a shift accuracy is back at 95% of what it was, fewer is better."
+    ),
 }
 _NOTES = (
     "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
