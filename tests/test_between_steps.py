@@ -305,3 +305,83 @@ def test_a_step_lets_go_of_complex_gradients() -> None:
     optimizer.step()
     p.grad = None
     assert grad() is None
+
+
+# After an error, and behind the optimizer's back --------------------------------------------------------------------
+
+
+def one_row(row: int) -> Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[row]]), torch.ones(1, 2), (5, 2), check_invariants=False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_step_that_raised_leaves_no_gradients_behind(transposed: bool) -> None:
+    weight, table = Parameter(torch.zeros(3, 2)), Parameter(torch.zeros(5, 2))
+    if transposed:
+        weight.data = torch.zeros(2, 3).t()
+    optimizer = cadam.CAdam([weight, table], lr=0.1)
+    weight.grad, table.grad = torch.full((3, 2), -1.0), one_row(7)
+    with pytest.raises(IndexError):
+        optimizer.step()
+    for step in range(1, 4):
+        weight.grad, table.grad = torch.ones(3, 2), one_row(2)
+        optimizer.step()
+        assert torch.allclose(weight.data, torch.full((3, 2), -0.1 * step))
+
+
+def test_a_refusal_is_repeated() -> None:
+    p = Parameter(torch.ones(4))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(4)
+    optimizer.step()
+    p.data, p.grad = torch.full((8,), 5.0), None
+    p.grad = torch.ones(8)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="its state exp_avg has shape"):
+            optimizer.step()
+    assert (p == 5).all()
+
+
+@pytest.mark.parametrize("how", ["default", "reference"])
+def test_swapped_tensors_are_seen(how: str) -> None:
+    p, other = Parameter(torch.ones(4)), Parameter(torch.full((4,), 5.0))
+    optimizer = cadam.CAdam([p], lr=0.1, **HOW[how])
+    p.grad = torch.ones(4)
+    optimizer.step()
+    p.grad = None
+    torch.utils.swap_tensors(p, other)
+    p.grad = torch.ones(4)
+    optimizer.step()
+    assert torch.allclose(p.data, torch.full((4,), 4.9))
+    assert torch.allclose(other.data, torch.full((4,), 0.9))
+    new = torch.full((4,), 7.0)
+    torch.utils.swap_tensors(optimizer.state[p]["exp_avg"], new)
+    optimizer.step()
+    assert torch.allclose(optimizer.state[p]["exp_avg"], torch.full((4,), 6.4))
+
+
+def test_an_option_that_needs_another_kernel_gets_it() -> None:
+    results = []
+    for fused in (None, False):
+        p = Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = cadam.CSGDM([p], lr=0.1, fused=fused)
+        for step in range(4):
+            optimizer.param_groups[0]["nesterov"] = step >= 2
+            p.grad = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64) * (step + 1)
+            optimizer.step()
+        results.append(p.detach())
+    assert torch.allclose(*results, rtol=1e-13)
+
+
+class Scaled(Tensor):
+    """A tensor of a kind that gives its memory a meaning of its own."""
+
+
+def test_a_gradient_with_a_meaning_of_its_own_is_not_read_as_memory() -> None:
+    p = Parameter(torch.zeros(3))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(3).as_subclass(Scaled)
+    optimizer.step()
+    (row,) = optimizer.explain()
+    assert row.engine == "eager"
+    assert "plain gradients only, not Scaled" in row.passed_over["native"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from lab_experiments import WALK, make_cell
 
+import cadam
 from cadam.lab import code
 from cadam.lab.experiment import Cell, Cost, Outcome, Result
 from cadam.lab.store import DamagedCellError, Store, identity
@@ -116,14 +119,37 @@ def test_only_code_that_does_something_else_makes_a_new_cell(
     assert (names[0] == names[1]) == same
 
 
-def test_the_optimizers_are_part_of_every_cell() -> None:
-    covered = {path.name for module in code.OPTIMIZERS for path in code.files(module)}
-    assert {"adam.py", "update.py", "optimizer.py", "eager.py", "kernels.c"} <= covered
+LOADED_BY_A_STEP = """
+import sys, torch, cadam
+weight, table = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4, 2))
+optimizer = cadam.CAdam([weight, table])
+weight.grad, table.grad = torch.ones(3), torch.ones(4, 2).to_sparse(1)
+optimizer.step()
+print(*(module.__file__ for name, module in sys.modules.items() if name.startswith("cadam")), sep="\\n")
+"""
+
+
+def test_all_that_a_step_loads_is_part_of_every_cell() -> None:
+    covered = {path for module in code.OPTIMIZERS for path in code.files(module)}
+    assert {"kernels.c", "eager.py", "adam.py"} <= {path.name for path in covered}
+    found = subprocess.run([sys.executable, "-c", LOADED_BY_A_STEP], capture_output=True, text=True, check=True)
+    package = Path(cadam.__file__).parent
+    spared = {package / name for name in ("__init__.py", "checkpoint.py", "clip.py")}  # no part of a step
+    assert set(map(Path, found.stdout.split())) - covered - spared == set()
 
 
 def test_a_source_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match="lab_experimets"):
         identity(dataclasses.replace(WALK, sources=["lab_experimets"]), CELL)
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def cut(path: Path) -> None:
@@ -168,7 +194,9 @@ def renamed(path: Path) -> None:
     other.replace(path)
 
 
-@pytest.mark.parametrize("damage", [cut, empty, other_metric, other_curve, other_code, not_a_cell, a_bit, renamed])
+@pytest.mark.parametrize(
+    "damage", [cut, empty, nested, folder, other_metric, other_curve, other_code, not_a_cell, a_bit, renamed]
+)
 def test_a_damaged_file_is_not_believed(store: Store, damage: Callable[[Path], None]) -> None:
     path = store.save(WALK, result())
     damage(path)

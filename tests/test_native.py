@@ -346,3 +346,27 @@ def test_no_wrong_access_under_the_sanitizer(sanitized: tuple[Path, str], mode: 
     else:
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip() == "clean"
+
+
+FORKED = """
+import os, torch, cadam
+torch.set_num_threads(2)
+params = [torch.nn.Parameter(torch.ones(64)) for _ in range(2000)]
+optimizer = cadam.CAdam(params, lr=0.1)
+def step():
+    for p in params:
+        p.grad = torch.ones(64)
+    optimizer.step()
+step()
+child = os.fork()
+if not child:
+    step()
+    os._exit(0 if torch.allclose(params[-1].data, torch.full((64,), 0.8)) else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_steps_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0"]

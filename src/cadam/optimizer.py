@@ -128,9 +128,11 @@ class Optimizer(torch.optim.Optimizer):
     def _work(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
         """This step's jobs by engine, none after an overflow. Everything is checked before anything is changed."""
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if self._plan is None or not self._plan.renew(self.param_groups, self.state, grad_scale):
-            self._plan = self._new_plan(grad_scale)
-        work = self._plan.work
+        plan, self._plan = self._plan, None  # what raises leaves no plan behind that has seen half of the news
+        if plan is None or not plan.renew(self.param_groups, self.state, grad_scale):
+            plan = self._new_plan(grad_scale)
+        self._plan = plan
+        work = plan.work
         if found_inf is not None:
             if any(not engine.skips_overflow for engine, _ in work) and found_inf.item():
                 return []

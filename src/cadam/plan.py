@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .checkpoint import describe
-from .engines import Choice, Engine, Item, Job, choose
+from .engines import Choice, Engine, Item, Job, choose, scalars
+from .engines.source import Structure
 from .options import HOW_IT_RUNS
 from .rules import Rule
 from .update import Update
@@ -44,6 +45,7 @@ class Kept:
         if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
             return False
         if self.engine.looks:
+            self.job.grads = ()
             return True
         grads = [param.grad for param in self.params]
         if [grad if grad is None else grad.layout for grad in grads] != self.layouts:
@@ -172,7 +174,7 @@ def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -
         (
             id(group),
             Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
-            tuple(plan.rule.state(group)),
+            Structure.of(plan.rule, scalars.plain(group)),
             *(group[name] for name in HOW_IT_RUNS),
         )
         for group in groups

@@ -25,7 +25,7 @@ from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
 from .source import Structure
-from .watch import CHANGED, Watched, is_plain, watched_grads
+from .watch import CHANGED, PLAIN, Watched, is_plain, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -310,6 +310,8 @@ class Cuda:
             return "serves dense gradients only"
         if grad is not None and grad.dtype not in TYPES:
             return f"has no kernels for gradients in {grad.dtype}"
+        if grad is not None and type(grad) not in PLAIN:
+            return f"serves plain gradients only, not {type(grad).__name__}"
         return refusal(item, options, self.device)
 
     def stale(self, jobs: Sequence[Job]) -> bool:

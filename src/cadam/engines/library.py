@@ -80,11 +80,18 @@ def _load(path: Path, fingerprint: str) -> Library:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
-    c.cadam_look.argtypes = [pointer, pointer, number, number, number, pointer, pointer, pointer]
+    c.cadam_look.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, pointer]
     c.cadam_look.restype = number
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
+    here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
+    os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
     return Library(c, _borrowed())
+
+
+def _work_alone(here: int) -> None:
+    """A forked child has none of its parent's threads, and would wait for them for ever."""
+    _borrowed()[0] = here
 
 
 @cache

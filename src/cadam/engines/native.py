@@ -80,6 +80,8 @@ class Native:
             return "serves dense gradients only"
         if grad is not None and grad.dtype != item.param.dtype:
             return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
+        if grad is not None and type(grad) not in PLAIN:
+            return f"serves plain gradients only, not {type(grad).__name__}"
         return refusal(update, item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
@@ -141,7 +143,7 @@ class Table:
             [job.items for job in jobs],
             rows,
             params,
-            watched_grads(params.tensors, [grad for job in jobs for grad in job.grads], threads=True),
+            watched_grads(params.tensors, [grad for job in jobs for grad in job.gradients()], threads=True),
             Watched([item.step for item in items], threads=True),
             [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},

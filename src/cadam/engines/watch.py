@@ -7,9 +7,10 @@ where there is none, Python does.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -19,8 +20,6 @@ from .library import Library, Numbers, UnavailableError, catalogue
 
 PLAIN = (Tensor, torch.nn.Parameter)
 MOVED, CHANGED = 1, 2  # another address; another size or kind
-
-_cdata = attrgetter("_cdata")
 
 
 class Watched:
@@ -39,17 +38,17 @@ class Watched:
         self.grads = grads
         self.columns = np.full((3, len(tensors)), -2)
         self.addresses, self.sizes, self.kinds = self.columns
-        self.library = _eyes()
-        if self.library is not None:
-            self.handles = _handles(tensors)
-            self.arguments = _arguments(self.library, self.handles, grads, threads, self.columns)
+        self.eyes = _eyes()
+        if self.eyes is not None:
+            self.objects = _objects(tensors)
+            self.arguments = self.eyes.arguments(self.objects, grads, threads, self.columns)
         self.look()
 
     def look(self) -> int:
         """See how things are now; what is new: MOVED, CHANGED, both or neither."""
-        if self.library is None:
+        if self.eyes is None:
             return _ask(self.tensors, self.grads, self.columns)
-        return int(self.library.c.cadam_look(*self.arguments))
+        return int(self.eyes.library.c.cadam_look(*self.arguments))
 
 
 def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> Watched:
@@ -65,14 +64,23 @@ def is_plain(tensor: Tensor) -> bool:
     return dense and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
-def _handles(tensors: Sequence[Tensor]) -> Numbers:
-    return np.fromiter(map(_cdata, tensors), np.int64, len(tensors))
+def _objects(tensors: Sequence[Tensor]) -> Numbers:
+    return np.fromiter(map(id, tensors), np.int64, len(tensors))
 
 
-def _arguments(library: Library, handles: Numbers, grads: bool, threads: bool, columns: Numbers) -> tuple[int, ...]:
-    """What the compiled function wants. The arrays must live as long as it is called."""
-    pointers = (column.ctypes.data for column in columns)
-    return library.torch.ctypes.data, handles.ctypes.data, len(handles), grads, threads, *pointers
+@dataclass(frozen=True)
+class Eyes:
+    """The compiled function that asks for all at once."""
+
+    library: Library
+    place: int
+    """Where in a Python tensor, counted in bytes, torch's own tensor is."""
+
+    def arguments(self, objects: Numbers, grads: bool, threads: bool, columns: Numbers) -> tuple[int, ...]:
+        """What the function wants. The arrays, and the tensors, must live as long as it is called."""
+        pointers = (column.ctypes.data for column in columns)
+        torch = self.library.torch.ctypes.data
+        return torch, objects.ctypes.data, self.place, len(objects), grads, threads, *pointers
 
 
 def _ask(tensors: Sequence[Tensor], grads: bool, columns: Numbers) -> int:
@@ -93,25 +101,38 @@ _numbers: dict[tuple[torch.device, torch.dtype], int] = {}
 
 
 @cache
-def _eyes() -> Library | None:
-    """The library whose function asks for all at once, if it sees in some samples what is there to see."""
+def _eyes() -> Eyes | None:
+    """The compiled function, if it sees in some samples what is there to see."""
     try:
         library = catalogue()
     except UnavailableError:
         return None
     samples = [torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.float64).t(), *torch.zeros(3, 4).unbind()]
-    for sample in samples[:2]:
+    samples.append(torch.nn.Parameter(torch.zeros(5)))
+    for sample in (samples[0], samples[1], samples[-1]):
         sample.grad = torch.ones_like(sample)
     samples[2].grad = torch._neg_view(torch.ones(4))
     samples[3].grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (4,), check_invariants=False)
-    handles = _handles(samples)
+    place = _place(samples)
+    if place is None:
+        return None
+    eyes, objects = Eyes(library, place), _objects(samples)
     for grads in (False, True):
         expected, found = np.full((2, 3, len(samples)), -2)
         _ask(samples, grads, expected)
-        library.c.cadam_look(*_arguments(library, handles, grads, False, found))
+        library.c.cadam_look(*eyes.arguments(objects, grads, False, found))
         plain = expected[2] >= 0
         if not np.array_equal(plain, found[2] >= 0) or not np.array_equal(expected[:2, plain], found[:2, plain]):
             return None
         if (expected[2] % 2 != found[2] % 2).any():  # the numbers of dtypes are each one's own
             return None
-    return library
+    return eyes
+
+
+def _place(samples: Sequence[Tensor]) -> int | None:
+    """Where Python tensors keep torch's own: right after the head that all Python objects have, or a word later."""
+    head, word = object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
+    for place in (head, head + word):
+        if all(ctypes.c_int64.from_address(id(x) + place).value == x._cdata for x in samples):
+            return place
+    return None

@@ -145,7 +145,7 @@ class Comparison:
             return f"{text} (exact: nothing is random)"
         if d.half_width == 0:
             return f"{text}, by the same in every seed: they may not matter here"
-        if self.noise is not None and abs(d.mean) < self.noise.half_width:
+        if self.noise is not None and abs(d.mean) < max(abs(self.noise.low), abs(self.noise.high)):
             return f"{text}, by less than seeds alone move {self.baseline}"
         return text
 

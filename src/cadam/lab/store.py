@@ -64,6 +64,8 @@ class Store:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedCellError(f"{path}: {error}") from error
         result = _read(path, content)
         if result.cell != cell:
             raise DamagedCellError(f"{path}: holds {result.cell}, not {cell}")
@@ -181,8 +183,9 @@ def _read(path: Path, content: bytes) -> Result:
             raise ValueError("the name of the file does not fit its content")
         metrics = {name: float(value) for name, value in body["metrics"].items()}
         curves = {name: _unpack(packed) for name, packed in body["curves"].items()}
-        return Result(cell, Outcome(metrics, curves), Cost(**body["cost"]))
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        cost = Cost(**{**body["cost"], "versions": dict(body["cost"]["versions"])})
+        return Result(cell, Outcome(metrics, curves), cost)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
         raise DamagedCellError(f"{path}: {error}") from error
 
 

@@ -381,13 +381,15 @@ def theorem_summary(results: Results) -> Summary:
     ]
     rows += [_recipe_row(results.where(model=name, condition="recipe"), name) for name in RECIPES]
     inside = Results([r for r in results if r.cell.condition == "within" and not FUNCTIONS[r.cell.model].broken])
-    broken = sum(_total(inside, f"{kind} broken") for kind in KINDS)
+    ours = inside.where(optimizer="CAdam")
+    broken = sum(_total(ours, f"{kind} broken") for kind in KINDS)
     noisy = results.where(model="noise", condition="within")
     counts = {arm: _total(noisy.where(optimizer=arm), "descent broken") for arm in ARMS}
     verdict = (
         f"On the functions that meet the assumptions: {broken:.0f} breaches of the lemmas and the rate in "
-        f"{_total(inside, 'steps'):,.0f} steps. Where one gradient in {1 / FLIPPED:.0f} has the wrong sign, which the "
-        f"theorem leaves out, CAdam breaks the descent lemma {counts['CAdam']:.0f} times, Adam {counts['Adam']:.0f}."
+        f"{_total(ours, 'steps'):,.0f} steps of CAdam. Where one gradient in {1 / FLIPPED:.0f} has the wrong sign, "
+        f"which the theorem leaves out, CAdam breaks the descent lemma {counts['CAdam']:.0f} times, "
+        f"Adam {counts['Adam']:.0f}."
     )
     bounded = min(r.outcome.metrics["bounded"] for r in inside)
     warnings = [] if bounded == 1 else [f"gradients passed G in {1 - bounded:.1%} of a cell's steps, left unchecked"]
@@ -441,7 +443,7 @@ def _recipe_row(results: Results, name: str) -> Row:
     worst = max(r.outcome.metrics["needed"] / r.outcome.metrics["enough"] for r in results)
     return Row(
         f"{name}: steps T until the mean squared gradient is gamma², exponent of gamma",
-        "at most -4",
+        "T grows no faster than gamma to the -4: an exponent of -4 or above",
         ", ".join(f"{arm} {slope:.2f}" for arm, slope in slopes.items()),
         "",
         len({r.cell.seed for r in results}),
@@ -513,6 +515,9 @@ THEOREM = Experiment(
     seconds={"quick": 25, "full": 40},
     seeds={"quick": 1, "full": 2},
     notes=(
+        "How much the check can say: the descent lemma demands a fall of the function only while the gradient is "
+        "large. Near the optimum, where most steps are, it allows a rise, and is hard to break. The rate follows from "
+        "the descent lemma: it is drawn, and no evidence of its own.",
         "What the check can say: whether an inequality broke somewhere on these runs, beyond rounding. What it cannot: "
         "that it never breaks elsewhere, or that CAdam is better than Adam. The bounds hold for both, far above both.",
         "The theorem's constants c1, c2, C1, C2 are not given, so its T cannot be tested as a number. Checked are the "

@@ -57,10 +57,19 @@ EXPORT int cadam_kernel(const char *name)
     return -1;
 }
 
+/* All of the work on the calling thread: for small work, and after a fork, where torch's threads do not exist. */
+EXPORT int32_t cadam_here(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context)
+{
+    (void)grain;
+    f(begin, end, context);
+    return 0;
+}
+
 /* Tensors ------------------------------------------------------------------------------------------------ */
 
 /* Functions of torch, in the order of library.py. Those that take a tensor want a pointer to an at::Tensor, which is
- * itself one pointer: an array of what Python knows as Tensor._cdata is an array of tensors. */
+ * itself one pointer. A Python tensor is an object that holds an at::Tensor at some place; which one may change
+ * (torch.utils.swap_tensors), so the object is asked anew in each look. */
 typedef struct {
     parallel_for_fn *parallel_for;
     int32_t (*is_defined)(void **tensor, _Bool *defined);
@@ -79,10 +88,13 @@ enum { MOVED = 1, CHANGED = 2 }; /* another address; another size or kind */
 
 typedef struct {
     const torch_functions *torch;
-    void **tensors;
+    char **objects;
+    int64_t place;
     int64_t *addresses, *sizes, *kinds;
     int64_t news;
 } view;
+
+static void **tensor_of(const view *v, int64_t i) { return (void **)(v->objects[i] + v->place); }
 
 /* Is it a dense tensor whose memory holds its values as they are? */
 static int is_plain(const torch_functions *torch, void **tensor)
@@ -118,7 +130,7 @@ static void look_range(int64_t begin, int64_t end, void *context)
     view *v = context;
     int64_t news = 0;
     for (int64_t i = begin; i < end; i++)
-        news |= look_at(v, i, &v->tensors[i], 1);
+        news |= look_at(v, i, tensor_of(v, i), 1);
     __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
 }
 
@@ -127,19 +139,19 @@ static void look_at_grads_range(int64_t begin, int64_t end, void *context)
     view *v = context;
     int64_t news = 0;
     for (int64_t i = begin; i < end; i++) {
-        void **grad = v->torch->grad(v->tensors[i]);
+        void **grad = v->torch->grad(*tensor_of(v, i));
         news |= look_at(v, i, grad, is_plain(v->torch, grad));
     }
     __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
 }
 
-/* Where tensors (or their gradients) lie, how many elements they have, and their kind: device, dtype and, in the last
+/* Where the tensors of Python objects (or their gradients) lie, how many elements they have, and their kind: device, dtype and, in the last
  * bit, contiguity; -1 for one that is not plain memory. Returns what is new since the last look. Asking torch for this
  * from Python takes longer than a small step does. Threads are worth it only where they are awake. */
-EXPORT int64_t cadam_look(const torch_functions *torch, void **tensors, int64_t count, int64_t grads, int64_t threads,
-                          int64_t *addresses, int64_t *sizes, int64_t *kinds)
+EXPORT int64_t cadam_look(const torch_functions *torch, char **objects, int64_t place, int64_t count, int64_t grads,
+                          int64_t threads, int64_t *addresses, int64_t *sizes, int64_t *kinds)
 {
-    view v = {torch, tensors, addresses, sizes, kinds, 0};
+    view v = {torch, objects, place, addresses, sizes, kinds, 0};
     enum { GRAIN = 512 };
     range_fn *look = grads ? look_at_grads_range : look_range;
     if (threads && count > GRAIN)
@@ -369,13 +381,6 @@ static void do_bucket(row_step *step, int64_t bucket, found_rows *my)
     __atomic_fetch_add(&step->touched, distinct * width, __ATOMIC_RELAXED);
 }
 
-static int32_t here(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context)
-{
-    (void)grain;
-    f(begin, end, context);
-    return 0;
-}
-
 typedef struct {
     row_step *step;
     found_rows *found;
@@ -403,7 +408,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     if (n >= (int64_t)UINT32_MAX)
         return -2;
     if (n * table->width <= 16384) { /* not worth waking another thread */
-        parallel_for = here;
+        parallel_for = cadam_here;
         threads = 1;
     }
     /* Enough buckets for every thread, few enough rows in each for its table to stay in the cache. */
