@@ -25,7 +25,7 @@ from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
 from .source import Structure
-from .watch import CHANGED, PLAIN, Watched, is_plain, watched_grads
+from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -462,15 +462,9 @@ class Batch:
         kinds = self.grads.kinds
         if (kinds & self.lasting.kinds[: len(kinds)] & 1).all() and (kinds >= 0).all():
             return self.grads.addresses, []
-        every, found = job.gradients(), self.grads.addresses.copy()
-        copies = []
-        for k, (i, item) in enumerate(zip(self.positions, self.items, strict=True)):
-            grad = every[i]
-            if not is_plain(grad) or grad.stride() != item.param.stride():
-                grad = torch.empty_like(item.param, dtype=grad.dtype).copy_(grad)
-                copies.append(grad)
-            found[k] = grad.data_ptr()
-        return found, copies
+        every = job.gradients()
+        grads = [every[i] for i in self.positions]
+        return lay_out(self.grads.addresses, range(len(grads)), grads, self.params)
 
 
 def aligned(x: Tensor | None) -> bool | None:

@@ -57,14 +57,14 @@ class Library:
 def _borrowed() -> Numbers:
     functions = []
     for library, names in BORROWED.items():
-        found = [path for path in (Path(torch.__file__).parent / "lib").glob(f"{library}.*") if path.is_file()]
-        for name in names:
-            try:
-                functions.append(ctypes.cast(ctypes.CDLL(str(found[0]))[name], ctypes.c_void_p).value or 0)
-            except (AttributeError, IndexError):
-                raise UnavailableError(
-                    f"torch {torch.__version__} does not lend {name} (torch 2.10 and later do)"
-                ) from None
+        found = (Path(torch.__file__).parent / "lib").glob(f"{library}.*")
+        try:
+            loaded = ctypes.CDLL(str(next(found)))
+            functions += [ctypes.cast(loaded[name], ctypes.c_void_p).value or 0 for name in names]
+        except (AttributeError, OSError, StopIteration) as error:
+            raise UnavailableError(
+                f"torch {torch.__version__} does not lend what the kernels need (torch 2.10 and later do): {error}"
+            ) from None
     return np.array(functions, np.int64)
 
 

@@ -21,7 +21,7 @@ from .job import Item, Job, fills_memory
 from .library import Library, Numbers, find
 from .rows import check_ids
 from .source import Structure
-from .watch import CHANGED, PLAIN, Watched, is_plain, watched_grads
+from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -198,15 +198,8 @@ class Table:
             return self.grads.addresses, []
         odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
         odd[list(self.odd)] = True
-        addresses, copies = self.grads.addresses.copy(), []
         every = [grad for job in jobs for grad in job.gradients()]
-        for i in np.flatnonzero(odd).tolist():
-            grad, param = every[i], self.params.tensors[i]
-            if not is_plain(grad) or grad.stride() != param.stride() or grad.data_ptr() % grad.element_size():
-                grad = torch.empty_like(param).copy_(grad)
-                copies.append(grad)
-            addresses[i] = grad.data_ptr()
-        return addresses, copies
+        return lay_out(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
 
     def _coefficients(self, jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""

@@ -8,7 +8,7 @@ where there is none, Python does.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,6 +56,20 @@ def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bo
     if any(param.grad is not grad for param, grad in zip(params, grads, strict=True)):
         return Watched(grads, threads=threads)
     return Watched(params, grads=True, threads=threads)
+
+
+def lay_out(
+    addresses: Numbers, odd: Iterable[int], grads: Sequence[Tensor], params: Sequence[Tensor]
+) -> tuple[Numbers, list[Tensor]]:
+    """Where gradients lie, as their parameters do: of the odd ones, one that does not is copied. And the copies."""
+    addresses, copies = addresses.copy(), []
+    for i in odd:
+        grad, param = grads[i], params[i]
+        if not is_plain(grad) or grad.stride() != param.stride() or grad.data_ptr() % grad.element_size():
+            grad = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+            copies.append(grad)
+        addresses[i] = grad.data_ptr()
+    return addresses, copies
 
 
 def is_plain(tensor: Tensor) -> bool:
