@@ -60,6 +60,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: s
     summary = experiment.summary(request.results)
     assert all("better" in row.verdict for row in summary.rows if row.verdict not in ("rises", "falls"))
     assert "worse" not in summary.verdict
+    assert summary.verdict.startswith("A rehearsal, not the paper's run") == (scale == "quick")
     assert not summary.warnings
     figures = report.draw(experiment, request)
     assert figures

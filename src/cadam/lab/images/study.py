@@ -259,6 +259,16 @@ def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
     return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
 
 
+def _rehearsal(results: Results) -> str:
+    """What must be said first where the results are not those of the paper's network and images."""
+    cell = results[0].cell
+    if cell.data == CIFAR10.name:
+        return ""
+    return (
+        f"A rehearsal, not the paper's run: {cell.model} on {cell.data}; its numbers do not compare with the paper's. "
+    )
+
+
 def condition_summary(results: Results, family: str, name: str) -> Summary:
     condition, tests = CONDITIONS[name], results.tests()
     at = _strengths(results, condition)
@@ -281,7 +291,7 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
                     part,
                 )
             )
-    verdict = f"{_counted(comparisons, labels)} {_own_rate(results, condition)}"
+    verdict = f"{_rehearsal(results)}{_counted(comparisons, labels)} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
@@ -316,7 +326,7 @@ def detail_summary(results: Results) -> Summary:
                 values={"before": steady, "after": shifted},
             )
         )
-    return Summary(f"Recovery: {recovery.verdict}. {_own_rate(results, condition)}", rows)
+    return Summary(f"{_rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}", rows)
 
 
 def _around_shifts(results: Results, arm: str) -> tuple[float, float]:
@@ -345,7 +355,8 @@ def ablation_summary(results: Results) -> Summary:
             rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
             comparisons.append(comparison)
     counts = statistics.tally(comparisons, "comparisons", "higher", "lower")
-    return Summary(f"Mean test accuracy with confidence, against without: {counts}.", rows, warnings)
+    verdict = f"{_rehearsal(results)}Mean test accuracy with confidence, against without: {counts}."
+    return Summary(verdict, rows, warnings)
 
 
 # Figures -------------------------------------------------------------------------------------------------------
