@@ -31,7 +31,15 @@ BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5
 
 
 def task(model: str = "VGG-16", optimizer: str = "CAdam", seed: int = 0, epochs: int = 3, **options: Any) -> Task:
-    return Task(model, optimizer, 3e-4, seed, sudden(60) + noisy(20), epochs, **{"precision": "bfloat16", **options})
+    return Task(
+        model,
+        optimizer,
+        3e-4,
+        seed,
+        sudden(60) + noisy(20),
+        epochs,
+        **{"precision": "bfloat16", "compiled": True, **options},
+    )
 
 
 def random_images() -> Images:
@@ -60,11 +68,12 @@ def advance(runs: Sequence[Run], turns: int) -> None:
 def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
     """Graph against plain loop on the same seed, beside how far two plain loops are apart."""
     lines = []
-    for precision in ("float32", "bfloat16"):
+    for precision, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
         for model, optimizer in (("VGG-16", "CAdam"), ("VGG-16", "Adam"), ("ResNet-18", "CAdam")):
+            kind = f"{model} {optimizer} {precision}{' compiled' if compiled else ''}"
             curves = {}
             for name, graph in (("plain", False), ("plain again", False), ("graph", True), ("graph again", True)):
-                run = Run(task(model, optimizer, epochs=1, precision=precision), images, graph=graph)
+                run = Run(task(model, optimizer, epochs=1, precision=precision, compiled=compiled), images, graph=graph)
                 advance([run], 40)
                 record = run.record()
                 curves[name] = (record.loss[:40], record.alignment[:40])
@@ -75,7 +84,7 @@ def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
                 for name, curve in curves.items()
             }
             finite = bool(np.isfinite(curves["graph"][0]).all())
-            found[f"{model} {optimizer} {precision}"] = {
+            found[kind] = {
                 "apart (loss, alignment)": apart,
                 "last loss": {name: float(curve[0][-1]) for name, curve in curves.items()},
                 "finite": finite,
@@ -84,7 +93,7 @@ def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
             text += (
                 f"alignment {apart['graph'][1]:.1e}; loss {curves['graph'][0][0]:.4f} to {curves['graph'][0][-1]:.4f}"
             )
-            lines.append((f"graph - plain, {model} {optimizer} {precision}, 40 steps", text))
+            lines.append((f"graph - plain, {kind}, 40 steps", text))
     return lines
 
 
@@ -102,11 +111,17 @@ def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
     return [("alone - among six, VGG-16, one epoch", text)]
 
 
-def epoch_time(images: Images, found: dict[str, Any], model: str, runs: int, deterministic: bool = True) -> float:
+def epoch_time(
+    images: Images, found: dict[str, Any], model: str, runs: int, deterministic: bool = True, compiled: bool = True
+) -> float:
     """Seconds for one epoch of each of so many runs, tests included; the first epoch warms up."""
     start = synchronized()
     torch.cuda.reset_peak_memory_stats()
-    lanes = [Run(task(model, seed=seed, epochs=2), images, deterministic=deterministic) for seed in range(runs)]
+    lanes = [
+        Run(task(model, seed=seed, epochs=2, compiled=compiled), images, deterministic=deterministic)
+        for seed in range(runs)
+    ]
+    kind = f"{'compiled' if compiled else 'not compiled'}, {'deterministic' if deterministic else 'fastest'}"
     steps = lanes[0].schedule.steps_per_epoch
     advance(lanes, steps + 1)
     begin = synchronized()
@@ -118,7 +133,7 @@ def epoch_time(images: Images, found: dict[str, Any], model: str, runs: int, det
     seconds = synchronized() - begin
     for run in lanes:
         run.release()
-    found[f"{model}, {runs} at once, {'deterministic' if deterministic else 'fastest'}"] = {
+    found[f"{model}, {runs} at once, {kind}"] = {
         "epoch": seconds,
         "without tests": trained,
         "asking": asked,
@@ -126,7 +141,7 @@ def epoch_time(images: Images, found: dict[str, Any], model: str, runs: int, det
         "peak memory": torch.cuda.max_memory_allocated(),
     }
     print(
-        f"  {model} x{runs} {'deterministic' if deterministic else 'fastest'}: {seconds:.3f} s "
+        f"  {model} x{runs} {kind}: {seconds:.3f} s "
         f"({trained:.3f} without tests, host busy {asked:.3f}), set-up and first epoch {warming:.1f} s, "
         f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB",
         flush=True,
@@ -136,9 +151,9 @@ def epoch_time(images: Images, found: dict[str, Any], model: str, runs: int, det
 
 def lone(images: Images, found: dict[str, Any]) -> list[Line]:
     lines = []
-    for deterministic in (True, False):
-        seconds = epoch_time(images, found, "VGG-16", 1, deterministic)
-        kind = "deterministic" if deterministic else "fastest algorithms"
+    for compiled, deterministic in ((False, True), (True, True), (True, False)):
+        seconds = epoch_time(images, found, "VGG-16", 1, deterministic, compiled)
+        kind = ("compiled, " if compiled else "") + ("deterministic" if deterministic else "fastest algorithms")
         bar = f"{'meets' if seconds <= BAR_EPOCH else 'MISSES'} {BAR_EPOCH} s"
         lines.append((f"VGG-16, one run, {kind}", f"{seconds:.3f} s an epoch, {bar}"))
     return lines

@@ -8,13 +8,15 @@ import torch
 from cadam.lab.images import models
 
 PUBLISHED = {"VGG-16": 14_728_266, "ResNet-18": 11_173_962, "DenseNet-121": 6_956_298}
+LEFT_OUT = {"VGG-16": 64 * 2 + 128 * 2 + 256 * 3 + 512 * 6}
+"""The biases that the published form has in convolutions before a batch norm, where they do nothing."""
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
     with torch.device("meta"):
         model = models.MODELS[name](3, 10)
-        assert sum(p.numel() for p in model.parameters()) == count
+        assert sum(p.numel() for p in model.parameters()) + LEFT_OUT.get(name, 0) == count
         assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
 
 

@@ -60,6 +60,7 @@ def _run(cell: Cell) -> Run:
         settings["batch"],
         settings["weight_decay"],
         settings["precision"],
+        settings["compiled"],
     )
     return Run(task, data.load(cell.data, torch.device(settings["device"])))
 

@@ -99,8 +99,22 @@ DATA: dict[Scale, str] = {"quick": DIGITS.name, "full": CIFAR10.name}
 GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (1e-3, 3e-3, 1e-2, 3e-2), "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)}
 SGDM_GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (0.1, 0.3, 1.0), "full": (0.01, 0.03, 0.1, 0.3, 1.0)}
 SETTINGS: dict[Scale, dict[str, Any]] = {
-    "quick": {"epochs": 4, "batch": 64, "weight_decay": 5e-4, "device": "cpu", "precision": "float32"},
-    "full": {"epochs": 30, "batch": 128, "weight_decay": 5e-4, "device": "cuda", "precision": "bfloat16"},
+    "quick": {
+        "epochs": 4,
+        "batch": 64,
+        "weight_decay": 5e-4,
+        "device": "cpu",
+        "precision": "float32",
+        "compiled": False,
+    },
+    "full": {
+        "epochs": 30,
+        "batch": 128,
+        "weight_decay": 5e-4,
+        "device": "cuda",
+        "precision": "bfloat16",
+        "compiled": True,
+    },
 }
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 """Steps that one point of a kept curve stands for; those of the closer look are kept step by step."""

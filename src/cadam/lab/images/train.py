@@ -1,7 +1,8 @@
 """Training with everything on the device: data, rotation, forward, backward, optimizer and the record of each step.
 
-On CUDA a graph holds the whole step, and several runs go side by side, each on a stream of its own: one run alone
-leaves most of a large GPU idle. On the CPU, and where no graph is wanted, the same functions are called step by step.
+On CUDA the model is compiled, a graph holds the whole step, and several runs go side by side, each on a stream of its
+own: one run alone leaves most of a large GPU idle. On the CPU, and where no graph is wanted, the same functions are
+called step by step.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import cadam
@@ -44,6 +46,8 @@ class Task:
     batch: int = 128
     weight_decay: float = 5e-4
     precision: Precision = "float32"
+    compiled: bool = False
+    """Fuse what lies between the convolutions of the training step. Sums are taken in another order then."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,18 @@ class Record:
     """The share of each batch told right before the step, by the samples' own labels."""
     alignment: Array
     test_accuracy: Array
+
+
+def predict(model: nn.Module, batch: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, and the logits it comes from."""
+    logits = model(batch)
+    return F.cross_entropy(logits, labels), logits
+
+
+@cache
+def compiled_predict() -> Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The same, compiled once for all models of a kind, into kernels that do not depend on how fast others were."""
+    return torch.compile(predict, dynamic=False, options={"deterministic": True})
 
 
 class Captured:
@@ -94,6 +110,7 @@ class Run:
         self.optimizer: cadam.Optimizer = getattr(cadam, task.optimizer)(
             self.model.parameters(), lr=task.lr, weight_decay=task.weight_decay, capturable=cuda
         )
+        self._predict = compiled_predict() if task.compiled else predict
         self._place_schedule(device)
         steps, epochs = len(self.schedule.order), self.schedule.epochs
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -134,8 +151,7 @@ class Run:
             view = self._moves.index_select(0, step).squeeze(0) @ view
         batch = self.seen(images.train.index_select(0, index), view)
         with self._numerics():
-            logits = self.model(batch)
-            loss = F.cross_entropy(logits, torch.where(shown == OWN, own, shown))
+            loss, logits = self._predict(self.model, batch, torch.where(shown == OWN, own, shown))
             loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self._loss.index_copy_(0, step, loss.detach().view(1))
