@@ -116,6 +116,8 @@ SETTINGS: dict[Scale, dict[str, Any]] = {
         "compiled": True,
     },
 }
+TUNING_EPOCHS: dict[Scale, int] = {"quick": 4, "full": 10}
+"""How long the runs are that learning rates are chosen by."""
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 """Steps that one point of a kept curve stands for; those of the closer look are kept step by step."""
 
@@ -123,10 +125,12 @@ WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 # Cells ---------------------------------------------------------------------------------------------------------
 
 
-def cell(plan: Plan, family: str, optimizer: str, lr: float, stream: streams.Stream, seed: int) -> Cell:
+def cell(
+    plan: Plan, family: str, optimizer: str, lr: float, stream: streams.Stream, seed: int, **settings: Any
+) -> Cell:
     condition = str(stream)
     window = 1 if condition == str(streams.sudden(DETAIL)) else WINDOWS[plan.scale]
-    settings = {**SETTINGS[plan.scale], "window": window}
+    settings = {**SETTINGS[plan.scale], "window": window, **settings}
     model = MODELS[family][plan.scale]
     return Cell("images", model, DATA[plan.scale], optimizer, lr, condition, seed, settings)
 
@@ -140,7 +144,8 @@ def tuning_cells(plan: Plan, family: str, condition: Condition, arms: Sequence[s
     stream, cells = condition.make(condition.reference), []
     for arm in arms:
         grid = (SGDM_GRIDS if "SGDM" in arm else GRIDS)[plan.scale]
-        cells += [cell(plan, family, arm, lr, stream, seed) for lr in grid for seed in tuning_seeds(1)]
+        epochs = TUNING_EPOCHS[plan.scale]
+        cells += [cell(plan, family, arm, lr, stream, seed, epochs=epochs) for lr in grid for seed in tuning_seeds(1)]
     return cells
 
 
@@ -496,7 +501,8 @@ _SHARED: dict[str, Any] = {
 }
 _NOTES = (
     "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
-    "evidence about CIFAR-10. --full: CIFAR-10 on a CUDA device, batch 128, 30 epochs, weight decay 5e-4, bfloat16.",
+    "evidence about CIFAR-10. --full: CIFAR-10 on a CUDA device, batch 128, 30 epochs (10 to choose a "
+    "learning rate by), weight decay 5e-4, bfloat16.",
     "Test images get the current rotation. Images are turned with bilinear interpolation, and black fills the corners; "
     "the paper does not say how it turns them.",
     "The A/A noise floor is measured at the strength that learning rates are chosen at, and stands beside all rows.",
