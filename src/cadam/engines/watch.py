@@ -126,7 +126,7 @@ def _eyes() -> Eyes | None:
     for sample in (samples[0], samples[1], samples[-1]):
         sample.grad = torch.ones_like(sample)
     samples[2].grad = torch._neg_view(torch.ones(4))
-    samples[3].grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (4,), check_invariants=False)
+    samples[3].grad = torch.ones(4).to_sparse()
     place = _place(samples)
     if place is None:
         return None

@@ -541,15 +541,15 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
     )
 
 
-FIG_SUDDEN = _experiment("fig-sudden", "vgg", "sudden", {"quick": 12, "full": 760})
-FIG_CONTINUOUS = _experiment("fig-continuous", "vgg", "continuous", {"quick": 12, "full": 760})
-FIG_IMAGE_NOISE = _experiment("fig-image-noise", "vgg", "noise", {"quick": 12, "full": 760})
-FIG_SUDDEN_RESNET = _experiment("fig-sudden-resnet", "resnet", "sudden", {"quick": 12, "full": 760})
-FIG_CONTINUOUS_RESNET = _experiment("fig-continuous-resnet", "resnet", "continuous", {"quick": 12, "full": 760})
-FIG_IMAGE_NOISE_RESNET = _experiment("fig-image-noise-resnet", "resnet", "noise", {"quick": 12, "full": 760})
-FIG_SUDDEN_DENSENET = _experiment("fig-sudden-densenet", "densenet", "sudden", {"quick": 18, "full": 1500})
-FIG_CONTINUOUS_DENSENET = _experiment("fig-continuous-densenet", "densenet", "continuous", {"quick": 18, "full": 1500})
-FIG_IMAGE_NOISE_DENSENET = _experiment("fig-image-noise-densenet", "densenet", "noise", {"quick": 18, "full": 1500})
+FIG_SUDDEN = _experiment("fig-sudden", "vgg", "sudden", {"quick": 12, "full": 540})
+FIG_CONTINUOUS = _experiment("fig-continuous", "vgg", "continuous", {"quick": 12, "full": 540})
+FIG_IMAGE_NOISE = _experiment("fig-image-noise", "vgg", "noise", {"quick": 12, "full": 540})
+FIG_SUDDEN_RESNET = _experiment("fig-sudden-resnet", "resnet", "sudden", {"quick": 12, "full": 430})
+FIG_CONTINUOUS_RESNET = _experiment("fig-continuous-resnet", "resnet", "continuous", {"quick": 12, "full": 430})
+FIG_IMAGE_NOISE_RESNET = _experiment("fig-image-noise-resnet", "resnet", "noise", {"quick": 12, "full": 430})
+FIG_SUDDEN_DENSENET = _experiment("fig-sudden-densenet", "densenet", "sudden", {"quick": 18, "full": 2100})
+FIG_CONTINUOUS_DENSENET = _experiment("fig-continuous-densenet", "densenet", "continuous", {"quick": 18, "full": 2100})
+FIG_IMAGE_NOISE_DENSENET = _experiment("fig-image-noise-densenet", "densenet", "noise", {"quick": 18, "full": 2100})
 
 FIG_SUDDEN_DETAIL = Experiment(
     name="fig-sudden-detail",
@@ -562,7 +562,7 @@ FIG_SUDDEN_DETAIL = Experiment(
     cells=detail_cells,
     summary=detail_summary,
     figures=detail_figures,
-    seconds={"quick": 6, "full": 290},
+    seconds={"quick": 6, "full": 130},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES[:2],
@@ -578,7 +578,7 @@ TAB_ABLATION = Experiment(
     cells=ablation_cells,
     summary=ablation_summary,
     figures=ablation_figures,
-    seconds={"quick": 35, "full": 1700},
+    seconds={"quick": 35, "full": 1270},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES[:2],
