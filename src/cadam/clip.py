@@ -9,6 +9,9 @@ from torch import Tensor
 
 from .engines.rows import summed
 
+SHORT = 4
+"""A table has at most so many rows for each id of a gradient if adding into all of them is faster than sorting."""
+
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -36,7 +39,20 @@ def clip_grad_norm_(
 
 
 def _summed(grad: Tensor) -> Tensor:
-    """The values whose norm counts."""
+    """The values whose norm counts. Rows of zeros may be among them, which add nothing to any norm."""
     if not grad.is_sparse:
         return grad
-    return summed(grad, torch.promote_types(grad.dtype, torch.float32))[1]
+    dtype, values, count = torch.promote_types(grad.dtype, torch.float32), grad._values(), grad._nnz()
+    if grad.sparse_dim() != 1 or grad.is_complex() or grad.is_coalesced() or count == 0:
+        return summed(grad, dtype)[1]
+    ids, rows = grad._indices()[0], grad.shape[0]
+    if rows > SHORT * count:
+        if not grad.is_cuda:
+            return summed(grad, dtype)[1]
+        # Not coalesce: it waits for the device to hear how many rows there are, which no CUDA graph can hold.
+        ids, order = ids.sort(stable=True)
+        values = values[order]
+        ids, rows = torch.nn.functional.pad((ids[1:] != ids[:-1]).cumsum(0), (1, 0)), count
+    # Whoever made an id that is no row hears of it from the optimizer; here it must not write beside the sums.
+    ids = ids.clamp(0, rows - 1)
+    return torch.ops.aten.embedding_dense_backward(values.to(dtype).reshape(count, -1), ids, rows, -1, False)
