@@ -20,11 +20,11 @@ def auc(scores: Numbers, labels: Numbers) -> float:
     counted, and half of the sum is the number of pairs in the right order. All of that is in whole numbers.
     It is nan if only one class is there, or if a score is.
     """
-    scores, positive = _alike(scores, labels)
-    positive = positive != 0
-    clicks, passes = scores[positive], scores[~positive]
+    x, y = _alike(scores, labels)
+    positive = y != 0
+    clicks, passes = x[positive], x[~positive]
     pairs = len(clicks) * len(passes)
-    if pairs == 0 or bool((scores != scores).any()):
+    if pairs == 0 or bool((x != x).any()):
         return math.nan
     if isinstance(clicks, Tensor):
         passes = passes.sort().values
@@ -36,13 +36,15 @@ def auc(scores: Numbers, labels: Numbers) -> float:
 
 
 def log_loss(logits: Numbers, labels: Numbers) -> float:
-    """The mean of -log p(label), from logits, in float64."""
-    logits, labels = _alike(logits, labels)
-    if isinstance(logits, Tensor):
-        x = logits.double()
-        return float((torch.logaddexp(torch.zeros_like(x), x) - labels * x).mean())
-    x = np.asarray(logits, dtype=np.float64)
-    return float(np.mean(np.logaddexp(0, x) - labels * x))
+    """The mean of -log p(label), from logits, in float64; nan if a logit is."""
+    x, y = _alike(logits, labels)
+    if isinstance(x, Tensor):
+        x = x.double()
+        return float((torch.logaddexp(torch.zeros_like(x), x) - y * x).mean())
+    x = x.astype(np.float64)
+    if np.isnan(x).any():
+        return math.nan
+    return float(np.mean(np.logaddexp(0, x) - y * x))
 
 
 def _alike(scores: Numbers, labels: Numbers) -> tuple[Any, Any]:

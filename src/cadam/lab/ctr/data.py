@@ -66,9 +66,7 @@ class Clicks(Protocol):
     ) -> Iterator[Batch]:
         """The training part as one shuffled epoch in the order of `seed`; the others in a fixed order, never noisy."""
 
-    def stream(
-        self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0
-    ) -> Iterator[Batch]:
+    def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
         """Every row in the order of time, to predict first and learn from afterwards."""
 
     def feed(

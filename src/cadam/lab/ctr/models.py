@@ -84,7 +84,8 @@ class WideDeep(DNN):
         self.wide = table(rows, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) + self.wide(ids).sum((1, 2))
+        wide: Tensor = self.wide(ids).sum((1, 2))
+        return super().forward(ids) + wide
 
 
 class DeepFM(WideDeep):
@@ -97,7 +98,8 @@ class DeepFM(WideDeep):
     def forward(self, ids: Tensor) -> Tensor:
         embedded = self.table(ids)
         pairs = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
-        return self.score(embedded) + pairs + self.wide(ids).sum((1, 2)) + self.bias
+        score: Tensor = self.score(embedded) + pairs + self.wide(ids).sum((1, 2)) + self.bias
+        return score
 
 
 class PNN(nn.Module):
@@ -190,6 +192,6 @@ def build(
 
 def parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The parameters with dense gradients, and the tables, whose gradients are sparse."""
-    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse]
-    known = set(tables)
-    return [p for p in model.parameters() if p not in known], tables
+    sparse = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse}
+    both = list(model.parameters())
+    return [p for p in both if id(p) not in sparse], [p for p in both if id(p) in sparse]

@@ -173,7 +173,9 @@ class Learner:
 
         whole, rest = divmod(feed.rows, feed.batch_size)
         call = on_batches_of(feed.batch_size)
-        captured = Captured(call, torch.cuda.current_stream(self.device)) if graph and self.device.type == "cuda" else None
+        captured = (
+            Captured(call, torch.cuda.current_stream(self.device)) if graph and self.device.type == "cuda" else None
+        )
         for _ in range(whole):
             (captured or call)()
         if rest:
@@ -235,9 +237,9 @@ def read_table(task: Task, clicks: Clicks, device: torch.device, *, graph: bool 
         learner = Learner(task, clicks, device)
         learner.train(clicks.feed("train", task.batch, seed=task.seed, device=device, noise=task.noise), graph=graph)
         parts: tuple[Part, ...] = ("validation", "test")
-        scores = {
-            part: scored(*learner.test(clicks.feed(part, task.batch, device=device), graph=graph)) for part in parts
-        }
+        scores: dict[str, Scores] = {}
+        for part in parts:
+            scores[part] = scored(*learner.test(clicks.feed(part, task.batch, device=device), graph=graph))
         return learner.record(scores)
 
 
