@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..experiment import Array
-from ..metrics import auc
+from ...metrics import auc
 from .data import GOLDEN, Batch, Part, Reading, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
 from .fields import FIELDS, OOV, VOCABULARY, offsets
 
