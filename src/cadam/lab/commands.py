@@ -177,7 +177,9 @@ def reproduce(options: argparse.Namespace) -> int:
         return USAGE
     fixed = [e.name for e in experiments if not e.takes_data]
     if fixed and (options.data or options.rows):
-        print(f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr)
+        print(
+            f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr
+        )
         return USAGE
     own = "" if options.data is None else str(options.data.absolute())
     needs = [e.needed(options.scale or "quick") for e in experiments]

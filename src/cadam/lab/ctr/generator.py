@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..experiment import Array
 from ...metrics import auc
+from ..experiment import Array
 from .data import GOLDEN, Batch, Part, Reading, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
 from .fields import FIELDS, OOV, VOCABULARY, offsets
 
@@ -350,4 +350,3 @@ def _bias(logits: Array) -> int:
         rate = np.mean(1 / (1 + np.exp(-(logits + middle) / UNIT)))
         low, high = (middle, high) if rate < CLICK_RATE else (low, middle)
     return low
-

@@ -103,5 +103,3 @@ def _hexadecimal() -> Array:
     digits = np.frombuffer(b"0123456789abcdef", np.uint8).astype(np.uint64)
     numbers = np.arange(1 << 16)
     return sum(digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4))  # type: ignore[return-value]
-
-
