@@ -171,12 +171,13 @@ def build(
     seed: int,
     *,
     width: int | None = None,
-    hidden: int | None = None,
+    hidden: int | Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
     """A model with the initial weights of a seed, the same on every device.
 
-    `width` and `hidden` make it smaller or larger than usual: the length of an embedding, and of each hidden layer.
+    `width` and `hidden` make it smaller or larger than usual: the length of an embedding, and of each hidden layer or
+    of all alike.
     """
     if name not in MODELS:
         raise ValueError(f"no model is called {name!r}; there are {', '.join(MODELS)}")
@@ -184,7 +185,7 @@ def build(
     if width is not None:
         sizes = replace(sizes, width=width)
     if hidden is not None:
-        sizes = replace(sizes, hidden=(hidden,) * len(sizes.hidden))
+        sizes = replace(sizes, hidden=(hidden,) * len(sizes.hidden) if isinstance(hidden, int) else tuple(hidden))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(sum(vocabulary), len(vocabulary), sizes).to(device)

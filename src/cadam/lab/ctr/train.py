@@ -10,7 +10,7 @@ have so few values that predictions tie, and ties cost more AUC than optimizers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,8 +46,8 @@ class Task:
     noise: float = 0.0
     """The share of training negatives that are shown as clicks."""
     width: int | None = None
-    hidden: int | None = None
-    """Length of an embedding and of each hidden layer; None for the usual ones of the model."""
+    hidden: int | Sequence[int] | None = None
+    """Length of an embedding, and of each hidden layer or of all alike; None for the usual ones of the model."""
     max_norm: float = 10.0
     """To which the gradient is clipped, tables and all."""
     table_l2: float = 0.0
@@ -123,40 +123,37 @@ class Learner:
 
     # Passes over data -----------------------------------------------------------------------------------------
 
+    def training(self, feed: Feed, *, graph: bool = True) -> Iterator[None]:
+        """Learn from one batch after the other."""
+        self._new_curves(feed)
+
+        def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
+            self._keep(index, *self.learn(ids, labels))
+
+        yield from self._each(feed, step, graph)
+
     def train(self, feed: Feed, *, graph: bool = True) -> None:
         """Learn from every batch."""
-        self._new_curves(feed)
+        for _ in self.training(feed, graph=graph):
+            pass
 
-        def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
-            self._keep(index, *self.learn(ids, labels))
-
-        self._each(feed, step, graph)
-
-    def test(self, feed: Feed, *, graph: bool = True) -> tuple[Tensor, Tensor]:
-        """Predict every row: logits and labels."""
+    def test(self, feed: Feed, *, learn: bool = False, graph: bool = True) -> tuple[Tensor, Tensor]:
+        """Predict every row, and with `learn` learn from each batch once it is predicted: logits and labels."""
+        if learn:
+            self._new_curves(feed)
         logits, labels_seen = self._places(feed), self._places(feed)
 
         def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
             _place(logits, index, self.predict(ids))
             _place(labels_seen, index, labels)
+            if learn:
+                self._keep(index, *self.learn(ids, labels))
 
-        self._each(feed, step, graph)
+        for _ in self._each(feed, step, graph):
+            pass
         return logits.view(-1)[: feed.rows], labels_seen.view(-1)[: feed.rows]
 
-    def test_then_train(self, feed: Feed, *, graph: bool = True) -> tuple[Tensor, Tensor]:
-        """Predict each batch, then learn from it: logits and labels."""
-        self._new_curves(feed)
-        logits, labels_seen = self._places(feed), self._places(feed)
-
-        def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
-            _place(logits, index, self.predict(ids))
-            _place(labels_seen, index, labels)
-            self._keep(index, *self.learn(ids, labels))
-
-        self._each(feed, step, graph)
-        return logits.view(-1)[: feed.rows], labels_seen.view(-1)[: feed.rows]
-
-    def _each(self, feed: Feed, step: Callable[[Tensor, Tensor, Tensor], None], graph: bool) -> None:
+    def _each(self, feed: Feed, step: Callable[[Tensor, Tensor, Tensor], None], graph: bool) -> Iterator[None]:
         """Call a step with the number of every batch and the batch; a CUDA graph makes the batch too."""
         index = torch.zeros((), dtype=torch.int64, device=self.device)
 
@@ -176,14 +173,18 @@ class Learner:
         captured = (
             Captured(call, torch.cuda.current_stream(self.device)) if graph and self.device.type == "cuda" else None
         )
-        for _ in range(whole):
-            (captured or call)()
-        if rest:
-            on_batches_of(rest)()
-        if captured is not None and captured.graph is not None:
-            torch.cuda.synchronize(self.device)
-            self.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
-            captured.graph.reset()
+        try:
+            for _ in range(whole):
+                (captured or call)()
+                yield
+            if rest:
+                on_batches_of(rest)()
+                yield
+        finally:
+            if captured is not None and captured.graph is not None:
+                torch.cuda.synchronize(self.device)
+                self.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
+                captured.graph.reset()
 
     def _new_curves(self, feed: Feed) -> None:
         steps = -(-feed.rows // feed.batch_size)
@@ -248,7 +249,7 @@ def read_stream(task: Task, clicks: Clicks, device: torch.device, window: int, *
     with numerics(task, device):
         learner = Learner(task, clicks, device)
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)
-        logits, labels = learner.test_then_train(feed, graph=graph)
+        logits, labels = learner.test(feed, learn=True, graph=graph)
         starts = range(0, len(logits) - window + 1, window)
         windows = [metrics.auc(logits[start : start + window], labels[start : start + window]) for start in starts]
         return learner.record({"stream": scored(logits, labels)}, np.array(windows))
