@@ -179,7 +179,10 @@ def _kept(column: pyarrow.Array, values: Array) -> list[pyarrow.Buffer | None]:
 
     if not column.null_count:
         return [None, pyarrow.py_buffer(values)]
-    return [pyarrow.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little")), pyarrow.py_buffer(values)]
+    return [
+        pyarrow.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little")),
+        pyarrow.py_buffer(values),
+    ]
 
 
 _EACH = np.uint64(0x0101010101010101)

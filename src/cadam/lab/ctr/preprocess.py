@@ -8,8 +8,8 @@ The Parquet files are the lasting cache of the text: a quarter of its size, type
 source's sha256 in tokens/_common_metadata. ids.i32 is a flat file because a shuffled epoch reads rows one by one
 from anywhere: memory-mapped it needs no more memory than the system can spare, which no row group of Parquet allows.
 
-Each finished piece is written under another name, synced, renamed, and then entered in manifest.json in the same way, so
-that whatever ends the process leaves a folder from which the next run goes on.
+Each finished piece is written under another name, synced, renamed, and then entered in manifest.json in the same way,
+so that whatever ends the process leaves a folder from which the next run goes on.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
 from ..experiment import Array
-from .fields import CATEGORIES, FIELDS, INTEGERS, offsets
+from .fields import FIELDS, INTEGERS, offsets
 from .parse import BadLine, parse, require_pyarrow
 from .split import PARTS, folds
+
+if TYPE_CHECKING:
+    import pyarrow
 
 CHUNK = 32 << 20
 MIN_COUNT = 10
@@ -126,7 +131,7 @@ def preprocess(
     if rows is not None and rows < 10:
         raise ValueError(f"rows must be at least 10, got {rows}")
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder), ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+    with _alone(folder), ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
         manifest = _begin(source, folder, rows, min_count)
         if strict:
             _refuse(manifest)
@@ -181,9 +186,7 @@ def _report(manifest: Manifest) -> str:
 # read ----------------------------------------------------------------------------------------------------------
 
 
-def _read(
-    source: Path, folder: Path, manifest: Manifest, strict: bool, pool: ThreadPoolExecutor, tell: Tell
-) -> None:
+def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: ThreadPoolExecutor, tell: Tell) -> None:
     """Parse chunks of the text side by side, and keep them in order."""
     total, known = hashlib.sha256(), len(manifest.chunks)
     waiting: deque[Future[tuple[Chunk, list[BadLine]]]] = deque()
@@ -202,7 +205,9 @@ def _read(
         if number < known:
             if hashlib.sha256(text).hexdigest() != manifest.chunks[number].sha256:
                 line = manifest.chunks[number].first_line
-                raise SourceChangedError(f"{source} changed since {folder} was begun, from line {line}: delete {folder}")
+                raise SourceChangedError(
+                    f"{source} changed since {folder} was begun, from line {line}: delete {folder}"
+                )
         else:
             waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early))
         if len(waiting) > pool._max_workers:
@@ -312,33 +317,43 @@ def _write_bad_lines(folder: Path, manifest: Manifest) -> None:
 
 
 def _labels(folder: Path, manifest: Manifest) -> Array:
-    return np.concatenate([_column(folder, number, "label") for number in range(len(manifest.chunks))])
+    return np.concatenate([_table(folder, number, ["label"]).column(0) for number in range(len(manifest.chunks))])
 
 
-def _column(folder: Path, number: int, name: str) -> Array:
+def _table(folder: Path, number: int, columns: list[str]) -> pyarrow.Table:
     from pyarrow import parquet
 
-    table = parquet.read_table(_tokens_file(folder, number), columns=[name], use_threads=False)
-    return _tokens(table.column(0), name)
+    with parquet.ParquetFile(_tokens_file(folder, number)) as file:
+        return file.read(columns, use_threads=False)
 
 
-def _tokens(column: Any, name: str) -> Array:
-    """A column as category tokens: integers by their bucket, missing ones as 0, missing categories as MISSING."""
-    if name in CATEGORIES:
-        tokens: Array = column.cast("int64").fill_null(MISSING).to_numpy()
-        return tokens
+def _tokens(column: pyarrow.ChunkedArray, name: str) -> tuple[Array, Array | None]:
+    """A column as tokens, int32 buckets or uint32 categories, and where categories are missing, if any are."""
     values: Array = (column.fill_null(0) if column.null_count else column).to_numpy()
-    return bucketed(values) if name in INTEGERS else values
-
-
-MISSING = -1
-"""The token of a missing category: no hexadecimal number."""
+    if name in INTEGERS:
+        return bucketed(values), None
+    return values, column.is_null().to_numpy() if column.null_count else None
 
 
 def bucketed(values: Array) -> Array:
     """floor((ln x)^2) of integers above 2; those up to 2 as they are."""
-    large = values > 2
-    return np.where(large, np.floor(np.square(np.log(np.where(large, values, 1)))).astype(values.dtype), values)
+    common = _common_buckets()
+    inside = (values >= 0) & (values < len(common))
+    buckets: Array = common[np.where(inside, values, 0)]
+    rare = ~inside
+    if rare.any():
+        buckets[rare] = _bucketed(values[rare])
+    return buckets
+
+
+def _bucketed(values: Array) -> Array:
+    logarithms = np.log(np.maximum(values, 1))
+    return np.where(values > 2, np.floor(logarithms**2), values).astype(np.int32)
+
+
+@lru_cache(maxsize=1)
+def _common_buckets() -> Array:
+    return _bucketed(np.arange(1 << 16))
 
 
 def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecutor, tell: Tell) -> None:
@@ -348,13 +363,14 @@ def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecu
     def count(name: str) -> int:
         path = folder / "vocabulary" / f"{name}.parquet"
         if not path.exists():
-            tokens = np.empty(int(train.sum()), np.int64)
+            kept = np.empty(int(train.sum()), np.int32 if name in INTEGERS else np.uint32)
             filled = 0
-            for number in range(len(manifest.chunks)):
-                kept = _column(folder, number, name)[train[starts[number] : starts[number + 1]]]
-                tokens[filled : filled + len(kept)] = kept
-                filled += len(kept)
-            _write_vocabulary(path, *vocabulary(tokens, manifest.min_count))
+            for number, (start, end) in enumerate(pairwise(starts)):
+                tokens, missing = _tokens(_table(folder, number, [name]).column(0), name)
+                tokens = tokens[train[start:end] if missing is None else train[start:end] & ~missing]
+                kept[filled : filled + len(tokens)] = tokens
+                filled += len(tokens)
+            _write_vocabulary(path, *vocabulary(kept[:filled], manifest.min_count))
         return 1 + len(_vocabulary(folder, name))
 
     sizes = []
@@ -366,12 +382,12 @@ def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecu
 
 
 def vocabulary(tokens: Array, min_count: int) -> tuple[Array, Array]:
-    """The tokens seen often enough and how often, from the most frequent to the rarest, then by token; sorts in place."""
+    """The tokens seen often enough and how often, most frequent first, equals by token; sorts `tokens` in place."""
     tokens.sort()
     begins = np.flatnonzero(np.concatenate([[True], tokens[1:] != tokens[:-1]])) if len(tokens) else np.empty(0, int)
     counts = np.diff(begins, append=len(tokens))
-    kept = (counts >= min_count) & (tokens[begins] != MISSING)
-    found, counts = tokens[begins][kept], counts[kept]
+    kept = counts >= min_count
+    found, counts = tokens[begins[kept]], counts[kept]
     order = np.argsort(-counts, kind="stable")
     return found[order], counts[order]
 
@@ -394,42 +410,60 @@ def _vocabulary(folder: Path, name: str) -> Array:
 # encode --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Encoder:
-    """Finds the row of the one table for tokens of a field: a search among its sorted tokens."""
+    """Finds the row of the one table for tokens of a field.
 
-    tokens: Array
-    rows: Array
-    absent: int
+    A hash table without probing: a slot holds one token and its row. Tokens whose slot was taken are searched for in a
+    sorted list, where the slot did not have what was asked for.
+    """
 
-    @classmethod
-    def of(cls, vocabulary: Array, begin: int) -> Encoder:
-        order = np.argsort(vocabulary)
-        return cls(vocabulary[order], (begin + 1 + order).astype(np.int32), begin)
+    def __init__(self, vocabulary: Array, begin: int) -> None:
+        tokens = vocabulary.astype(np.uint32)
+        rows = np.arange(begin + 1, begin + 1 + len(tokens), dtype=np.uint64)
+        self.absent = np.int32(begin)
+        self.shift = np.uint32(32 - min(20, max(10, len(tokens).bit_length() + 3)))
+        slots = self._slots(tokens)
+        self.table = np.zeros(1 << (32 - int(self.shift)), np.uint64)
+        self.table[0] = 1 << 32  # an empty slot must have a token that belongs elsewhere: 1 here, 0 in all others
+        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | rows)[::-1]  # the most frequent stays
+        (left,) = np.nonzero(self.table[slots] >> np.uint64(32) != tokens)
+        left = left[np.argsort(tokens[left])]
+        self.others, self.other_rows = tokens[left], rows[left].astype(np.int32)
 
-    def __call__(self, tokens: Array) -> Array:
-        if not len(self.tokens):
-            return np.full(len(tokens), self.absent, np.int32)
-        places = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
-        return np.where(self.tokens[places] == tokens, self.rows[places], np.int32(self.absent))
+    def _slots(self, tokens: Array) -> Array:
+        slots: Array = tokens * np.uint32(0x9E3779B1) >> self.shift
+        return slots
+
+    def __call__(self, tokens: Array, missing: Array | None) -> Array:
+        tokens = tokens.astype(np.uint32, copy=False)
+        entries = self.table[self._slots(tokens)]
+        found = entries >> np.uint64(32) == tokens
+        rows: Array = np.where(found, entries.astype(np.int32), self.absent)
+        if len(self.others):
+            (left,) = np.nonzero(~found)
+            places = np.searchsorted(self.others, tokens[left])
+            places[places == len(self.others)] = 0
+            found = self.others[places] == tokens[left]
+            rows[left[found]] = self.other_rows[places[found]]
+        if missing is not None:
+            rows[missing] = self.absent
+        return rows
 
 
 def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Tell) -> None:
     """Write the ids of each chunk where its rows belong."""
-    from pyarrow import parquet
-
     assert manifest.vocabulary is not None
     begins = offsets(manifest.vocabulary)
-    encoders = [Encoder.of(_vocabulary(folder, name), begin) for name, begin in zip(FIELDS, begins, strict=True)]
+    encoders = [Encoder(_vocabulary(folder, name), begin) for name, begin in zip(FIELDS, begins, strict=True)]
     starts = np.cumsum([0, *(chunk.rows for chunk in manifest.chunks)])
     width = 4 * len(FIELDS)
 
     def encode(number: int) -> None:
-        table = parquet.read_table(_tokens_file(folder, number), use_threads=False)
-        ids = np.empty((len(table), len(FIELDS)), np.int32)
-        for column, (name, encoder) in enumerate(zip(FIELDS, encoders, strict=True)):
-            ids[:, column] = encoder(_tokens(table.column(name), name))
-        os.pwrite(file, ids.data, int(starts[number]) * width)
+        table = _table(folder, number, list(FIELDS))
+        columns = np.empty((len(FIELDS), len(table)), np.int32)
+        for place, (name, encoder) in enumerate(zip(FIELDS, encoders, strict=True)):
+            columns[place] = encoder(*_tokens(table.column(name), name))
+        os.pwrite(file, np.ascontiguousarray(columns.T).data, int(starts[number]) * width)
 
     file = os.open(folder / "ids.i32", os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -24,13 +24,14 @@ def folds(labels: Array, seed: int = SEED) -> Array:
     first = int(labels[0])
     dealt = 0
     for label in (first, 1 - first):
-        places = np.flatnonzero(labels == label).astype(np.uint32)
-        # row number i of the rows sorted by class goes to fold i % 10; within a class they are counted, then shuffled
-        counts = np.bincount(np.arange(dealt, dealt + len(places)) % FOLDS, minlength=FOLDS)
+        places = labels == label
+        rows = int(places.sum())
+        # row i of all rows sorted by class would go to fold i % 10: so many of this class go to each fold
+        counts = [(dealt + rows - 1 - fold) // FOLDS - (dealt - 1 - fold) // FOLDS for fold in range(FOLDS)]
         deal = np.repeat(np.arange(FOLDS, dtype=np.uint8), counts)
         random.shuffle(deal)
         fold_of[places] = deal
-        dealt += len(places)
+        dealt += rows
     return fold_of
 
 
