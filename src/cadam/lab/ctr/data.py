@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from .fields import FIELDS
+
 Part = Literal["train", "validation", "test"]
 Reading = Literal["train", "validation", "test", "stream"]
 
@@ -38,8 +40,11 @@ class Feed(Protocol):
     is filled by the next index into buffers of just that length.
     """
 
-    rows: int
-    batch_size: int
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
         """Write batch number `index`: ids int64 (batch, 39), labels float32 (batch,)."""
@@ -75,14 +80,19 @@ class Clicks(Protocol):
         """The same batches, to be written into buffers; all that they are made from is kept on the device."""
 
 
-def read(feed: Feed, device: torch.device, fields: int) -> Iterator[Batch]:
-    """The batches of a feed one after the other, the last one as long as rows are left."""
+def buffers(feed: Feed, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
+    """The number of each batch of a feed and room for it; the last one is as long as rows are left."""
     for index, start in enumerate(range(0, feed.rows, feed.batch_size)):
         size = min(feed.batch_size, feed.rows - start)
-        ids = torch.empty(size, fields, dtype=torch.int64, device=device)
-        labels = torch.empty(size, dtype=torch.float32, device=device)
-        feed.fill(torch.tensor(index, device=device), ids, labels)
-        yield Batch(ids, labels)
+        ids = torch.empty(size, len(FIELDS), dtype=torch.int64, device=device)
+        yield torch.tensor(index, device=device), Batch(ids, torch.empty(size, dtype=torch.float32, device=device))
+
+
+def read(feed: Feed, device: torch.device) -> Iterator[Batch]:
+    """The batches of a feed one after the other."""
+    for index, batch in buffers(feed, device):
+        feed.fill(index, batch.ids, batch.labels)
+        yield batch
 
 
 def shuffled(rows: int, seed: int) -> Tensor:

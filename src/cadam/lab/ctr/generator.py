@@ -30,7 +30,11 @@ from torch import Tensor
 
 from ...metrics import auc
 from ..experiment import Array
+<<<<<<< HEAD
 from .data import GOLDEN, Batch, Part, Reading, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
+=======
+from .data import GOLDEN, Batch, Part, Reading, buffers, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
+>>>>>>> ctrdata
 from .fields import FIELDS, OOV, VOCABULARY, offsets
 
 Drift = Literal["none", "gradual", "sudden", "hours"]
@@ -117,10 +121,10 @@ class Generated:
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
-        return read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device, len(FIELDS))
+        return read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device)
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
-        return read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device, len(FIELDS))
+        return read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device)
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
@@ -214,33 +218,23 @@ def _row_numbers(reading: Reading, positions: Tensor) -> Tensor:
 
 
 def best_auc(clicks: Generated, part: Part = "test", *, rows: int | None = None, device: torch.device) -> float:
-    """The AUC of the teacher's own probabilities on a part, or on its first rows: no model can do better but by luck."""
+    """The AUC of the teacher's own probabilities on a part, or on its first rows: no model beats it but by luck."""
     scores, labels = [], []
     feed = clicks.feed(part, 10_000, device=device)
     if rows is not None:
         feed = replace(feed, rows=min(rows, feed.rows))
-    for scored, batch in _with_chances(feed, device):
-        scores.append(scored.cpu())
+    for index, batch in buffers(feed, device):
+        scores.append(feed.draw_(index, batch.ids, batch.labels).cpu())
         labels.append(batch.labels.cpu())
     return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
-
-
-def _with_chances(feed: GeneratedFeed, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    for index, start in enumerate(range(0, feed.rows, feed.batch_size)):
-        size = min(feed.batch_size, feed.rows - start)
-        batch = Batch(
-            torch.empty(size, len(FIELDS), dtype=torch.int64, device=device), torch.empty(size, device=device)
-        )
-        yield feed.draw_(torch.tensor(index, device=device), batch.ids, batch.labels), batch
 
 
 @lru_cache(maxsize=8)
 def _noise_limit(clicks: Generated, reading: Reading, noise: float, seed: int, device: torch.device) -> int:
     """Which negatives are flipped: all of them have to be known first, one pass over the labels."""
-    feed = clicks.feed(reading, 10_000, device=device)
-    feed = replace(feed, order=None)
+    feed = replace(clicks.feed(reading, 10_000, device=device), order=None)
     negatives, start = [], 0
-    for batch in read(feed, device, len(FIELDS)):
+    for batch in read(feed, device):
         rows = _row_numbers(reading, torch.arange(start, start + len(batch.labels), device=device))
         negatives.append(rows[batch.labels == 0])
         start += len(batch.labels)

@@ -42,11 +42,13 @@ def unbucket(category: int) -> int:
 def write(
     clicks: Generated, path: Path, rows: int | None = None, tell: Callable[[int], None] = lambda written: None
 ) -> None:
-    """Write the first rows in the order of time, or all; gzip if the name ends so. `tell` hears how many are written."""
+    """Write all rows, or the first ones, in the order of time; gzipped if the name ends in .gz.
+
+    `tell` hears how many are written.
+    """
     rows = clicks.rows if rows is None else min(rows, clicks.rows)
     cpu, start = torch.device("cpu"), 0
-    opened = gzip.open(path, "wb", compresslevel=1) if path.suffix == ".gz" else path.open("wb")
-    with cast("IO[bytes]", opened) as file:
+    with _open(path) as file:
         for batch in clicks.stream(CHUNK, device=cpu):
             ids, labels = batch.ids[: rows - start], batch.labels[: rows - start]
             file.write(_lines(clicks, start, ids.numpy(), labels.numpy()))
@@ -54,6 +56,10 @@ def write(
             tell(start)
             if start == rows:
                 break
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=1)) if path.suffix == ".gz" else path.open("wb")
 
 
 def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
@@ -75,7 +81,8 @@ def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
     fields[:, :, 0] = ord("\t")
     fields[:, :, 1:] = texts.view(np.uint8).reshape(len(ids), len(FIELDS), 8)
     lines[:, -1] = ord("\n")
-    return lines[lines != 0].tobytes()
+    content: bytes = lines[lines != 0].tobytes()
+    return content
 
 
 @lru_cache(maxsize=2)
@@ -94,7 +101,8 @@ def _texts(vocabulary: tuple[int, ...]) -> Array:
 def _tokens(fields: Array, numbers: Array) -> Array:
     """Hexadecimal texts of numbers below 2**32, no two of a field alike, as eight bytes each."""
     values = (numbers * 0x9E3779B1 + fields * 0x85EBCA6B) & 0xFFFFFFFF
-    return _hexadecimal()[values >> 16] | _hexadecimal()[values & 0xFFFF] << np.uint64(32)
+    texts: Array = _hexadecimal()[values >> 16] | _hexadecimal()[values & 0xFFFF] << np.uint64(32)
+    return texts
 
 
 @lru_cache(maxsize=1)
@@ -102,4 +110,6 @@ def _hexadecimal() -> Array:
     """Four digits of every number below 65536, as a little-endian integer of their characters."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8).astype(np.uint64)
     numbers = np.arange(1 << 16)
-    return sum(digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4))  # type: ignore[return-value]
+    characters = [digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4)]
+    texts: Array = np.bitwise_or.reduce(characters)
+    return texts
