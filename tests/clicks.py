@@ -53,10 +53,10 @@ class HeldClicks:
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
-        yield from data.read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device, 4)
+        yield from data.read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device)
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
-        yield from data.read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device, 4)
+        yield from data.read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device)
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0

@@ -30,11 +30,7 @@ from torch import Tensor
 
 from ...metrics import auc
 from ..experiment import Array
-<<<<<<< HEAD
-from .data import GOLDEN, Batch, Part, Reading, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
-=======
 from .data import GOLDEN, Batch, Part, Reading, buffers, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
->>>>>>> ctrdata
 from .fields import FIELDS, OOV, VOCABULARY, offsets
 
 Drift = Literal["none", "gradual", "sudden", "hours"]
