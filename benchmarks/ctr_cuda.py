@@ -195,7 +195,7 @@ def whole_run(found: dict[str, Any]) -> list[Line]:
                 record = read_table(task(optimizer=optimizer), clicks, here())
             else:
                 moving = replace(clicks, drift="sudden")
-                record = read_stream(task(optimizer=optimizer), moving, here(), ROWS // 50)
+                record = read_stream(task(optimizer=optimizer), moving, here(), 50)
             seconds = synchronized() - start
             scores = {part: [s.auc, s.log_loss] for part, s in record.scores.items()}
             ratios = record.dense.over_touched, record.tables.over_touched

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cadam.lab.ctr import data
 from cadam.lab.ctr.data import Batch, Part, Reading
 from cadam.lab.ctr.fields import offsets
 
@@ -29,6 +28,10 @@ class Held:
         places = index * self.batch_size + torch.arange(len(labels), device=ids.device)
         ids.copy_(self.ids[places])
         labels.copy_(self.labels[places])
+
+
+def read(held: Held) -> Iterator[Batch]:
+    yield from map(Batch, held.ids.split(held.batch_size), held.labels.split(held.batch_size))
 
 
 class HeldClicks:
@@ -53,10 +56,10 @@ class HeldClicks:
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
-        yield from data.read(self.feed(part, batch_size, seed=seed, device=device, noise=noise), device)
+        return read(self.feed(part, batch_size, seed=seed, device=device, noise=noise))
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
-        yield from data.read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise), device)
+        return read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise))
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0

@@ -145,7 +145,7 @@ def test_clicks_are_learnt(optimizer: str) -> None:
 
 def test_the_stream_is_predicted_before_it_is_learnt() -> None:
     what = task("CAdam", lr=0.02)
-    record = read_stream(what, CLICKS, CPU, window=500)
+    record = read_stream(what, CLICKS, CPU, windows=6)
     learner, logits = train.Learner(what, CLICKS, CPU), []
     torch.manual_seed(what.seed)
     for batch in CLICKS.stream(what.batch, device=CPU):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import catalogue, console, palette, report, runner
-from .experiment import Experiment, Plan, Scale
+from .experiment import Experiment, Plan, Results, Scale
 from .store import DamagedCellError, Store
 
 DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -163,7 +163,11 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
         except DamagedCellError as error:
             print(f"damaged: {error}", file=sys.stderr)
     plan = plan or experiment.plan(scale or "quick", seeds)
-    return runner.read(store, experiment, plan, console.complain)
+    try:
+        return runner.read(store, experiment, plan, console.complain)
+    except OSError as error:  # the user's own data is gone
+        print(f"{experiment.name}: {error}", file=sys.stderr)
+        return runner.Request(experiment, plan)
 
 
 # reproduce -----------------------------------------------------------------------------------------------------
@@ -191,6 +195,12 @@ def reproduce(options: argparse.Namespace) -> int:
         return NO_DATA
     plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
     requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
+    if own:
+        try:
+            requests[0].experiment.cells(requests[0].plan, Results())  # reads the data, if that was not done yet
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            print(f"cadam reproduce: {error}", file=sys.stderr)
+            return NO_DATA
     show = console.live if console.on_terminal() else console.plain
     with (console.silent if options.quiet or options.json else show)(requests) as tell:
         code = _run(requests, options.store, options.jobs, options.force, tell)

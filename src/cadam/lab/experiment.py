@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Scale = Literal["quick", "full"]
 Array: TypeAlias = NDArray[Any]
 
+OWN_DATA = "CADAM_OWN_DATA"
+"""The environment variable by which a run tells its processes where the user's own data lies."""
+
 TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
 """Where each kind of seed starts: results, choosing a learning rate, the second run of A/A. They never meet."""
 

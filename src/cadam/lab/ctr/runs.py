@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ..experiment import Array, Cell, Finished, Outcome
+from ..code import fingerprint
+from ..experiment import OWN_DATA, Array, Cell, Finished, Outcome
 from .data import Clicks
 from .fields import VOCABULARY
 from .generator import Generated
 from .train import Record, Task, read_stream, read_table
 
+if TYPE_CHECKING:
+    from .criteo import Criteo
+
 POINTS = 50
 """Of a kept curve."""
+WINDOWS = 24
+"""Of a stream."""
 
 
 def compute(cell: Cell) -> Outcome:
@@ -39,8 +48,7 @@ def compute(cell: Cell) -> Outcome:
         settings["precision"],
     )
     if settings["reading"] == "stream":
-        window = max(1, settings["rows"] // POINTS)
-        return outcome(read_stream(task, clicks, device, window))
+        return outcome(read_stream(task, clicks, device, WINDOWS))
     return outcome(read_table(task, clicks, device))
 
 
@@ -64,10 +72,31 @@ def generated(rows: int, most_ids: int | None, drift: str) -> Generated:
     return Generated(rows, vocabulary, drift=drift)  # type: ignore[arg-type]
 
 
+@lru_cache(maxsize=1)
+def own(path: str, rows: int | None) -> Criteo:
+    """Criteo's file, or its first lines; read into numbers on first use."""
+    from .command import Progress
+    from .criteo import Criteo
+
+    return Criteo(path, rows, tell=Progress())
+
+
+def reading_code() -> str:
+    """A hash of the code that reads Criteo's file. Cells on generated clicks do not depend on it."""
+    return fingerprint(tuple(f"cadam.lab.ctr.{module}" for module in ("criteo", "parse", "preprocess", "split")))[:12]
+
+
 def clicks_of(cell: Cell) -> Clicks:
     """The data of a cell, if it is still what the cell says it is."""
     settings = cell.settings
-    clicks = generated(settings["rows"], settings["most_ids"], settings["drift"])
+    clicks: Clicks
+    if settings["source"] == "file":
+        path = os.environ.get(OWN_DATA)
+        if path is None:
+            raise ValueError(f"the cell is about {cell.data!r}: set {OWN_DATA} to where that is, or use --data")
+        clicks = own(path, settings["rows"])
+    else:
+        clicks = generated(settings["rows"], settings["most_ids"], settings["drift"])
     if clicks.description != cell.data:
         raise ValueError(f"the cell is about {cell.data!r}, and what is there is {clicks.description!r}")
     return clicks

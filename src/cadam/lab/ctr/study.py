@@ -71,7 +71,14 @@ SETTINGS: dict[Scale, dict[str, Any]] = {
         "precision": "tf32",
     },
 }
-COMMON: dict[str, Any] = {"reading": "table", "drift": "none", "noise": 0.0, "max_norm": 10.0, "table_l2": 0.0}
+COMMON: dict[str, Any] = {
+    "source": "generated",
+    "reading": "table",
+    "drift": "none",
+    "noise": 0.0,
+    "max_norm": 10.0,
+    "table_l2": 0.0,
+}
 """Settings of every cell unless its condition says otherwise."""
 DRIFTS = ("gradual", "sudden", "hours")
 
@@ -91,9 +98,9 @@ class Condition:
 
 TABLE = Condition(CLEAN, {})
 TABLE_NOISY = Condition(NOISY, {"noise": NOISE})
+STREAM = Condition("stream, as it comes", {"reading": "stream"}, "stream auc", "stream auc")
 STREAMS = [
-    Condition(f"stream, drift {drift}", {"reading": "stream", "drift": drift}, "stream auc", "stream auc")
-    for drift in DRIFTS
+    replace(STREAM, name=f"stream, drift {drift}", settings={"reading": "stream", "drift": drift}) for drift in DRIFTS
 ]
 
 
@@ -101,7 +108,13 @@ def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition
     settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings}
     if plan.rows is not None:
         settings["rows"] = plan.rows
-    data = runs.generated(settings["rows"], settings["most_ids"], settings["drift"]).description
+    if plan.data:
+        if plan.scale == "full" and plan.rows is None:
+            settings["rows"] = None
+        settings |= {"source": "file", "most_ids": None, "read_by": runs.reading_code()}
+        data = runs.own(plan.data, settings["rows"]).description
+    else:
+        data = runs.generated(settings["rows"], settings["most_ids"], settings["drift"]).description
     return Cell("ctr", model, data, optimizer, lr, condition.name, seed, settings)
 
 
@@ -192,10 +205,11 @@ STREAMED = ("DeepFM",)
 
 
 def stream_cells(plan: Plan, found: Results) -> list[Cell]:
-    tuning = [each for condition in STREAMS for each in tuning_cells(plan, ARMS, condition, STREAMED)]
+    conditions = [STREAM] if plan.data else STREAMS
+    tuning = [each for condition in conditions for each in tuning_cells(plan, ARMS, condition, STREAMED)]
     if not _all_there(found, tuning):
         return tuning
-    tests = [test_cells(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in STREAMS]
+    tests = [test_cells(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
     return [*tuning, *(each for cells in tests for each in cells)]
 
 
@@ -249,9 +263,11 @@ def _of(results: Results, optimizers: Sequence[str], models: Sequence[str], cond
 
 
 def _about(results: Results) -> str:
-    """What must be said first: these are not the paper's data, and perhaps not its models."""
+    """What must be said first: which data this is, and where it is not the paper's, or not its models."""
     cell = results[0].cell
     small = "" if cell.settings["hidden"] is None else "small models on "
+    if cell.settings["source"] == "file" and not small and cell.settings["rows"] is None:
+        return f"On {cell.data}. "
     return f"Not the paper's run: {small}{cell.data}. Its numbers do not compare with the paper's, differences may. "
 
 
@@ -338,16 +354,20 @@ def ablation_summary(results: Results) -> Summary:
     return Summary(verdict, rows, _warnings(results, optimizers, TABLE, tuple(MODELS)))
 
 
+def streams_of(results: Results) -> list[Condition]:
+    return [c for c in (STREAM, *STREAMS) if results.where(condition=c.name)]
+
+
 def stream_summary(results: Results) -> Summary:
     rows, verdicts = [], []
-    for condition in STREAMS:
+    for condition in streams_of(results):
         rates = chosen(results, ARMS, condition, STREAMED)
         comparison = compared(results, ARMS, rates, condition, STREAMED)
         rates_text = ", ".join(f"{arm} lr {rates['DeepFM', arm]:g}" for arm in ARMS)
         part = _of(results, ARMS, STREAMED, condition)
         rows.append(_row(f"{condition.name}: AUC over the stream ({rates_text})", "", comparison, part))
         verdicts.append(f"{condition.name.removeprefix('stream, ')}: {comparison.verdict}")
-    ends = [warning for c in STREAMS for warning in _warnings(results, ARMS, c, STREAMED)]
+    ends = [warning for c in streams_of(results) for warning in _warnings(results, ARMS, c, STREAMED)]
     return Summary(f"{_about(results)}{'; '.join(verdicts)}.", rows, ends)
 
 
@@ -423,8 +443,9 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
 
 
 def stream_figures(results: Results) -> dict[str, Figure]:
-    figure, axes = panels(1, len(STREAMS), 10.5, 3.0, sharey=True)
-    for panel, condition in zip(axes[0], STREAMS, strict=True):
+    conditions = streams_of(results)
+    figure, axes = panels(1, len(conditions), 10.5, 3.0, sharey=True)
+    for panel, condition in zip(axes[0], conditions, strict=True):
         rates = chosen(results, ARMS, condition, STREAMED)
         for arm, colour in zip(ARMS, (palette.CADAM, palette.ADAM), strict=True):
             part = results.tests().where(optimizer=arm, condition=condition.name, lr=rates["DeepFM", arm])

@@ -244,12 +244,11 @@ def read_table(task: Task, clicks: Clicks, device: torch.device, *, graph: bool 
         return learner.record(scores)
 
 
-def read_stream(task: Task, clicks: Clicks, device: torch.device, window: int, *, graph: bool = True) -> Record:
-    """Every row in the order of time, predicted before it is learnt from; AUC over all and over windows of rows."""
+def read_stream(task: Task, clicks: Clicks, device: torch.device, windows: int, *, graph: bool = True) -> Record:
+    """Every row in the order of time, predicted before it is learnt from; AUC over all and over so many windows."""
     with numerics(task, device):
         learner = Learner(task, clicks, device)
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)
         logits, labels = learner.test(feed, learn=True, graph=graph)
-        starts = range(0, len(logits) - window + 1, window)
-        windows = [metrics.auc(logits[start : start + window], labels[start : start + window]) for start in starts]
-        return learner.record({"stream": scored(logits, labels)}, np.array(windows))
+        parts = zip(logits.tensor_split(windows), labels.tensor_split(windows), strict=True)
+        return learner.record({"stream": scored(logits, labels)}, np.array([metrics.auc(*part) for part in parts]))
