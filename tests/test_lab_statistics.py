@@ -9,7 +9,6 @@ import pytest
 from lab_experiments import make_cell
 
 from cadam.lab.experiment import TUNING_SEEDS, Cost, Outcome, Plan, Result, Results, tuning_seeds
-from cadam.lab.metrics import auc, log_loss
 from cadam.lab.statistics import Comparison, apart, choose_lr, compare, family_row, interval, row, t_quantile, tally
 
 NAMES = ("CAdam", "Adam")
@@ -163,22 +162,6 @@ def test_higher_can_be_better() -> None:
 def test_a_grid_that_only_diverges_is_an_error() -> None:
     with pytest.raises(ValueError, match="CAdam diverged at every"):
         choose_lr("CAdam", tuning({0.1: [math.nan], 0.2: [math.inf]}), "loss", "lower")
-
-
-def test_auc_counts_pairs() -> None:
-    random = np.random.default_rng(1)
-    scores, labels = random.integers(0, 6, 60).astype(float), random.random(60) < 0.3
-    above = scores[labels][:, None] > scores[~labels]
-    equal = scores[labels][:, None] == scores[~labels]
-    assert auc(scores, labels) == pytest.approx((above + 0.5 * equal).mean())
-    assert math.isnan(auc(scores, np.ones(60, bool)))
-    assert math.isnan(auc(np.array([1.0, math.nan]), np.array([True, False])))
-
-
-def test_log_loss_of_logits() -> None:
-    logits, labels = np.array([0.3, -2.0, 800.0]), np.array([True, False, True])
-    p = 1 / (1 + np.exp(-logits[:2]))
-    assert log_loss(logits, labels) == pytest.approx((-np.log(p[0]) - np.log(1 - p[1])) / 3)
 
 
 def test_a_tally_leaves_nothing_out() -> None:

@@ -11,6 +11,7 @@ from . import __version__
 def main(arguments: list[str] | None = None) -> int:
     from . import bench
     from .lab import commands as lab
+    from .lab.ctr import command as criteo
 
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
@@ -20,6 +21,14 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("bench", help=summary, description=bench.__doc__)
     bench.add_arguments(command)
     command.set_defaults(run=bench.run)
+    command = commands.add_parser(
+        "criteo",
+        help=(criteo.__doc__ or "").strip(),
+        description=criteo.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    criteo.add_arguments(command)
+    command.set_defaults(run=criteo.run)
     options = parser.parse_args(arguments)
     return int(options.run(options))
 

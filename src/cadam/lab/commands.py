@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import catalogue, console, palette, report, runner
-from .experiment import Experiment, Plan, Scale
+from .experiment import Experiment, Plan, Results, Scale
 from .store import DamagedCellError, Store
 
 DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -72,6 +72,8 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
     _scale_arguments(parser, default="--quick")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="your own data, such as Criteo's train.txt")
+    parser.add_argument("--rows", type=_positive, metavar="N", help="this many rows of the data instead of all")
     parser.add_argument("--force", action="store_true", help="compute again what is stored")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as many as pay)")
     output = parser.add_mutually_exclusive_group()
@@ -161,7 +163,11 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
         except DamagedCellError as error:
             print(f"damaged: {error}", file=sys.stderr)
     plan = plan or experiment.plan(scale or "quick", seeds)
-    return runner.read(store, experiment, plan, console.complain)
+    try:
+        return runner.read(store, experiment, plan, console.complain)
+    except OSError as error:  # the user's own data is gone
+        print(f"{experiment.name}: {error}", file=sys.stderr)
+        return runner.Request(experiment, plan)
 
 
 # reproduce -----------------------------------------------------------------------------------------------------
@@ -173,12 +179,28 @@ def reproduce(options: argparse.Namespace) -> int:
     except catalogue.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
-    data = [e.needed(options.scale or "quick") for e in experiments]
-    missing = [needed for d in data if d is not None and (needed := d.missing())]
+    fixed = [e.name for e in experiments if not e.takes_data]
+    if fixed and (options.data or options.rows):
+        print(
+            f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr
+        )
+        return USAGE
+    own = "" if options.data is None else str(options.data.absolute())
+    needs = [e.needed(options.scale or "quick") for e in experiments]
+    missing = [needed for d in needs if d is not None and (needed := d.missing())]
+    if own and not options.data.exists():
+        missing.append(f"there is nothing at {own}")
     if missing:
         print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
         return NO_DATA
-    requests = [runner.Request(e, e.plan(options.scale or "quick", options.seeds)) for e in experiments]
+    plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
+    requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
+    if own:
+        try:
+            requests[0].experiment.cells(requests[0].plan, Results())  # reads the data, if that was not done yet
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            print(f"cadam reproduce: {error}", file=sys.stderr)
+            return NO_DATA
     show = console.live if console.on_terminal() else console.plain
     with (console.silent if options.quiet or options.json else show)(requests) as tell:
         code = _run(requests, options.store, options.jobs, options.force, tell)

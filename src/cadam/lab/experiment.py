@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Scale = Literal["quick", "full"]
 Array: TypeAlias = NDArray[Any]
 
+OWN_DATA = "CADAM_OWN_DATA"
+"""The environment variable by which a run tells its processes where the user's own data lies."""
+
 TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
 """Where each kind of seed starts: results, choosing a learning rate, the second run of A/A. They never meet."""
 
@@ -164,6 +167,10 @@ class Plan:
 
     scale: Scale
     seeds: int
+    data: str = ""
+    """Where the user's own data lies, in place of what the experiment brings."""
+    rows: int | None = None
+    """Of the data, where not all are wanted."""
 
     def test_seeds(self) -> range:
         """Seeds that results come from."""
@@ -278,13 +285,15 @@ class Experiment:
     """
     side_by_side: Callable[[Cell], bool] | None = None
     """Which cells `compute_many` is for."""
+    takes_data: bool = False
+    """Can a plan name data and a number of rows?"""
 
     def needed(self, scale: Scale) -> Data | None:
         """The data of a scale."""
         return self.quick_data if scale == "quick" and self.quick_data is not None else self.data
 
-    def plan(self, scale: Scale, seeds: int | None = None) -> Plan:
-        return Plan(scale, self.seeds[scale] if seeds is None else seeds)
+    def plan(self, scale: Scale, seeds: int | None = None, data: str = "", rows: int | None = None) -> Plan:
+        return Plan(scale, self.seeds[scale] if seeds is None else seeds, data, rows)
 
     def estimate(self, plan: Plan) -> float:
         """About how many seconds a plan takes."""

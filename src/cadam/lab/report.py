@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 def command(experiment: Experiment, plan: Plan) -> str:
     """What to type to compute this."""
     seeds = "" if plan.seeds == experiment.seeds[plan.scale] else f" --seeds {plan.seeds}"
-    return f"cadam reproduce {experiment.name} --{plan.scale}{seeds}"
+    data = f" --data {shlex.quote(plan.data)}" if plan.data else ""
+    rows = "" if plan.rows is None else f" --rows {plan.rows}"
+    return f"cadam reproduce {experiment.name} --{plan.scale}{seeds}{data}{rows}"
 
 
 def duration(seconds: float) -> str:

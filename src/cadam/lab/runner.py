@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .experiment import Cell, Cost, Experiment, Finished, Plan, Result, Results
+from .experiment import OWN_DATA, Cell, Cost, Experiment, Finished, Plan, Result, Results
 from .store import BusyCellError, DamagedCellError, Store, identity
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
@@ -111,6 +111,8 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
 
     for request in requests:
         store.remember(request.experiment, request.plan)
+        if request.plan.data:
+            os.environ[OWN_DATA] = request.plan.data
     with _workers(store) as workers:
         while True:
             work = []

@@ -119,7 +119,7 @@ class Store:
             plan = json.loads(path.read_text())
             if plan["scale"] not in ("quick", "full") or not isinstance(plan["seeds"], int) or plan["seeds"] < 1:
                 raise ValueError(f"no such plan: {plan}")
-            return Plan(plan["scale"], plan["seeds"])
+            return Plan(plan["scale"], plan["seeds"], plan.get("data", ""), plan.get("rows"))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

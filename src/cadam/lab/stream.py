@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import cadam
 
+from ..metrics import auc, log_loss
 from . import palette
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
-from .metrics import auc, log_loss
 from .statistics import Choice, choose_lr, compare, row
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ DEMO_STREAM = Experiment(
     compute=compute,
     summary=summary,
     figures=figures,
-    sources=["cadam.lab.stream", "cadam.lab.metrics"],
+    sources=["cadam.lab.stream", "cadam.metrics"],
     seconds={"quick": 35, "full": 150},
     seeds={"quick": 8, "full": 30},
     notes=[

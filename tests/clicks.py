@@ -1,0 +1,74 @@
+"""A small data set of clicks held in memory, as `cadam.lab.ctr.data` asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cadam.lab.ctr.data import Batch, Part, Reading
+from cadam.lab.ctr.fields import offsets
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows in a given order."""
+
+    ids: Tensor
+    labels: Tensor
+    batch_size: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.labels)
+
+    def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
+        places = index * self.batch_size + torch.arange(len(labels), device=ids.device)
+        ids.copy_(self.ids[places])
+        labels.copy_(self.labels[places])
+
+
+def read(held: Held) -> Iterator[Batch]:
+    yield from map(Batch, held.ids.split(held.batch_size), held.labels.split(held.batch_size))
+
+
+class HeldClicks:
+    """Ids drawn at random, the first ones most often; each id makes a click more or less likely."""
+
+    def __init__(self, rows: int = 3000, vocabulary: tuple[int, ...] = (4, 30, 11, 2000), seed: int = 0) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.description, self.vocabulary = f"{rows} rows held in memory", vocabulary
+        columns = [
+            (n * torch.rand(rows, generator=random) ** 3).long() + start
+            for n, start in zip(vocabulary, offsets(vocabulary), strict=True)
+        ]
+        self.ids = torch.stack(columns, 1)
+        effect = torch.randn(sum(vocabulary), generator=random)
+        self.labels = (torch.rand(rows, generator=random) < torch.sigmoid(effect[self.ids].sum(1) - 1)).float()
+        cut = int(0.8 * rows), int(0.9 * rows)
+        self.parts = {"train": slice(0, cut[0]), "validation": slice(*cut), "test": slice(cut[1], rows)}
+
+    def size(self, part: Part) -> int:
+        return len(self.labels[self.parts[part]])
+
+    def batches(
+        self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
+    ) -> Iterator[Batch]:
+        return read(self.feed(part, batch_size, seed=seed, device=device, noise=noise))
+
+    def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
+        return read(self.feed("stream", batch_size, seed=seed, device=device, noise=noise))
+
+    def feed(
+        self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
+    ) -> Held:
+        part = slice(None) if reading == "stream" else self.parts[reading]
+        ids, labels = self.ids[part], self.labels[part].clone()
+        if reading == "train":
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+            ids, labels = ids[order], labels[order]
+        negatives = (labels == 0).nonzero().squeeze(1)
+        labels[negatives[: round(noise * len(negatives))]] = 1
+        return Held(ids.to(device), labels.to(device), batch_size)
