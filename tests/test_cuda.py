@@ -650,7 +650,109 @@ def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
         )
     ]
     source = INTERPRETED.replace("CASES", f"[{', '.join(cases if layout == 'dense' else cases[:2])}]")
+    done = interpreted(source)
+    assert done.returncode == 0, done.stderr
+
+
+NORM = """
+import torch
+from cadam.engines.cuda_rows import norm
+torch.manual_seed(0)
+for rows, width, count in ((7, 3, 900), (50, 16, 300), (40_000, 16, 700), (5, 1, 5000), (9, 200, 40), (4, 3, 0)):
+    ids, values = torch.randint(0, rows, (count,)), torch.randn(count, width)
+    sums = torch.zeros(rows, width, dtype=torch.float64).index_add_(0, ids, values.double())
+    torch.testing.assert_close(norm(ids, values, rows).double(), sums.norm(), rtol=1e-6, atol=0)
+beyond = torch.tensor([3, -1, 7, 3])
+torch.testing.assert_close(norm(beyond, torch.ones(4, 2), 7), torch.tensor(8.0).sqrt())
+assert norm(torch.tensor([0, 1]), torch.tensor([[1.0], [float("nan")]]), 2).isnan()
+"""
+
+
+def interpreted(source: str) -> subprocess.CompletedProcess[str]:
+    """A script whose Triton kernels run on the CPU."""
     paths = [str(Path(cadam.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_the_norm_of_rows_in_tritons_interpreter() -> None:
+    done = interpreted(NORM)
     assert done.returncode == 0, done.stderr
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("rows", "width"), [(50, 16), (100_000, 16), (1000, 1), (30, 200), (40, 12)])
+def test_clipping_on_the_device_is_clipping_on_the_cpu(rows: int, width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    ids, values = torch.randint(0, rows, (1, 20_000)), torch.randn(20_000, width, dtype=dtype)
+    ids[0, :9000] = 3  # a row that fills many tiles
+    found = []
+    for device in ("cuda", "cpu"):
+        table, weight = (torch.nn.Parameter(torch.zeros(s, device=device, dtype=dtype)) for s in ((rows, width), (5,)))
+        table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False).to(device)
+        weight.grad = torch.ones_like(weight)
+        norms = [cadam.clip_grad_norm_([table, weight], max_norm) for max_norm in (1e9, 1.0)]
+        found.append([*norms, table.grad._values().cpu(), weight.grad.cpu()])
+    again = cadam.clip_grad_norm_([table], 1e9)
+    assert again < 1.001
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=2e-2 if dtype == torch.bfloat16 else 2e-5, atol=1e-6)
+
+
+@on_cuda
+def test_clipping_and_a_step_of_two_tables_looked_up_with_the_same_ids_can_be_captured() -> None:
+    """As in DeepFM. The plain loop sorts once for both tables, and so does the graph."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 5000, (64, 39), device="cuda")
+    runs = []
+    for captured in (False, True):
+        torch.manual_seed(1)
+        tables = [torch.nn.Embedding(5000, width, sparse=True, device="cuda") for width in (16, 1)]
+        optimizer = cadam.CAdam([t.weight for t in tables], lr=0.1, capturable=True)
+        batch = ids.clone()
+
+        def step(tables=tables, optimizer=optimizer, batch=batch) -> None:  # type: ignore[no-untyped-def]
+            optimizer.zero_grad()
+            sum((t(batch) ** 2).sum() for t in tables).backward()
+            cadam.clip_grad_norm_([t.weight for t in tables], 1.0)
+            optimizer.step()
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+            if captured:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    step()
+            for k in range(4):
+                batch.copy_(ids.roll(k, 0) if k % 2 else (ids + k) % 5000)
+                graph.replay() if captured else step()
+        torch.cuda.synchronize()
+        runs.append([t.weight.detach().clone() for t in tables])
+    for plain, replayed in zip(*runs, strict=True):
+        assert torch.equal(plain, replayed)
+
+
+@on_cuda
+def test_tables_with_the_same_ids_are_updated_as_if_they_were_alone() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 300, (400,), device="cuda")
+    start = [torch.randn(300, width, device="cuda") for width in (16, 1)]
+
+    def trained(together: bool) -> list[torch.Tensor]:
+        tables = [torch.nn.Embedding.from_pretrained(s.clone(), freeze=False, sparse=True) for s in start]
+        groups = [[t.weight for t in tables]] if together else [[t.weight] for t in tables]
+        optimizers = [cadam.CAdam(group, lr=0.1) for group in groups]
+        for _ in range(3):
+            for table in tables:
+                table.weight.grad = None
+                (table(ids) ** 2).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [t.weight.detach() for t in tables]
+
+    for ours, alone in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(ours, alone)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from .engines import cuda_rows
 from .engines.rows import summed
 
 SHORT = {"cuda": 4, "cpu": 1}
@@ -29,7 +30,7 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    sums = [_summed(grad) for grad in grads]
+    sums = [_summed(grad, norm_type) for grad in grads]
     sums = [grad for grad in sums if grad.numel()]  # an empty one has no infinity norm
     norm = torch.nn.utils.get_total_norm(sums, norm_type, error_if_nonfinite, foreach)
     factor = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
@@ -39,14 +40,17 @@ def clip_grad_norm_(
     return norm
 
 
-def _summed(grad: Tensor) -> Tensor:
-    """The values whose norm counts. Rows of zeros may be among them, which add nothing to any norm."""
+def _summed(grad: Tensor, norm_type: float) -> Tensor:
+    """Values with the norm that counts: the sums, rows of zeros among them, or a single one that is their norm."""
     if not grad.is_sparse:
         return grad
     dtype, count = torch.promote_types(grad.dtype, torch.float32), grad._nnz()
     if grad.sparse_dim() != 1 or grad.is_complex() or grad.is_coalesced() or count == 0:
         return summed(grad, dtype)[1]
-    ids, values, rows = grad._indices()[0], grad._values().to(dtype).reshape(count, -1), grad.shape[0]
+    ids, values, rows = grad._indices()[0], grad._values().reshape(count, -1), grad.shape[0]
+    if norm_type == 2 and cuda_rows.has_norm(values):
+        return cuda_rows.norm(ids, values, rows).view(1)
+    values = values.to(dtype)
     short = rows <= SHORT.get(grad.device.type, 1) * count
     # Whoever made an id that is no row hears of it from the optimizer; here it must not write beside the sums.
     ids = ids.clamp(0, rows - 1)

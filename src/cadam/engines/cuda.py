@@ -107,7 +107,7 @@ def triton_type(dtype: torch.dtype) -> Any:
 
 
 @cache
-def _lacking(device: torch.device) -> str | None:
+def lacking(device: torch.device) -> str | None:
     """What this installation or this device lacks."""
     if find_spec("triton") is None:
         return "Triton is not installed"
@@ -127,9 +127,9 @@ def refusal(item: Item, options: Options, device: str) -> str | None:
     for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
         if options[option] is unwanted:
             return f"{option}={unwanted} was asked for"
-    lacking = _lacking(param.device)
-    if lacking:
-        return lacking
+    missing = lacking(param.device)
+    if missing:
+        return missing
     if type(param) not in (Tensor, torch.nn.Parameter):
         return f"serves plain tensors only, not {type(param).__name__}"
     dtypes = {buffer.dtype for buffer in item.state.values()}

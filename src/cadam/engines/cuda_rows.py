@@ -32,6 +32,7 @@ from .cuda import (
     capturing,
     keep,
     kernel,
+    lacking,
     overflowed,
     refusal,
     stochastic,
@@ -113,18 +114,23 @@ def _step(job: Job, device: torch.device, positions: list[int]) -> None:
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
     sent = numbers.advance(job, _NO_WORDS)
+    known: dict[Any, tuple[Tensor, Sorted]] = {}
     for k, i in enumerate(positions):
         item, grad = job.items[i], job.grads[i]
+        ids, rows = grad._indices()[0].contiguous(), item.param.shape[0]
+        # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
+        same = (ids.data_ptr(), len(ids), rows, grad.is_coalesced())
+        if same not in known:
+            known[same] = ids, Sorted.of(ids, rows, _error(item.param), grad.is_coalesced())
         update_(
             structure,
             item.param,
             item.state,
-            grad._indices()[0],
+            known[same][1],
             grad._values(),
             sent.of(k),
             counts=item.counts,
             found_inf=job.found_inf if numbers.stay else None,
-            coalesced=grad.is_coalesced(),
             seed=torch.initial_seed() + i if stochastic(job.options) else None,
         )
 
@@ -132,60 +138,83 @@ def _step(job: Job, device: torch.device, positions: list[int]) -> None:
 _NO_WORDS = np.empty(0, np.int64)
 
 
+@dataclass(frozen=True)
+class Sorted:
+    """Row ids in ascending order; among equal ones, those that came first are first."""
+
+    keys: Tensor
+    """The ids; one that is no row of the table became `rows`, and comes last."""
+    order: Tensor | None
+    """Where each came from; None if they were in order."""
+    rows: int
+
+    @classmethod
+    def of(cls, ids: Tensor, rows: int, error: Tensor, coalesced: bool = False) -> Sorted:
+        """`error` gets a note of an id that is no row. `coalesced` promises that the ids are sorted and distinct."""
+        n = len(ids)
+        keys = torch.empty(n, dtype=_key_dtype(rows), device=ids.device)
+        if n:
+            kind = (ids.device, ids.dtype, keys.dtype, rows < 1 << 31, ids.data_ptr() % 16, error.data_ptr() % 16)
+            _make_keys()((-(-n // 1024), 1, 1), kind, ids, keys, error, n, rows)
+        if coalesced:
+            return cls(keys, None, rows)
+        return cls(*torch.sort(keys, stable=True), rows)
+
+
+@cache
+def _make_keys() -> Launch:
+    from ..kernels.triton_blocks import make_keys
+
+    return Launch(make_keys, {"BLOCK": 1024})
+
+
 def update_(
     structure: Structure,
     param: Tensor,
     state: Mapping[str, Tensor],
-    ids: Tensor,
+    ids: Sorted,
     values: Tensor,
     coefficients: Tensor,
     *,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
-    coalesced: bool = False,
     seed: int | None = None,
 ) -> None:
     """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
 
     `coefficients` begins with a row of what `Numbers` sends: the step, then the coefficients in the structure's
-    order, in float64 on the device. `coalesced` promises that the ids are sorted and distinct. A `seed` asks for
-    stochastic rounding of a bfloat16 parameter.
+    order, in float64 on the device. A `seed` asks for stochastic rounding of a bfloat16 parameter.
     """
-    n, rows = ids.numel(), param.shape[0]
+    n, rows = len(ids.keys), param.shape[0]
     width = param.numel() // rows if rows else 0
     if n == 0 or width == 0:
         if counts is not None:
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
-    values, ids = values.contiguous(), ids.contiguous()
+    values = values.contiguous()
     tensors = [param, *(state[name] for name in structure.buffers)]
     how = _launches(
         structure,
         tuple(x.dtype for x in tensors),
-        _key_dtype(rows),
         width,
         counts is not None,
         found_inf is not None,
-        coalesced,
+        ids.order is None,
         seed is not None and param.dtype == torch.bfloat16,
     )
     # All that the kernels' arguments can differ in where the launches are the same.
     kind = (
         param.device,
         rows < 1 << 31,
-        ids.dtype,
+        ids.keys.dtype,
         values.dtype,
-        *[x.data_ptr() % 16 == 0 for x in (ids, values, coefficients, *tensors)],
+        *[x.data_ptr() % 16 == 0 for x in (values, coefficients, *tensors)],
         None if counts is None else counts.data_ptr() % 16,
         None if found_inf is None else (found_inf.dtype, found_inf.data_ptr() % 16),
         seed is None or abs(seed) < 1 << 31,
     )
-    keys = torch.empty(n, dtype=how.key_dtype, device=param.device)
-    how.make_keys((-(-n // 1024), 1, 1), kind, ids, keys, _error(param), n, rows)
-    order = keys
-    if not coalesced:
-        keys, order = torch.sort(keys, stable=True)
-    tiles, across = -(-n // how.tile), -(-width // how.columns)
+    keys, order = ids.keys, ids.keys if ids.order is None else ids.order
+    tiles, across = how.cut.grid(n, width)
     partials = torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
     shared = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
     how.rows((tiles, across, 1), kind, *tensors, values, keys, order, partials, *shared)
@@ -193,15 +222,77 @@ def update_(
         how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
 
 
+def has_norm(values: Tensor) -> bool:
+    """Can `norm` serve row gradients like these?"""
+    served = values.is_cuda and values.dtype in TYPES and len(values) <= LONGEST
+    return served and lacking(values.device) is None
+
+
+def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:
+    """The Euclidean norm of row gradients, duplicates summed, in float32 at the least. It stays on the device.
+
+    Ids that are no rows do not count. The result is the same in every run.
+    """
+    n, width = values.shape
+    device, work = values.device, torch.promote_types(values.dtype, torch.float32)
+    if n == 0 or width == 0:
+        return torch.zeros((), dtype=work, device=device)
+    found = Sorted.of(ids.contiguous(), rows, torch.empty(2, dtype=torch.int64, device=device))
+    keys, order, values = found.keys, found.order, values.contiguous()
+    cut = Cut.of(width)
+    tiles, across = cut.grid(n, width)
+    within, over = _square_launches(work, cut)
+    kind = (device, rows < 1 << 31, keys.dtype, values.dtype, values.data_ptr() % 16 == 0, width)
+    partials = torch.empty((tiles, 2, width), dtype=work, device=device)
+    squares = torch.empty(2 * tiles - 1, across, dtype=work, device=device)
+    within((tiles, across, 1), kind, values, keys, order, partials, squares, n, rows, width)
+    if tiles > 1:
+        over((tiles - 1, across, 1), (kind, tiles * across % 4), keys, partials, squares[tiles:], n, rows, width)
+    return squares.sum().sqrt()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut into tiles: so many sorted ids times so many columns each."""
+
+    tile: int
+    columns: int
+
+    @classmethod
+    def of(cls, width: int) -> Cut:
+        columns = min(COLUMNS, 1 << (width - 1).bit_length())
+        return cls(ELEMENTS // columns, columns)
+
+    def grid(self, n: int, width: int) -> tuple[int, int]:
+        return -(-n // self.tile), -(-width // self.columns)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"TILE": self.tile, "COLUMNS": self.columns}
+
+    @property
+    def warps(self) -> int:
+        """Of the kernel that sums over tiles, which has one row to do."""
+        return 1 if self.columns <= 16 else 4
+
+
+@cache
+def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
+    from ..kernels.triton_blocks import row_squares, seam_squares
+
+    kind = {"WORK": triton_type(work)}
+    return (
+        Launch(row_squares, {**kind, "ORDERED": False, **cut.constants}),
+        Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, cut.warps),
+    )
+
+
 @dataclass(frozen=True)
 class Launches:
-    """The three launches of one update, and how they cut the work."""
+    """The two launches of one update, and how they cut the work."""
 
-    key_dtype: torch.dtype
     work: torch.dtype
-    columns: int
-    tile: int
-    make_keys: Launch
+    cut: Cut
     rows: Launch
     seams: Launch
 
@@ -210,31 +301,23 @@ class Launches:
 def _launches(
     structure: Structure,
     dtypes: tuple[torch.dtype, ...],
-    key_dtype: torch.dtype,
     width: int,
     counted: bool,
     guarded: bool,
-    coalesced: bool,
+    ordered: bool,
     randomly: bool,
 ) -> Launches:
-    from ..kernels.triton_blocks import make_keys
-
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    columns = min(COLUMNS, 1 << (width - 1).bit_length())
-    tile = ELEMENTS // columns
-    shape = {"TILE": tile, "COLUMNS": columns}
+    cut = Cut.of(width)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before = {"WORK": triton_type(work)}
     return Launches(
-        key_dtype,
         work,
-        columns,
-        tile,
-        Launch(make_keys, {"BLOCK": 1024}),
-        Launch(kernel(structure, "rows"), {**before, "ORDERED": coalesced, **flags, **shape}),
-        Launch(kernel(structure, "seams"), {**before, **flags, **shape, "SPAN": SPAN}, 1 if columns <= 16 else 4),
+        cut,
+        Launch(kernel(structure, "rows"), {**before, "ORDERED": ordered, **flags, **cut.constants}),
+        Launch(kernel(structure, "seams"), {**before, **flags, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 
 

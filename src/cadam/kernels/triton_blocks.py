@@ -235,3 +235,45 @@ def sum_over_tiles(
         mine = tl.sum(same.to(tl.int32), 0) == SPAN
         next_tile += SPAN
     return key.to(tl.int64), total, inside
+
+
+@triton.jit(do_not_specialize=["n", "rows"])
+def row_squares(
+    values,
+    keys,
+    order,
+    partials,
+    squares,
+    n,
+    rows,
+    width,
+    WORK: tl.constexpr,
+    ORDERED: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """For each tile, the squares of the rows' sums that are complete in it, added up."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    _, g, mask = sum_duplicates(values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS)
+    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))
+
+
+@triton.jit(do_not_specialize=["n", "rows"])
+def seam_squares(
+    keys,
+    partials,
+    squares,
+    n,
+    rows,
+    width,
+    WORK: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """The same of the sum that begins in a tile and goes on in the next."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    _, g, mask = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))
