@@ -132,6 +132,19 @@ def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypat
     Path("data/clicks").mkdir(parents=True)
     Path("data/clicks/train.txt").touch()
     assert cadam("reproduce", "walk")[0] == 0
+    Path("data/clicks/train.txt").unlink()
+    assert cadam("reproduce", "walk")[0] == 0  # every cell is stored: nothing has to be computed
+    assert cadam("reproduce", "walk", "--force")[0] == 3
+
+
+def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "results/cells/.claims")
+
+    monkeypatch.setattr(runner, "run", refuse)
+    code, _, err = cadam("reproduce", "walk")
+    assert code == 1
+    assert "store cannot be written to" in err
 
 
 def test_list_shows_state_and_time(cadam: Cadam) -> None:

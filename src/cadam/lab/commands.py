@@ -186,15 +186,14 @@ def reproduce(options: argparse.Namespace) -> int:
         )
         return USAGE
     own = "" if options.data is None else str(options.data.absolute())
-    needs = [e.needed(options.scale or "quick") for e in experiments]
-    missing = [needed for d in needs if d is not None and (needed := d.missing())]
+    plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
+    requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
+    missing = [lack for request in requests if (lack := _lacking_data(request, options.store, options.force))]
     if own and not options.data.exists():
         missing.append(f"there is nothing at {own}")
     if missing:
         print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
         return NO_DATA
-    plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
-    requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
     if own:
         try:
             requests[0].experiment.cells(requests[0].plan, Results())  # reads the data, if that was not done yet
@@ -212,6 +211,15 @@ def reproduce(options: argparse.Namespace) -> int:
     return code
 
 
+def _lacking_data(request: runner.Request, folder: Path, force: bool) -> str | None:
+    """What data has to be fetched first; none where all cells are stored already."""
+    needed = request.experiment.needed(request.plan.scale)
+    lack = None if needed is None else needed.missing()
+    if lack is None or force or not folder.is_dir():
+        return lack
+    return None if runner.read(Store(folder), request.experiment, request.plan).complete else lack
+
+
 def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
     store = Store(folder)
     try:
@@ -222,6 +230,9 @@ def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, for
             request.results, request.missing = stored.results, stored.missing
         print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
+    except PermissionError as error:
+        print(f"the store cannot be written to: {error}", file=sys.stderr)
+        return FAILED
     return FAILED if any(request.failed for request in requests) else DONE
 
 

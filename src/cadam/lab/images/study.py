@@ -332,32 +332,30 @@ def detail_summary(results: Results) -> Summary:
         _row(f"{condition.label(DETAIL)}: mean test accuracy", "CAdam higher", accuracy, part),
     ]
     for arm in ARMS:
-        steady, shifted = _around_shifts(part, arm)
+        before, highest, lowest = _around_shifts(part, arm)
+        rises, falls = highest > 1.02 * before, lowest < 0.98 * before
         rows.append(
             Row(
-                f"{arm}: alignment just before and just after shifts",
+                f"{arm}: alignment before shifts; highest and lowest in the tenth of an epoch after them",
                 "falls at shifts",
-                f"{steady:.3f}, {shifted:.3f}",
+                f"{before:.3f}; {highest:.3f}, {lowest:.3f}",
                 "",
                 len(part.where(optimizer=arm)),
                 part.where(optimizer=arm).seconds,
-                "falls" if shifted < steady else "rises",
-                values={"before": steady, "after": shifted},
+                "rises and falls" if rises and falls else "falls" if falls else "rises" if rises else "stays",
+                values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
     return Summary(f"{_rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}", rows)
 
 
-def _around_shifts(results: Results, arm: str) -> tuple[float, float]:
-    """Mean alignment over the last steps before shifts and over the first after them."""
+def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:
+    """Mean alignment before shifts, and its highest and lowest in the tenth of an epoch after them."""
     curve = results.where(optimizer=arm).curve("alignment").astype(float)
-    epochs = results[0].cell.settings["epochs"]
-    length = curve.shape[1] // epochs
-    near = max(2, length // 40)
-    starts = range(length, curve.shape[1], length)
-    before = np.mean([curve[:, start - near : start].mean() for start in starts])
-    after = np.mean([curve[:, start : start + near].mean() for start in starts])
-    return float(before), float(after)
+    epochs = curve.reshape(len(curve), results[0].cell.settings["epochs"], -1)
+    near = max(2, epochs.shape[2] // 10)
+    before, after = epochs[:, :-1, -near:].mean(), epochs[:, 1:, :near].mean((0, 1))
+    return float(before), float(after.max()), float(after.min())
 
 
 def ablation_summary(results: Results) -> Summary:
