@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: s
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
     summary = experiment.summary(request.results)
-    assert all("better" in row.verdict for row in summary.rows if row.verdict not in ("rises", "falls"))
+    assert all("better" in row.verdict for row in summary.rows if "alignment" not in row.what)
     assert "worse" not in summary.verdict
     assert summary.verdict.startswith("A rehearsal, not the paper's run") == (scale == "quick")
     assert not summary.warnings
@@ -234,3 +235,26 @@ def _fails_at_first(cells: Iterator[Cell]) -> Iterator[study.runs.Finished]:
         next(cells)
         raise RuntimeError("told to fail")
     yield from runs.compute_many(cells)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        ([0.6] * 10, "stays"),
+        ([0.7, 0.5, *[0.6] * 8], "rises and falls"),
+        ([0.5, *[0.6] * 9], "falls"),
+        ([0.7, *[0.6] * 9], "rises"),
+    ],
+)
+def test_what_alignment_does_at_shifts(after: list[float], verdict: str) -> None:
+    experiment = catalogue.find("fig-sudden-detail")
+    plan = experiment.plan("quick")
+    results = results_of(experiment, plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
+
+    def shaped(result: Result) -> Result:
+        first, others = np.full(100, 0.6), np.tile([*after, *[0.6] * 90], result.cell.settings["epochs"] - 1)
+        curves = {**result.outcome.curves, "alignment": np.concatenate([first, others])}
+        return dataclasses.replace(result, outcome=Outcome(result.outcome.metrics, curves))
+
+    rows = experiment.summary(Results([shaped(result) for result in results])).rows
+    assert [row.verdict for row in rows if "alignment" in row.what] == [verdict] * 2

@@ -201,8 +201,12 @@ def reproduce(options: argparse.Namespace) -> int:
             print(f"cadam reproduce: {error}", file=sys.stderr)
             return NO_DATA
     show = console.live if console.on_terminal() else console.plain
-    with (console.silent if options.quiet or options.json else show)(requests) as tell:
-        code = _run(requests, options.store, options.jobs, options.force, tell)
+    try:
+        with (console.silent if options.quiet or options.json else show)(requests) as tell:
+            code = _run(requests, options.store, options.jobs, options.force, tell)
+    except PermissionError as error:
+        print(f"cadam reproduce: the store cannot be written to: {error}", file=sys.stderr)
+        return FAILED
     if options.json:
         _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
@@ -230,9 +234,6 @@ def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, for
             request.results, request.missing = stored.results, stored.missing
         print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
-    except PermissionError as error:
-        print(f"the store cannot be written to: {error}", file=sys.stderr)
-        return FAILED
     return FAILED if any(request.failed for request in requests) else DONE
 
 
