@@ -13,7 +13,6 @@ import pytest
 from cadam import cli
 from cadam.lab import catalogue, report, runner
 from cadam.lab.ctr import runs, study, text
-from cadam.lab.ctr.models import MODELS
 from cadam.lab.experiment import OWN_DATA, Cell, Cost, Experiment, Outcome, Plan, Result, Results
 from cadam.lab.store import Store
 
@@ -79,7 +78,7 @@ def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
     tuning = experiment.cells(Plan("full", 3), Results())
     assert len(tuning) == 5 * 8 * 5
     assert {cell.lr for cell in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
-    assert {cell.model for cell in tuning} == set(MODELS)
+    assert {cell.model for cell in tuning} == set(study.MODELS)
     results = results_of(experiment, Plan("full", 3), gains)
     assert len(results) == 200 + 8 * 5 * 3 + 2 * 5 * 3
     assert {r.cell.lr for r in results.tests().where(model="PNN")} == {2e-3}

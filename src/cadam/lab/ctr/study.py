@@ -18,12 +18,12 @@ from ..numerical import panels
 from ..statistics import Choice, Comparison
 from . import runs
 from .generator import ROWS
-from .models import MODELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MODELS = ("DeepFM", "WideDeep", "DNN", "PNN", "DCN")
 OPTIMIZERS = ("Yogi", "RAdam", "Adam", "AdaBelief", "AdamW", "AmsGrad", "CAdam", "CAmsGrad")
 ARMS = ("CAdam", "Adam")
 AMSGRAD, SGDM = ("CAmsGrad", "AmsGrad"), ("CSGDM", "SGDM")
@@ -119,7 +119,7 @@ def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition
 
 
 def tuning_cells(
-    plan: Plan, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = tuple(MODELS)
+    plan: Plan, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
 ) -> list[Cell]:
     return [
         cell(plan, model, optimizer, lr, condition, seed)
@@ -156,7 +156,7 @@ Rates = Mapping[tuple[str, str], float]
 
 
 def chosen(
-    found: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = tuple(MODELS)
+    found: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
 ) -> dict[tuple[str, str], float]:
     """The best learning rate by (model, optimizer)."""
     return {(m, o): choice(found, m, o, condition).lr for m in models for o in optimizers}
@@ -253,7 +253,7 @@ def _paper_value(values: Sequence[float], models: Sequence[str]) -> float:
 
 
 def _each_and_mean() -> list[tuple[str, tuple[str, ...]]]:
-    return [(MEAN, tuple(MODELS)), *((model, (model,)) for model in MODELS)]
+    return [(MEAN, MODELS), *((model, (model,)) for model in MODELS)]
 
 
 def _of(results: Results, optimizers: Sequence[str], models: Sequence[str], condition: Condition) -> Results:
@@ -291,9 +291,9 @@ def criteo_summary(results: Results) -> Summary:
             mine.append(comparison)
     for other in ("Yogi", "RAdam", "AdaBelief", "AdamW", "AmsGrad", "CAmsGrad"):
         pair = (other, "Adam")
-        comparison = compared(results, pair, rates, TABLE, tuple(MODELS))
-        part = _of(results, pair, tuple(MODELS), TABLE)
-        row = _row(f"{MEAN}: {other} against Adam", _paper(pair, PAPER, tuple(MODELS)), comparison, part)
+        comparison = compared(results, pair, rates, TABLE, MODELS)
+        part = _of(results, pair, MODELS, TABLE)
+        row = _row(f"{MEAN}: {other} against Adam", _paper(pair, PAPER, MODELS), comparison, part)
         values = {
             f"{o} on {m}": float(np.mean(list(by_seed(results.tests(), o, rates, TABLE, (m,)).values())))
             for m in MODELS
@@ -305,7 +305,7 @@ def criteo_summary(results: Results) -> Summary:
         f"{_about(results)}Test AUC, {MEAN}: {mine[0].verdict}; {mine[6].verdict}. Model by model, with confidence "
         f"against without: {over_models}."
     )
-    return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, tuple(MODELS)))
+    return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, MODELS))
 
 
 def noise_summary(results: Results) -> Summary:
@@ -323,7 +323,7 @@ def noise_summary(results: Results) -> Summary:
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, results.tests()))
     verdict = f"{_about(results)}Test AUC with noisy training labels, {MEAN}. {'; '.join(verdicts)}."
     tail = f" AUC lost by noise at one learning rate: {drop.verdict}."
-    ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, tuple(MODELS))]
+    ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, MODELS)]
     return Summary(verdict + tail, rows, ends)
 
 
@@ -332,7 +332,7 @@ def _drop(results: Results) -> Comparison:
     rates, tests = chosen(results, ARMS, TABLE), results.tests()
 
     def lost(optimizer: str) -> dict[int, float]:
-        clean, noisy = (by_seed(tests, optimizer, rates, c, tuple(MODELS)) for c in (TABLE, TABLE_NOISY))
+        clean, noisy = (by_seed(tests, optimizer, rates, c, MODELS) for c in (TABLE, TABLE_NOISY))
         return {seed: clean[seed] - noisy[seed] for seed in clean}
 
     return statistics.compare(lost("CAdam"), lost("Adam"), names=ARMS, better="lower")
@@ -351,7 +351,7 @@ def ablation_summary(results: Results) -> Summary:
             if label == MEAN:
                 comparisons.append(comparison)
     verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(c.verdict for c in comparisons)}."
-    return Summary(verdict, rows, _warnings(results, optimizers, TABLE, tuple(MODELS)))
+    return Summary(verdict, rows, _warnings(results, optimizers, TABLE, MODELS))
 
 
 def streams_of(results: Results) -> list[Condition]:
