@@ -243,6 +243,10 @@ def _row(what: str, paper: str, comparison: Comparison, part: Results) -> Row:
     return statistics.row(what, paper, comparison, part.seconds)
 
 
+def _verdict(comparison: Comparison) -> str:
+    return f"{comparison.arm} against {comparison.baseline}: {comparison.verdict}"
+
+
 def _paper(pair: tuple[str, str], table: Mapping[str, Sequence[float]], models: Sequence[str]) -> str:
     """The paper's numbers of a pair: of a model, or their mean."""
     return ", ".join(f"{name} {_paper_value(table[name], models):.2f}" for name in pair)
@@ -268,7 +272,8 @@ def _about(results: Results) -> str:
     small = "" if cell.settings["hidden"] is None else "small models on "
     if cell.settings["source"] == "file" and not small and cell.settings["rows"] is None:
         return f"On {cell.data}. "
-    return f"Not the paper's run: {small}{cell.data}. Its numbers do not compare with the paper's, differences may. "
+    data = cell.data.replace(f"drift {cell.settings['drift']}", "drift")
+    return f"Not the paper's run: {small}{data}; its numbers do not compare with the paper's. "
 
 
 def _warnings(results: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str]) -> list[str]:
@@ -302,7 +307,7 @@ def criteo_summary(results: Results) -> Summary:
         rows.append(replace(row, values={**row.values, **values}))
     over_models = statistics.tally([mine[i] for i in range(len(mine)) if i % 6], "comparisons", "higher", "lower")
     verdict = (
-        f"{_about(results)}Test AUC, {MEAN}: {mine[0].verdict}; {mine[6].verdict}. Model by model, with confidence "
+        f"{_about(results)}Test AUC, {MEAN}: {_verdict(mine[0])}; {_verdict(mine[6])}. Model by model, with confidence "
         f"against without: {over_models}."
     )
     return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, MODELS))
@@ -321,8 +326,10 @@ def noise_summary(results: Results) -> Summary:
                 verdicts.append(f"{reading}: {comparison.verdict}")
     drop = _drop(results)
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, results.tests()))
-    verdict = f"{_about(results)}Test AUC with noisy training labels, {MEAN}. {'; '.join(verdicts)}."
-    tail = f" AUC lost by noise at one learning rate: {drop.verdict}."
+    verdict = (
+        f"{_about(results)}Test AUC with noisy training labels, {MEAN}, CAdam against Adam. {'; '.join(verdicts)}."
+    )
+    tail = f" AUC lost by noise at the lr best on clean data: {drop.verdict}."
     ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, MODELS)]
     return Summary(verdict + tail, rows, ends)
 
@@ -350,7 +357,7 @@ def ablation_summary(results: Results) -> Summary:
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", paper, comparison, part))
             if label == MEAN:
                 comparisons.append(comparison)
-    verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(c.verdict for c in comparisons)}."
+    verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(map(_verdict, comparisons))}."
     return Summary(verdict, rows, _warnings(results, optimizers, TABLE, MODELS))
 
 
@@ -386,10 +393,10 @@ def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float
     panel.invert_yaxis()
 
 
-def _legend(panel: Axes) -> None:
+def _legend(figure: Figure, panel: Axes) -> None:
     panel.plot([], [], "o-", ms=5, color=palette.INK, label="measured, 95% interval")
     panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper")
-    panel.legend(fontsize=7, loc="best")
+    figure.legend(fontsize=8, loc="outside upper right", ncols=2)
 
 
 def criteo_figures(results: Results) -> dict[str, Figure]:
@@ -406,7 +413,7 @@ def criteo_figures(results: Results) -> dict[str, Figure]:
     axes[0, 0].set_ylim(len(others) - 0.5, -0.5)
     for panel in axes[-1]:
         panel.set_xlabel("AUC x 100, less Adam's")
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {"Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)": figure}
 
 
@@ -420,7 +427,7 @@ def noise_figures(results: Results) -> dict[str, Figure]:
         panel.set(title=reading, xlabel="AUC x 100, CAdam less Adam")
         panel.set_yticks(range(len(names)), [label for label, _ in names])
     axes[0, 0].set_ylim(len(names) - 0.5, -0.5)
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {f"Test AUC of CAdam less that of Adam with {NOISY}, at three choices of learning rates": figure}
 
 
@@ -438,7 +445,7 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
         panel.set(title=f"{pair[0]} less {pair[1]}", xlabel="AUC x 100 gained")
         panel.set_yticks(range(len(names)), [label for label, _ in names])
     axes[0, 0].set_ylim(len(names) - 0.5, -0.5)
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {"What confidence adds to the test AUC, each optimizer at its own learning rate": figure}
 
 
@@ -494,7 +501,7 @@ TAB_CRITEO = Experiment(
     cells=criteo_cells,
     summary=criteo_summary,
     figures=criteo_figures,
-    seconds={"quick": 90, "full": 6300},
+    seconds={"quick": 70, "full": 6300},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,
@@ -512,7 +519,7 @@ TAB_CRITEO_NOISE = Experiment(
     cells=noise_cells,
     summary=noise_summary,
     figures=noise_figures,
-    seconds={"quick": 60, "full": 4200},
+    seconds={"quick": 50, "full": 4200},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,
@@ -530,7 +537,7 @@ TAB_ABLATION_CRITEO = Experiment(
     cells=ablation_cells,
     summary=ablation_summary,
     figures=ablation_figures,
-    seconds={"quick": 80, "full": 5500},
+    seconds={"quick": 60, "full": 5500},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,
