@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 SMALL = Generated(20_000, scaled(0.01))
 
 
-def everything(clicks: Clicks, part: str, batch_size: int = 3000, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+def everything(
+    clicks: Clicks, part: str, batch_size: int = 3000, **options: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     batches = list(clicks.batches(part, batch_size, device=CPU, **options))  # type: ignore[arg-type]
     return torch.cat([batch.ids for batch in batches]), torch.cat([batch.labels for batch in batches])
 
@@ -80,7 +82,7 @@ def test_ids_are_rows_of_their_field_and_as_skewed_as_set() -> None:
     assert batch.labels.dtype == torch.float32
     for column, (name, begin, size) in enumerate(zip(FIELDS, offsets(VOCABULARY), VOCABULARY, strict=True)):
         ids = batch.ids[:, column] - begin
-        assert 0 <= int(ids.min())
+        assert int(ids.min()) >= 0
         assert int(ids.max()) < size
         seen = torch.bincount(ids, minlength=size)[:30] / len(ids)
         np.testing.assert_allclose(seen, popularity(name, size)[:30], atol=0.006, err_msg=name)
