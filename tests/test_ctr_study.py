@@ -13,7 +13,18 @@ import pytest
 from cadam import cli
 from cadam.lab import catalogue, report, runner
 from cadam.lab.ctr import runs, study, text
-from cadam.lab.experiment import OWN_DATA, Cell, Cost, Experiment, Outcome, Plan, Result, Results
+from cadam.lab.experiment import (
+    OWN_DATA,
+    REPEAT_SEEDS,
+    TUNING_SEEDS,
+    Cell,
+    Cost,
+    Experiment,
+    Outcome,
+    Plan,
+    Result,
+    Results,
+)
 from cadam.lab.store import Store
 
 NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam.lab.ctr")]
@@ -32,6 +43,8 @@ def made_up(cell: Cell, gain: Gain) -> Outcome:
         auc += gain(cell)
     parts = ("stream",) if cell.settings["reading"] == "stream" else ("validation", "test")
     metrics = {f"{part} auc": auc + (part == "test") for part in parts}
+    if cell.lr == max(grid) and TUNING_SEEDS <= cell.seed < REPEAT_SEEDS and "test" in parts:
+        metrics["test auc"] += 50  # nobody may choose by that
     return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
 
 
