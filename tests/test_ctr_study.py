@@ -13,8 +13,18 @@ import pytest
 from cadam import cli
 from cadam.lab import catalogue, report, runner
 from cadam.lab.ctr import runs, study, text
-from cadam.lab.ctr.models import MODELS
-from cadam.lab.experiment import OWN_DATA, Cell, Cost, Experiment, Outcome, Plan, Result, Results
+from cadam.lab.experiment import (
+    OWN_DATA,
+    REPEAT_SEEDS,
+    TUNING_SEEDS,
+    Cell,
+    Cost,
+    Experiment,
+    Outcome,
+    Plan,
+    Result,
+    Results,
+)
 from cadam.lab.store import Store
 
 NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam.lab.ctr")]
@@ -33,6 +43,8 @@ def made_up(cell: Cell, gain: Gain) -> Outcome:
         auc += gain(cell)
     parts = ("stream",) if cell.settings["reading"] == "stream" else ("validation", "test")
     metrics = {f"{part} auc": auc + (part == "test") for part in parts}
+    if cell.lr == max(grid) and TUNING_SEEDS <= cell.seed < REPEAT_SEEDS and "test" in parts:
+        metrics["test auc"] += 50  # nobody may choose by that
     return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
 
 
@@ -79,7 +91,7 @@ def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
     tuning = experiment.cells(Plan("full", 3), Results())
     assert len(tuning) == 5 * 8 * 5
     assert {cell.lr for cell in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
-    assert {cell.model for cell in tuning} == set(MODELS)
+    assert {cell.model for cell in tuning} == set(study.MODELS)
     results = results_of(experiment, Plan("full", 3), gains)
     assert len(results) == 200 + 8 * 5 * 3 + 2 * 5 * 3
     assert {r.cell.lr for r in results.tests().where(model="PNN")} == {2e-3}

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import cadam
+from cadam import clip
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)
@@ -509,6 +510,17 @@ def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: floa
     assert_close(norm, nn.utils.clip_grad_norm_(dense, max_norm, norm_type))
     assert [p.grad.is_sparse for p in ours] == [False, True, True, True]
     assert_close([p.grad.to_dense() for p in ours], [p.grad for p in dense])
+
+
+@pytest.mark.parametrize("rows", [7, 1000], ids=["short", "long"])
+def test_sums_for_clipping_on_cuda(rows: int) -> None:
+    """As CUDA computes them: right, and nowhere waiting for values, which tensors without data would not have."""
+    torch.manual_seed(0)
+    ids, values = torch.randint(rows, (60,)), torch.randn(60, 3)
+    sums = clip._without_waiting(ids, values, rows)
+    expected = torch.zeros(rows, 3).index_add_(0, ids, values)
+    assert_close(sums[sums.any(1)], expected[expected.any(1)])
+    assert clip._without_waiting(ids.to("meta"), values.to("meta"), rows).shape == sums.shape
 
 
 def test_clipping_takes_a_single_tensor_and_a_module() -> None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from .engines import cuda_rows
 from .engines.rows import summed
 
-SHORT = {"cuda": 4, "cpu": 1}
-"""A table has at most so many rows for each id of its gradient where a sum for every row beats finding its rows."""
+SHORT = 4
+"""A table on CUDA has at most so many rows for each id of its gradient where a sum for every row beats a sort."""
 
 
 @torch.no_grad()
@@ -51,18 +51,23 @@ def _summed(grad: Tensor, norm_type: float) -> Tensor:
     if norm_type == 2 and cuda_rows.has_norm(values):
         return cuda_rows.norm(ids, values, rows).view(1)
     values = values.to(dtype)
-    short = rows <= SHORT.get(grad.device.type, 1) * count
     # Whoever made an id that is no row hears of it from the optimizer; here it must not write beside the sums.
     ids = ids.clamp(0, rows - 1)
-    if not grad.is_cuda:  # coalesce takes three times as long
-        different = rows
-        if not short:
-            found, ids = torch.unique(ids, return_inverse=True)
-            different = len(found)
-        return values.new_zeros(different, values.shape[1]).index_add_(0, ids, values)
-    # Not coalesce: it waits for the device to hear how many rows there are, which no CUDA graph can hold.
-    if not short:
+    if grad.is_cuda:
+        return _without_waiting(ids, values, rows)
+    if rows > count:
+        found, ids = torch.unique(ids, return_inverse=True)  # coalesce takes three times as long
+        rows = len(found)
+    return values.new_zeros(rows, values.shape[1]).index_add_(0, ids, values)
+
+
+def _without_waiting(ids: Tensor, values: Tensor, rows: int) -> Tensor:
+    """Sums that a CUDA graph can hold, the same in every run.
+
+    Coalescing waits for the device to hear how many rows there are.
+    """
+    if rows > SHORT * len(ids):
         ids, order = ids.sort(stable=True)
-        ids, values, rows = F.pad((ids[1:] != ids[:-1]).cumsum(0), (1, 0)), values[order], count
+        ids, values, rows = F.pad((ids[1:] != ids[:-1]).cumsum(0), (1, 0)), values[order], len(ids)
     sums: Tensor = torch.ops.aten.embedding_dense_backward(values, ids, rows, -1, False)
     return sums

@@ -99,8 +99,7 @@ def what_is_wrong(line: bytes) -> str | None:
 
 
 def _shown(column: bytes) -> str:
-    text = column.decode("utf-8", "backslashreplace")
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+    return repr(column if len(column) <= 40 else column[:40] + b"...")[1:]
 
 
 _TOLERATED = (b"\r", b" ", b"x", b"X", b"+")
@@ -114,19 +113,20 @@ def _table(text: bytes) -> pyarrow.Table | None:
     if any(character in text for character in _TOLERATED):
         return None
     parts = []
-    for block in _blocks(text):
-        part = _read(block)
+    for start, end in _blocks(text):
+        part = _read(pyarrow.py_buffer(text).slice(start, end - start))
         if part is None:
             return None
         parts.append(part)
     return pyarrow.concat_tables(parts) if parts else _schema().empty_table()
 
 
-def _blocks(text: bytes) -> Iterator[bytes]:
+def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
+    """Where blocks of whole lines begin and end."""
     start = 0
     while start < len(text):
         end = text.find(b"\n", start + BLOCK) + 1 or len(text)
-        yield text[start:end]
+        yield start, end
         start = end
 
 
@@ -137,7 +137,7 @@ def _schema() -> pyarrow.Schema:
     return pyarrow.schema([("label", pyarrow.uint8()), *integers, *((name, pyarrow.uint32()) for name in CATEGORIES)])
 
 
-def _read(block: bytes) -> pyarrow.Table | None:
+def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
     import pyarrow
     from pyarrow import csv
 
@@ -146,7 +146,7 @@ def _read(block: bytes) -> pyarrow.Table | None:
     try:
         table = csv.read_csv(
             pyarrow.BufferReader(block),
-            csv.ReadOptions(use_threads=False, column_names=["label", *FIELDS], block_size=len(block) + 1),
+            csv.ReadOptions(use_threads=False, column_names=["label", *FIELDS], block_size=block.size + 1),
             csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
             csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
         ).combine_chunks()

@@ -4,7 +4,7 @@
     count    the tokens of the training part of split x4: a vocabulary of those seen at least 10 times
     encode   every row into ids.i32: 39 rows of the one table as int32, in the order of the file
 
-The Parquet files are the lasting cache of the text: a quarter of its size, typed, for any tool to read, with the
+The Parquet files are the lasting cache of the text: smaller, typed, for any tool to read, with the
 source's sha256 in tokens/_common_metadata. ids.i32 is a flat file because a shuffled epoch reads rows one by one
 from anywhere: memory-mapped it needs no more memory than the system can spare, which no row group of Parquet allows.
 
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from .split import PARTS, folds
 if TYPE_CHECKING:
     import pyarrow
 
-CHUNK = 32 << 20
+CHUNK = 16 << 20
 MIN_COUNT = 10
 FORMAT = 1
 FIRST_FEW = 5
@@ -61,7 +61,7 @@ class SourceChangedError(ValueError):
 
 @dataclass
 class Chunk:
-    """A piece of the source: its lines, and the rows that were good."""
+    """A piece of the source: its lines, the rows that were good, the sha256 of all text up to its end."""
 
     first_line: int
     lines: int
@@ -131,7 +131,8 @@ def preprocess(
     if rows is not None and rows < 10:
         raise ValueError(f"rows must be at least 10, got {rows}")
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder), ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
+    workers = workers or min(4, 1 + (os.cpu_count() or 1))  # one waits for the disk while the others compute
+    with _alone(folder), ThreadPoolExecutor(workers) as pool:
         manifest = _begin(source, folder, rows, min_count)
         if strict:
             _refuse(manifest)
@@ -171,16 +172,15 @@ def _begin(source: Path, folder: Path, rows: int | None, min_count: int) -> Mani
 
 
 def _refuse(manifest: Manifest) -> None:
-    if manifest.bad:
-        raise BadLinesError(f"{manifest.source} has bad lines, which strict reading refuses{_report(manifest)}")
+    if manifest.bad or manifest.notes:
+        raise BadLinesError(f"{manifest.source} is damaged, which strict reading refuses{_report(manifest)}")
 
 
 def _report(manifest: Manifest) -> str:
-    if not manifest.bad:
-        return ""
-    shown = "".join(f"\n  {line}" for line in manifest.first_bad)
-    more = manifest.bad - len(manifest.first_bad)
-    return f"; bad lines so far: {manifest.bad:,}{shown}" + (f"\n  and {more:,} more" if more else "")
+    lines = [*manifest.notes]
+    if manifest.bad:
+        lines += [f"bad lines so far: {manifest.bad:,}", *(f"  {line}" for line in manifest.first_bad)]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 # read ----------------------------------------------------------------------------------------------------------
@@ -203,18 +203,22 @@ def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: Th
     for number, (text, first_line, place, ends_early) in enumerate(texts):
         total.update(text)
         if number < known:
-            if hashlib.sha256(text).hexdigest() != manifest.chunks[number].sha256:
+            if total.hexdigest() != manifest.chunks[number].sha256:
                 line = manifest.chunks[number].first_line
                 raise SourceChangedError(
                     f"{source} changed since {folder} was begun, from line {line}: delete {folder}"
                 )
         else:
-            waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early))
+            waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early, total.hexdigest()))
         if len(waiting) > pool._max_workers:
             keep()
         tell("read", place, manifest.rows)
     while waiting:
         keep()
+    if strict:
+        _refuse(manifest)
+    if not manifest.chunks:
+        raise ValueError(f"{source}: 0 good rows are too few, for it is empty")
     manifest.sha256 = total.hexdigest()
     _write_metadata(folder, manifest)
     _write_bad_lines(folder, manifest)
@@ -224,18 +228,13 @@ def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: Th
 
 def _chunks(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, int, float, bool]]:
     """Whole lines of the text, the number of the first, how far in the file they end, and whether the last is cut."""
-    first_line, rest, lines_left = 1, b"", manifest.wanted
-    for piece, place, last in _pieces(source, manifest):
-        text = rest + piece
-        end = len(text) if last else text.rfind(b"\n") + 1
-        text, rest = text[:end], text[end:]
-        lines = text.count(b"\n")
+    first_line, lines_left = 1, manifest.wanted
+    for text, place in _pieces(source, manifest):
+        lines = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
         if lines_left is not None and lines >= lines_left:
             text = text[: _end_of_line(text, lines_left)]
             lines = lines_left
-        cut = bool(text) and not text.endswith(b"\n")
-        if text:
-            yield text, first_line, place, cut
+        yield text, first_line, place, not text.endswith(b"\n")
         first_line += lines
         if lines_left is not None:
             lines_left -= lines
@@ -243,30 +242,39 @@ def _chunks(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, int, floa
                 return
 
 
-def _pieces(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, float, bool]]:
-    """The text in pieces, unpacked, with the share of the file they end at, and whether a piece is the last."""
+def _pieces(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, float]]:
+    """The text in pieces of whole lines, unpacked, with the share of the file they end at."""
     with source.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        text = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if packed else file
-        while True:
-            try:
-                piece = _read_fully(text, CHUNK)
-            except EOFError:
-                manifest.notes.append("the gzip stream ends early; all lines before its end were read")
-                piece = b""
-            last = len(piece) < CHUNK
-            yield piece, min(1.0, file.tell() / max(1, manifest.bytes)), last
-            if last:
-                return
+        text = _Unpacked(gzip.GzipFile(fileobj=file), manifest) if packed else file
+        while piece := text.read(CHUNK):
+            yield piece + text.readline(), min(1.0, file.tell() / max(1, manifest.bytes))
 
 
-def _read_fully(file: IO[bytes], size: int) -> bytes:
-    pieces = []
-    while size and (piece := file.read(size)):
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+class _Unpacked:
+    """A gzipped text. One that ends early is read up to there, which the manifest notes."""
+
+    def __init__(self, file: gzip.GzipFile, manifest: Manifest) -> None:
+        self.file, self.manifest = file, manifest
+
+    def read(self, size: int) -> bytes:
+        pieces: list[bytes] = []
+        while size and (piece := self._tried(self.file.read1, min(size, 1 << 20))):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def readline(self) -> bytes:
+        return self._tried(self.file.readline, -1)
+
+    def _tried(self, read: Callable[[int], bytes], size: int) -> bytes:
+        try:
+            return read(size)
+        except EOFError:
+            note = "the gzip stream ends early; what it has up to there was read"
+            self.manifest.notes[:] = [note]
+            return b""
 
 
 def _end_of_line(text: bytes, number: int) -> int:
@@ -275,18 +283,19 @@ def _end_of_line(text: bytes, number: int) -> int:
     return int(ends[number - 1]) + 1
 
 
-def _tokenize(folder: Path, number: int, text: bytes, first_line: int, ends_early: bool) -> tuple[Chunk, list[BadLine]]:
+def _tokenize(
+    folder: Path, number: int, text: bytes, first_line: int, ends_early: bool, sha256: str
+) -> tuple[Chunk, list[BadLine]]:
     from pyarrow import parquet
 
     table, bad = parse(text, first_line, ends_early)
-    digest = hashlib.sha256(text).hexdigest()
-    table = table.replace_schema_metadata({"first line": str(first_line), "sha256 of its text": digest})
+    table = table.replace_schema_metadata({"first line": str(first_line), "sha256 up to its last line": sha256})
     with _replacing(_tokens_file(folder, number)) as path:
-        parquet.write_table(table, path, compression="lz4", write_statistics=False)
+        parquet.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
     if bad:
         lines = "".join(f"{line.number}\t{line.reason}\t{json.dumps(line.text)}\n" for line in bad)
         _write(folder / "bad" / f"{number:05}.tsv", lines.encode())
-    return Chunk(first_line, len(table) + len(bad), len(table), len(bad), digest), bad
+    return Chunk(first_line, len(table) + len(bad), len(table), len(bad), sha256), bad
 
 
 def _tokens_file(folder: Path, number: int) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,11 +77,15 @@ def generated(rows: int, most_ids: int | None, drift: str) -> Generated:
 
 @lru_cache(maxsize=1)
 def own(path: str, rows: int | None) -> Criteo:
-    """Criteo's file, or its first lines; read into numbers on first use."""
+    """Criteo's file, or its first lines; read into numbers on first use. Processes open it one after the other."""
     from .command import Progress
-    from .criteo import Criteo
+    from .criteo import Criteo, cache_folder, find_source
 
-    return Criteo(path, rows, tell=Progress())
+    folder = cache_folder(find_source(Path(path)), rows, None)
+    with (folder / "opening").open("w") if folder.exists() else nullcontext() as turn:
+        if turn is not None:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        return Criteo(path, rows, tell=Progress())
 
 
 def reading_code() -> str:

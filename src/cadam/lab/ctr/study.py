@@ -18,12 +18,12 @@ from ..numerical import panels
 from ..statistics import Choice, Comparison
 from . import runs
 from .generator import ROWS
-from .models import MODELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MODELS = ("DeepFM", "WideDeep", "DNN", "PNN", "DCN")
 OPTIMIZERS = ("Yogi", "RAdam", "Adam", "AdaBelief", "AdamW", "AmsGrad", "CAdam", "CAmsGrad")
 ARMS = ("CAdam", "Adam")
 AMSGRAD, SGDM = ("CAmsGrad", "AmsGrad"), ("CSGDM", "SGDM")
@@ -119,7 +119,7 @@ def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition
 
 
 def tuning_cells(
-    plan: Plan, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = tuple(MODELS)
+    plan: Plan, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
 ) -> list[Cell]:
     return [
         cell(plan, model, optimizer, lr, condition, seed)
@@ -156,7 +156,7 @@ Rates = Mapping[tuple[str, str], float]
 
 
 def chosen(
-    found: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = tuple(MODELS)
+    found: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
 ) -> dict[tuple[str, str], float]:
     """The best learning rate by (model, optimizer)."""
     return {(m, o): choice(found, m, o, condition).lr for m in models for o in optimizers}
@@ -243,6 +243,10 @@ def _row(what: str, paper: str, comparison: Comparison, part: Results) -> Row:
     return statistics.row(what, paper, comparison, part.seconds)
 
 
+def _verdict(comparison: Comparison) -> str:
+    return f"{comparison.arm} against {comparison.baseline}: {comparison.verdict}"
+
+
 def _paper(pair: tuple[str, str], table: Mapping[str, Sequence[float]], models: Sequence[str]) -> str:
     """The paper's numbers of a pair: of a model, or their mean."""
     return ", ".join(f"{name} {_paper_value(table[name], models):.2f}" for name in pair)
@@ -253,7 +257,7 @@ def _paper_value(values: Sequence[float], models: Sequence[str]) -> float:
 
 
 def _each_and_mean() -> list[tuple[str, tuple[str, ...]]]:
-    return [(MEAN, tuple(MODELS)), *((model, (model,)) for model in MODELS)]
+    return [(MEAN, MODELS), *((model, (model,)) for model in MODELS)]
 
 
 def _of(results: Results, optimizers: Sequence[str], models: Sequence[str], condition: Condition) -> Results:
@@ -268,7 +272,8 @@ def _about(results: Results) -> str:
     small = "" if cell.settings["hidden"] is None else "small models on "
     if cell.settings["source"] == "file" and not small and cell.settings["rows"] is None:
         return f"On {cell.data}. "
-    return f"Not the paper's run: {small}{cell.data}. Its numbers do not compare with the paper's, differences may. "
+    data = cell.data.replace(f"drift {cell.settings['drift']}", "drift")
+    return f"Not the paper's run: {small}{data}; its numbers do not compare with the paper's. "
 
 
 def _warnings(results: Results, optimizers: Sequence[str], condition: Condition, models: Sequence[str]) -> list[str]:
@@ -291,9 +296,9 @@ def criteo_summary(results: Results) -> Summary:
             mine.append(comparison)
     for other in ("Yogi", "RAdam", "AdaBelief", "AdamW", "AmsGrad", "CAmsGrad"):
         pair = (other, "Adam")
-        comparison = compared(results, pair, rates, TABLE, tuple(MODELS))
-        part = _of(results, pair, tuple(MODELS), TABLE)
-        row = _row(f"{MEAN}: {other} against Adam", _paper(pair, PAPER, tuple(MODELS)), comparison, part)
+        comparison = compared(results, pair, rates, TABLE, MODELS)
+        part = _of(results, pair, MODELS, TABLE)
+        row = _row(f"{MEAN}: {other} against Adam", _paper(pair, PAPER, MODELS), comparison, part)
         values = {
             f"{o} on {m}": float(np.mean(list(by_seed(results.tests(), o, rates, TABLE, (m,)).values())))
             for m in MODELS
@@ -302,10 +307,10 @@ def criteo_summary(results: Results) -> Summary:
         rows.append(replace(row, values={**row.values, **values}))
     over_models = statistics.tally([mine[i] for i in range(len(mine)) if i % 6], "comparisons", "higher", "lower")
     verdict = (
-        f"{_about(results)}Test AUC, {MEAN}: {mine[0].verdict}; {mine[6].verdict}. Model by model, with confidence "
+        f"{_about(results)}Test AUC, {MEAN}: {_verdict(mine[0])}; {_verdict(mine[6])}. Model by model, with confidence "
         f"against without: {over_models}."
     )
-    return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, tuple(MODELS)))
+    return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, MODELS))
 
 
 def noise_summary(results: Results) -> Summary:
@@ -321,9 +326,11 @@ def noise_summary(results: Results) -> Summary:
                 verdicts.append(f"{reading}: {comparison.verdict}")
     drop = _drop(results)
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, results.tests()))
-    verdict = f"{_about(results)}Test AUC with noisy training labels, {MEAN}. {'; '.join(verdicts)}."
-    tail = f" AUC lost by noise at one learning rate: {drop.verdict}."
-    ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, tuple(MODELS))]
+    verdict = (
+        f"{_about(results)}Test AUC with noisy training labels, {MEAN}, CAdam against Adam. {'; '.join(verdicts)}."
+    )
+    tail = f" AUC lost by noise at the lr best on clean data: {drop.verdict}."
+    ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, MODELS)]
     return Summary(verdict + tail, rows, ends)
 
 
@@ -332,7 +339,7 @@ def _drop(results: Results) -> Comparison:
     rates, tests = chosen(results, ARMS, TABLE), results.tests()
 
     def lost(optimizer: str) -> dict[int, float]:
-        clean, noisy = (by_seed(tests, optimizer, rates, c, tuple(MODELS)) for c in (TABLE, TABLE_NOISY))
+        clean, noisy = (by_seed(tests, optimizer, rates, c, MODELS) for c in (TABLE, TABLE_NOISY))
         return {seed: clean[seed] - noisy[seed] for seed in clean}
 
     return statistics.compare(lost("CAdam"), lost("Adam"), names=ARMS, better="lower")
@@ -350,8 +357,8 @@ def ablation_summary(results: Results) -> Summary:
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", paper, comparison, part))
             if label == MEAN:
                 comparisons.append(comparison)
-    verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(c.verdict for c in comparisons)}."
-    return Summary(verdict, rows, _warnings(results, optimizers, TABLE, tuple(MODELS)))
+    verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(map(_verdict, comparisons))}."
+    return Summary(verdict, rows, _warnings(results, optimizers, TABLE, MODELS))
 
 
 def streams_of(results: Results) -> list[Condition]:
@@ -386,10 +393,10 @@ def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float
     panel.invert_yaxis()
 
 
-def _legend(panel: Axes) -> None:
+def _legend(figure: Figure, panel: Axes) -> None:
     panel.plot([], [], "o-", ms=5, color=palette.INK, label="measured, 95% interval")
     panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper")
-    panel.legend(fontsize=7, loc="best")
+    figure.legend(fontsize=8, loc="outside upper right", ncols=2)
 
 
 def criteo_figures(results: Results) -> dict[str, Figure]:
@@ -406,7 +413,7 @@ def criteo_figures(results: Results) -> dict[str, Figure]:
     axes[0, 0].set_ylim(len(others) - 0.5, -0.5)
     for panel in axes[-1]:
         panel.set_xlabel("AUC x 100, less Adam's")
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {"Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)": figure}
 
 
@@ -420,7 +427,7 @@ def noise_figures(results: Results) -> dict[str, Figure]:
         panel.set(title=reading, xlabel="AUC x 100, CAdam less Adam")
         panel.set_yticks(range(len(names)), [label for label, _ in names])
     axes[0, 0].set_ylim(len(names) - 0.5, -0.5)
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {f"Test AUC of CAdam less that of Adam with {NOISY}, at three choices of learning rates": figure}
 
 
@@ -438,7 +445,7 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
         panel.set(title=f"{pair[0]} less {pair[1]}", xlabel="AUC x 100 gained")
         panel.set_yticks(range(len(names)), [label for label, _ in names])
     axes[0, 0].set_ylim(len(names) - 0.5, -0.5)
-    _legend(axes[0, 0])
+    _legend(figure, axes[0, 0])
     return {"What confidence adds to the test AUC, each optimizer at its own learning rate": figure}
 
 
@@ -494,7 +501,7 @@ TAB_CRITEO = Experiment(
     cells=criteo_cells,
     summary=criteo_summary,
     figures=criteo_figures,
-    seconds={"quick": 90, "full": 6300},
+    seconds={"quick": 70, "full": 6300},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,
@@ -512,7 +519,7 @@ TAB_CRITEO_NOISE = Experiment(
     cells=noise_cells,
     summary=noise_summary,
     figures=noise_figures,
-    seconds={"quick": 60, "full": 4200},
+    seconds={"quick": 50, "full": 4200},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,
@@ -530,7 +537,7 @@ TAB_ABLATION_CRITEO = Experiment(
     cells=ablation_cells,
     summary=ablation_summary,
     figures=ablation_figures,
-    seconds={"quick": 80, "full": 5500},
+    seconds={"quick": 60, "full": 5500},
     seeds={"quick": 3, "full": 3},
     notes=(
         *_NOTES,

@@ -53,6 +53,7 @@ class Task:
     table_l2: float = 0.0
     """L2 penalty on the rows of tables that a batch touches."""
     precision: Precision = "tf32"
+    """Of matrix products on CUDA; the CPU's are float32."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """More options of the optimizer, such as weight_decay."""
 
@@ -214,7 +215,7 @@ def numerics(task: Task, device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(task.seed)
-        torch.set_float32_matmul_precision("high" if task.precision == "tf32" else "highest")
+        torch.set_float32_matmul_precision("high" if devices and task.precision == "tf32" else "highest")
         try:
             if not devices:
                 yield
