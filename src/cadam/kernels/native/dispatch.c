@@ -301,8 +301,40 @@ EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t 
  * All that is stable, so the result depends neither on the sizes of chunks and buckets nor on the number of threads. */
 
 typedef struct {
-    int64_t p, s[MAX_BUFFERS], counts, rows, width, kernel, dtype;
+    int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype;
 } row_table;
+
+typedef struct {
+    const int64_t *ids;
+    int64_t last;
+    int bad;
+} id_check;
+
+/* An id is negative, or the last row less the id is, where it is out of range. */
+static void check_range(int64_t begin, int64_t end, void *context)
+{
+    id_check *check = context;
+    uint64_t signs = 0;
+    for (int64_t i = begin; i < end; i++)
+        signs |= (uint64_t)check->ids[i] | ((uint64_t)check->last - (uint64_t)check->ids[i]);
+    if (signs >> 63)
+        __atomic_store_n(&check->bad, 1, __ATOMIC_RELAXED);
+}
+
+/* The position of the first of n ids that is out of range, or -1. */
+EXPORT int64_t cadam_check_ids(const int64_t *ids, int64_t n, int64_t rows, parallel_for_fn *parallel_for)
+{
+    enum { GRAIN = 32768 };
+    id_check check = {ids, rows - 1, 0};
+    if (n > GRAIN)
+        parallel_for(0, n, GRAIN, check_range, &check);
+    else
+        check_range(0, n, &check);
+    for (int64_t i = 0; check.bad && i < n; i++)
+        if ((uint64_t)ids[i] >= (uint64_t)rows)
+            return i;
+    return -1;
+}
 
 /* What a thread needs to find the distinct rows of a bucket. */
 typedef struct {
@@ -438,7 +470,7 @@ static int64_t lay_out(row_step *step)
     return largest;
 }
 
-/* Update the rows of `table` that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
+/* Step `table`: count it, update the rows that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
  * id that is out of range; in both latter cases nothing was changed. */
 EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
                           int64_t threads, parallel_for_fn *parallel_for)
@@ -481,6 +513,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     parallel_for(0, step.chunks, 1, deal_range, &step);
     convert(&step.c, c);
     parallel_for(0, threads, 1, bucket_range, &step);
+    *(float *)table->step += 1;
     if (table->counts) {
         ((int64_t *)table->counts)[0] += step.aligned;
         ((int64_t *)table->counts)[1] += step.touched;

@@ -243,13 +243,17 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
         const value_##T *grads = rows->grads;                                                                      \
         const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                   \
         int64_t aligned = 0, begin = 0;                                                                            \
-        for (int64_t r = 0; r < rows->count; r++) {                                                                \
-            const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
+            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+        for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
             if (r + ROWS_AHEAD < rows->count) {                                                                    \
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##T));                                   \
                 BUFFERS_##n_buffers(PREFETCH_ROW)                                                                  \
             }                                                                                                      \
+            if (r < 0)                                                                                             \
+                continue;                                                                                          \
+            const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
             if (begin + GRADS_AHEAD < last)                                                                        \
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
             value_##T *restrict p = (value_##T *)rows->p + row * width;                                            \
