@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PLAIN = (Tensor, torch.nn.Parameter)
 PAGE = 4096
 LARGE = 1 << 25  # bytes from which huge pages are worth asking for
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # as in linux/mman.h
+MADV_HUGEPAGE = 14  # as in linux/mman.h
 
 
 def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Tensor:
@@ -23,25 +22,17 @@ def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Te
     is asked to put large tensors in huge pages; where it does not, nothing but speed is lost.
     """
     buffer = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
-    _advise(buffer, MADV_HUGEPAGE)
+    if type(buffer) is Tensor and buffer.device.type == "cpu" and buffer.nbytes >= LARGE:
+        _ask_for_huge_pages(buffer)
     return buffer.fill_(value)
 
 
-def move_to_huge_pages(table: Tensor) -> None:
-    """Ask the system to put memory that is in use already into huge pages, for the same reason.
-
-    Linux 6.1 and later copy it at once, a page at a time; earlier ones do so by and by.
-    """
-    _advise(table, MADV_HUGEPAGE)
-    _advise(table, MADV_COLLAPSE)
-
-
-def _advise(x: Tensor, advice: int) -> None:
+def _ask_for_huge_pages(x: Tensor) -> None:
     madvise = _madvise()
-    if madvise is not None and type(x) in PLAIN and x.device.type == "cpu" and x.nbytes >= LARGE:
+    if madvise is not None:
         start = -(-x.data_ptr() // PAGE) * PAGE
         end = (x.data_ptr() + x.nbytes) // PAGE * PAGE
-        madvise(start, end - start, advice)
+        madvise(start, end - start, MADV_HUGEPAGE)
 
 
 @cache
