@@ -48,8 +48,9 @@ def dense(c: ctypes.CDLL, kernel: int, dtype: int, lengths: list[int], lie: int 
 
 def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: np.ndarray) -> int:
     tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
-    grads, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(3, np.int64)
-    table = np.array([*(t.ctypes.data for t in tensors), counts.ctypes.data, height, width, kernel, dtype], np.int64)
+    grads, step, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(1, np.float32), np.zeros(3, np.int64)
+    pointers = [t.ctypes.data for t in (*tensors, step, counts)]
+    table = np.array([*pointers, height, width, kernel, dtype], np.int64)
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
     return c.cadam_rows(
         table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data, coefficients.ctypes.data, 3, in_two_parts
@@ -60,9 +61,14 @@ def main(library: str, mode: str) -> None:
     c = ctypes.CDLL(library)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, PARALLEL_FOR]
+    c.cadam_check_ids.argtypes = [pointer, number, number, PARALLEL_FOR]
+    c.cadam_check_ids.restype = number
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR]
     c.cadam_rows.restype = number
     random = np.random.default_rng(0)
+    for n in (0, 1, 70_001):
+        ids = random.integers(0, 9, n)
+        assert c.cadam_check_ids(ids.ctypes.data, n, 9, in_two_parts) == -1
     if mode == "overrun":
         dense(c, 0, 0, [100], lie=1)
     for level in range(c.cadam_use(-1) + 1):
@@ -70,7 +76,7 @@ def main(library: str, mode: str) -> None:
         for kernel in range(9):
             for dtype in range(4):
                 dense(c, kernel, dtype, [0, 1, 7, 63, 64, 65, 129, 1000])
-                for height, width in ((1, 1), (5, 3), (70_000, 2), (300, 17), (9, 130)):
+                for height, width in ((1, 1), (5, 3), (70_000, 2), (300, 31), (9, 130)):
                     ids = random.integers(0, height, 200)
                     assert rows(c, kernel, dtype, height, width, ids) == -1
                     assert rows(c, kernel, dtype, height, width, ids[:0]) == -1

@@ -248,6 +248,42 @@ def test_ids_out_of_range_are_refused_before_anything_changes(bad: int) -> None:
     assert optimizer.state[dense]["step"] == 0
 
 
+@pytest.mark.parametrize("bad", [-1, 50, 2**62, -(2**63)])
+@pytest.mark.parametrize("at", [(0, 3), (0, 99_999), (1, 50_000)])
+def test_a_bad_id_among_many_is_found_in_every_dimension(bad: int, at: tuple[int, int], threads: None) -> None:
+    torch.set_num_threads(2)
+    table = torch.zeros(50, 40, 2, requires_grad=True)
+    ids = torch.stack([torch.arange(100_000) % 50, torch.arange(100_000) % 40])
+    ids[at] = bad
+    other = torch.zeros(9, 3, requires_grad=True)
+    optimizer = cadam.CAdam([("other", other), ("table", table)], fused=True)
+    other.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 3), (9, 3), check_invariants=False)
+    for columns in (ids, ids.t().contiguous().t()):
+        table.grad = torch.sparse_coo_tensor(columns, torch.ones(100_000, 2), table.shape, check_invariants=False)
+        with pytest.raises(IndexError, match=f"'table'.*row id {bad} is out of range for {table.shape[at[0]]} rows"):
+            optimizer.step()
+    for p in (other, table):
+        assert not p.any()
+        assert optimizer.state[p]["step"] == 0
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 10, 15, 16, 31, 32, 48, 65])
+def test_rows_of_any_width_equal_the_reference(width: int) -> None:
+    results = []
+    generator = torch.Generator().manual_seed(width)
+    ids = (torch.rand(3, 400, generator=generator) ** 2 * 300).long()
+    values = torch.randn(3, 400, width, generator=generator, dtype=torch.float64)
+    for options in ({"fused": True}, {"foreach": False}):
+        p = torch.ones(300, width, dtype=torch.float64, requires_grad=True)
+        optimizer = cadam.CAdam([p], **options)
+        for rows, grads in zip(ids, values, strict=True):
+            p.grad = torch.sparse_coo_tensor(rows[None], grads, p.shape, check_invariants=True)
+            optimizer.step()
+        results.append((p.detach(), *optimizer.state[p].values(), optimizer.alignment_counts()))
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+
+
 def test_many_sparse_dimensions() -> None:
     indices = torch.tensor([[0, 1, 0, 2], [3, 0, 3, 1]])
     for values, shape in ((torch.randn(4, 5), (3, 4, 5)), (torch.randn(4), (3, 4))):

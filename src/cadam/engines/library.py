@@ -83,6 +83,8 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_look.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, pointer]
     c.cadam_look.restype = number
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
+    c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
+    c.cadam_check_ids.restype = number
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))

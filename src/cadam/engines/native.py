@@ -19,7 +19,7 @@ from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
 from .library import Library, Numbers, find
-from .rows import check_ids
+from .rows import out_of_range
 from .source import Structure
 from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
@@ -128,11 +128,9 @@ class Table:
         rows = np.zeros((len(items), COLUMNS), np.int64)
         start = 0
         for job in jobs:
-            found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
-            if isinstance(found, str):
-                raise AssertionError(found)
+            library, kernel = _kernel(job)
             for row, item in zip(rows[start:], job.items, strict=False):
-                library, row[KERNEL] = found
+                row[KERNEL] = kernel
                 row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
@@ -235,6 +233,14 @@ def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, Watched]
     return slice(None) if len(where) == len(items) else where, buffers
 
 
+def _kernel(job: Job) -> tuple[Library, int]:
+    """The kernel that serves a job, as its number in its library."""
+    found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
+    if isinstance(found, str):
+        raise AssertionError(found)
+    return found
+
+
 def values(job: Job, t: float) -> list[float]:
     """The coefficients of a job at step t, in the kernel's order."""
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
@@ -270,49 +276,61 @@ class NativeRows:
         return any(self.refuses(job.update, item, grad, job.options) for job in jobs for item, grad in job)
 
     def check(self, jobs: Sequence[Job]) -> None:
-        check_ids(jobs)
+        for job in jobs:
+            library, _ = _kernel(job)
+            for item, grad in job:
+                ids, n = grad._indices().contiguous(), grad._nnz()
+                for dimension, rows in enumerate(item.param.shape[: grad.sparse_dim()]):
+                    start = ids.data_ptr() + dimension * n * ids.element_size()
+                    bad = library.c.cadam_check_ids(start, n, rows, library.parallel_for)
+                    if bad >= 0:
+                        raise out_of_range(item, int(ids[dimension, bad]), rows)
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
-            if isinstance(found, str):
-                raise AssertionError(found)
             for item, grad in job:
-                _rows(*found, job, item, grad)
+                _rows(*_kernel(job), job, item, grad)
 
 
 def _rows(library: Library, kernel: int, job: Job, item: Item, grad: Tensor) -> None:
     sparse_shape = item.param.shape[: grad.sparse_dim()]
-    ids, values_ = grad._indices(), grad._values()
+    ids, values_, n = grad._indices(), grad._values(), grad._nnz()
     if values_.is_complex():
         values_ = torch.view_as_real(values_)
     rows, width = sparse_shape.numel(), item.param.shape[grad.sparse_dim() :].numel()
+    if len(sparse_shape) > 1:
+        ids = _flat(ids, sparse_shape)
+    ids, values_ = ids.contiguous(), values_.contiguous()
+    if not rows or not width:
+        item.step.add_(1)
+        return
+    pointers = [buffer.data_ptr() for buffer in item.state.values()]
+    pointers += [0] * (MAX_BUFFERS - len(pointers))
+    counts = 0 if item.counts is None else item.counts.data_ptr()
+    tensors = (item.param.data_ptr(), *pointers, item.step.data_ptr(), counts)
+    table = np.array([*tensors, rows, width, kernel, DTYPES[item.param.dtype]], np.int64)
+    c = np.zeros(MAX_COEFFICIENTS)
+    numbers = values(job, item.step.item() + 1)
+    c[: len(numbers)] = numbers
+    failed = library.c.cadam_rows(
+        table.ctypes.data,
+        ids.data_ptr(),
+        n,
+        values_.data_ptr(),
+        c.ctypes.data,
+        torch.get_num_threads(),
+        library.parallel_for,
+    )
+    if failed == -2:
+        raise MemoryError(f"{item.name}: no memory for a step of {n} rows; it was not changed")
+    if failed >= 0:
+        raise IndexError(f"{item.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
+    torch.autograd.graph.increment_version(item.param)
+
+
+def _flat(ids: Tensor, shape: torch.Size) -> Tensor:
+    """Row numbers from the ids of many sparse dimensions."""
     flat = ids[0]
-    for dimension, more in zip(sparse_shape[1:], ids[1:], strict=True):
-        flat = flat * dimension + more
-    flat, values_ = flat.contiguous(), values_.contiguous()
-    if rows and width:
-        pointers = [buffer.data_ptr() for buffer in item.state.values()]
-        pointers += [0] * (MAX_BUFFERS - len(pointers))
-        counts = 0 if item.counts is None else item.counts.data_ptr()
-        table = np.array(
-            [item.param.data_ptr(), *pointers, counts, rows, width, kernel, DTYPES[item.param.dtype]], np.int64
-        )
-        c = np.zeros(MAX_COEFFICIENTS)
-        numbers = values(job, item.step.item() + 1)
-        c[: len(numbers)] = numbers
-        failed = library.c.cadam_rows(
-            table.ctypes.data,
-            flat.data_ptr(),
-            len(flat),
-            values_.data_ptr(),
-            c.ctypes.data,
-            torch.get_num_threads(),
-            library.parallel_for,
-        )
-        if failed == -2:
-            raise MemoryError(f"{item.name}: no memory for a step of {len(flat)} rows; it was not changed")
-        if failed >= 0:
-            raise IndexError(f"{item.name}: row id {int(flat[failed])} is out of range for {rows} rows")
-        torch.autograd.graph.increment_version(item.param)
-    item.step.add_(1)
+    for size, more in zip(shape[1:], ids[1:], strict=True):
+        flat = flat * size + more
+    return flat

@@ -52,10 +52,11 @@ def check_ids(jobs: Sequence[Job]) -> None:
                 if ids.numel():
                     low, high = map(int, torch.aminmax(ids))
                     if low < 0 or high >= dimension:
-                        raise IndexError(
-                            f"{item.name}: row id {low if low < 0 else high} is out of range for {dimension} rows; "
-                            "no parameter was changed"
-                        )
+                        raise out_of_range(item, low if low < 0 else high, dimension)
+
+
+def out_of_range(item: Item, row: int, rows: int) -> IndexError:
+    return IndexError(f"{item.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
 
 
 def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:

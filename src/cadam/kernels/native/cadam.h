@@ -23,48 +23,31 @@ typedef struct {
     uint32_t at;  /* position among the ids: which row of the gradients */
 } entry;
 
-/* The distinct rows of a bucket in order of appearance. A row that appears once has its gradient where it lies; of one
- * that appears again the sum is at `sums`, in the type of the arithmetic. */
+/* The distinct rows of a bucket, in order of appearance, and what is to be done to them. The gradients of row r are
+ * those at at[ends[r - 1]] to at[ends[r] - 1], in order of appearance; those of row 0 begin at at[0]. */
 typedef struct {
-    uint32_t *slot;      /* by row: one more than its number among the distinct ones, or 0 */
-    uint32_t *distinct;  /* by number: the row */
-    const char **source; /* by number: its gradient or its sum */
-    char *sums;          /* by number */
-} found_rows;
+    int64_t count, width;
+    const uint32_t *distinct; /* the rows, within the bucket */
+    const uint32_t *ends, *at;
+    const void *grads;      /* of all ids */
+    void *p, *s[MAX_BUFFERS]; /* the first row of the bucket: of the parameter, of its buffers */
+} row_batch;
 
-/* The memory that the rows of a bucket are in: of the parameter, then of its buffers. */
-typedef struct {
-    int count;
-    const char *first[1 + MAX_BUFFERS];
-    int64_t bytes[1 + MAX_BUFFERS]; /* of one row */
-} row_memory;
-
-/* Find the distinct rows of n entries and sum their gradients of this width, fetching the rows' memory on the way.
- * Returns how many there are. */
-typedef int64_t gather_fn(const entry *entries, int64_t n, const void *grads, int64_t width, const row_memory *rows,
-                          found_rows *to);
+/* Sum the gradients of each row and update it, with these coefficients. Returns how many elements were aligned. */
+typedef int64_t rows_fn(const row_batch *rows, const void *c);
 
 typedef struct {
     const char *name;      /* as the generator wrote it: the rule and its buffers */
     int buffers, coefficients;
-    update_fn *dense[DTYPES];   /* gradient in the parameter's type */
-    update_fn *summed[DTYPES];  /* gradient in the type of the arithmetic, as row sums are */
+    update_fn *dense[DTYPES];
+    rows_fn *rows[DTYPES];
 } kernel;
 
 typedef struct {
     const kernel *kernels;
     int count;
     update_fn *traffic; /* float32, two buffers: for benchmarks */
-    gather_fn *gather[DTYPES];
 } instruction_set;
-
-/* Prefetch every line of some bytes, into the innermost cache or the next (3 or 2, a constant). */
-#define fetch(p, bytes, cache)                                                                                     \
-    do {                                                                                                           \
-        const char *end_ = (const char *)(p) + (bytes);                                                            \
-        for (const char *line_ = (const char *)((uintptr_t)(p) & ~(uintptr_t)63); line_ < end_; line_ += 64)       \
-            __builtin_prefetch(line_, 0, cache);                                                                   \
-    } while (0)
 
 typedef void range_fn(int64_t begin, int64_t end, void *context);
 typedef int32_t parallel_for_fn(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context);

@@ -296,36 +296,75 @@ EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t 
 
 /* From raw ids and row gradients to the updated table, without a sort:
  *   1. the ids are dealt stably into buckets of neighbouring rows;
- *   2. within a bucket a small table finds repeated ids, whose gradients are summed in order of appearance;
- *   3. each distinct row is updated, while its lines, fetched in 2, are at hand.
- * Buckets and chunks depend on the sizes alone, so the result is the same for any number of threads. */
+ *   2. within a bucket a small table finds repeated ids, and the positions of each row's gradients are put together;
+ *   3. the gradients of each row are summed in order of appearance, and the row is updated.
+ * All that is stable, so the result depends neither on the sizes of chunks and buckets nor on the number of threads. */
 
 typedef struct {
-    int64_t p, s[MAX_BUFFERS], counts, rows, width, kernel, dtype;
+    int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype;
 } row_table;
 
-enum { CHUNKS = 64 };
+typedef struct {
+    const int64_t *ids;
+    int64_t last;
+    int bad;
+} id_check;
+
+/* An id is negative, or the last row less the id is, where it is out of range. */
+static void check_range(int64_t begin, int64_t end, void *context)
+{
+    id_check *check = context;
+    uint64_t signs = 0;
+    for (int64_t i = begin; i < end; i++)
+        signs |= (uint64_t)check->ids[i] | ((uint64_t)check->last - (uint64_t)check->ids[i]);
+    if (signs >> 63)
+        __atomic_store_n(&check->bad, 1, __ATOMIC_RELAXED);
+}
+
+/* The position of the first of n ids that is out of range, or -1. */
+EXPORT int64_t cadam_check_ids(const int64_t *ids, int64_t n, int64_t rows, parallel_for_fn *parallel_for)
+{
+    enum { GRAIN = 32768 };
+    id_check check = {ids, rows - 1, 0};
+    if (n > GRAIN)
+        parallel_for(0, n, GRAIN, check_range, &check);
+    else
+        check_range(0, n, &check);
+    for (int64_t i = 0; check.bad && i < n; i++)
+        if ((uint64_t)ids[i] >= (uint64_t)rows)
+            return i;
+    return -1;
+}
+
+/* What a thread needs to find the distinct rows of a bucket. */
+typedef struct {
+    uint32_t *slot;     /* by row: one more than its number among the distinct ones, or 0 */
+    uint32_t *distinct; /* by number: the row */
+    uint32_t *ends;     /* by number: how often it appears, then where its positions begin, then where they end */
+    uint32_t *at;       /* positions by row, then in order of appearance */
+} found_rows;
 
 typedef struct {
     const instruction_set *set;
     const row_table *table;
     const int64_t *ids;
     const char *grads;
-    int64_t n, shift, buckets;
-    int64_t *offsets; /* [CHUNKS][buckets]: counts, then where each chunk's share of a bucket begins */
-    int64_t *starts;  /* [buckets + 1] */
-    entry *entries;
+    int64_t n, shift, buckets, chunks;
+    uint32_t *offsets; /* [chunks][buckets]: counts, then where each chunk's share of a bucket begins */
+    uint32_t *starts;  /* [buckets + 1] */
+    entry *entries;    /* by bucket, then in order of appearance */
+    found_rows *found; /* by thread */
     coefficients c;
-    int64_t bad, next, aligned, touched, failed;
+    int64_t bad, next, aligned, touched;
 } row_step;
 
-static int64_t chunk_begin(const row_step *step, int64_t chunk) { return step->n * chunk / CHUNKS; }
+static int64_t chunk_begin(const row_step *step, int64_t chunk) { return step->n * chunk / step->chunks; }
 
 static void count_range(int64_t begin, int64_t end, void *context)
 {
     row_step *step = context;
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        int64_t *offsets = step->offsets + chunk * step->buckets;
+        uint32_t *offsets = step->offsets + chunk * step->buckets;
         for (int64_t i = chunk_begin(step, chunk), last = chunk_begin(step, chunk + 1); i < last; i++) {
             const int64_t id = step->ids[i];
             if ((uint64_t)id >= (uint64_t)step->table->rows) {
@@ -338,68 +377,100 @@ static void count_range(int64_t begin, int64_t end, void *context)
     }
 }
 
+/* A bucket's share lies in memory that no cache knows yet. */
+enum { DEAL_AHEAD = 16 };
+
 static void deal_range(int64_t begin, int64_t end, void *context)
 {
     row_step *step = context;
     const int64_t mask = ((int64_t)1 << step->shift) - 1;
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        int64_t *offsets = step->offsets + chunk * step->buckets;
+        uint32_t *offsets = step->offsets + chunk * step->buckets;
         for (int64_t i = chunk_begin(step, chunk), last = chunk_begin(step, chunk + 1); i < last; i++) {
             const int64_t id = step->ids[i];
             entry *to = &step->entries[offsets[id >> step->shift]++];
-            to->row = (uint32_t)(id & mask);
-            to->at = (uint32_t)i;
+            __builtin_prefetch(to + DEAL_AHEAD, 1);
+            *to = (entry){(uint32_t)(id & mask), (uint32_t)i};
         }
     }
+}
+
+/* Find the distinct rows of n entries and put the positions of each together. Returns how many rows there are.
+ * Whether a row is new cannot be foreseen, so there is no branch on it. */
+static int64_t find_rows(entry *entries, int64_t n, found_rows *my)
+{
+    uint32_t *slot = my->slot, *distinct = my->distinct, *ends = my->ends;
+    uint32_t count = 0, total = 0;
+    ends[0] = 0;
+    for (int64_t e = 0; e < n; e++) {
+        const uint32_t row = entries[e].row, known = slot[row], fresh = known == 0;
+        distinct[count] = row;
+        count += fresh;
+        ends[count] = 0;
+        const uint32_t number = known + (count & -fresh);
+        slot[row] = number;
+        entries[e].row = number - 1;
+        ends[number - 1]++;
+    }
+    for (uint32_t d = 0; d < count; d++) {
+        const uint32_t times = ends[d];
+        ends[d] = total;
+        total += times;
+        slot[distinct[d]] = 0;
+    }
+    for (int64_t e = 0; e < n; e++)
+        my->at[ends[entries[e].row]++] = entries[e].at;
+    return count;
 }
 
 static void do_bucket(row_step *step, int64_t bucket, found_rows *my)
 {
     const row_table *t = step->table;
-    const int64_t width = t->width, real = size_of_real(t->dtype), first = step->starts[bucket];
-    const kernel *k = &step->set->kernels[t->kernel];
-    row_memory rows = {1 + k->buffers, {(const char *)t->p}, {width * size_of[t->dtype]}};
-    for (int b = 0; b < k->buffers; b++) {
-        rows.first[1 + b] = (const char *)t->s[b];
-        rows.bytes[1 + b] = width * real;
-    }
-    for (int m = 0; m < rows.count; m++)
-        rows.first[m] += (bucket << step->shift) * rows.bytes[m];
-    const int64_t distinct = step->set->gather[t->dtype](&step->entries[first], step->starts[bucket + 1] - first,
-                                                         step->grads, width, &rows, my);
-    int64_t aligned = 0;
-    for (int64_t d = 0; d < distinct; d++) {
-        char *at[1 + MAX_BUFFERS] = {0};
-        for (int m = 0; m < rows.count; m++)
-            at[m] = (char *)rows.first[m] + my->distinct[d] * rows.bytes[m];
-        const int is_sum = my->source[d] == my->sums + d * width * real;
-        aligned += (is_sum ? k->summed : k->dense)[t->dtype](at[0], my->source[d], (void *const *)&at[1], width,
-                                                             in_arithmetic_of(&step->c, t->dtype));
-        my->slot[my->distinct[d]] = 0;
-    }
+    const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first, row = bucket << step->shift;
+    const int64_t distinct = find_rows(step->entries + first, n, my);
+    row_batch rows = {distinct, t->width, my->distinct, my->ends, my->at, step->grads, 0, {0}};
+    rows.p = (char *)t->p + row * t->width * size_of[t->dtype];
+    for (int b = 0; b < step->set->kernels[t->kernel].buffers; b++)
+        rows.s[b] = (char *)t->s[b] + row * t->width * size_of_real((int)t->dtype);
+    const int64_t aligned =
+        step->set->kernels[t->kernel].rows[t->dtype](&rows, in_arithmetic_of(&step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&step->touched, distinct * width, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&step->touched, distinct * t->width, __ATOMIC_RELAXED);
 }
-
-typedef struct {
-    row_step *step;
-    found_rows *found;
-} row_work;
 
 static void bucket_range(int64_t begin, int64_t end, void *context)
 {
-    row_work *work = context;
+    row_step *step = context;
     for (int64_t worker = begin; worker < end; worker++)
         for (;;) {
-            const int64_t bucket = __atomic_fetch_add(&work->step->next, 1, __ATOMIC_RELAXED);
-            if (bucket >= work->step->buckets)
+            const int64_t bucket = __atomic_fetch_add(&step->next, 1, __ATOMIC_RELAXED);
+            if (bucket >= step->buckets)
                 break;
-            if (work->step->starts[bucket] < work->step->starts[bucket + 1])
-                do_bucket(work->step, bucket, &work->found[worker]);
+            if (step->starts[bucket] < step->starts[bucket + 1])
+                do_bucket(step, bucket, &step->found[worker]);
         }
 }
 
-/* Update the rows of `table` that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
+/* Turn the counts of chunks into where their shares begin. Returns the size of the largest bucket. */
+static int64_t lay_out(row_step *step)
+{
+    uint32_t total = 0, largest = 0;
+    for (int64_t b = 0; b < step->buckets; b++) {
+        step->starts[b] = total;
+        for (int64_t chunk = 0; chunk < step->chunks; chunk++) {
+            uint32_t *share = &step->offsets[chunk * step->buckets + b];
+            const uint32_t count = *share;
+            *share = total;
+            total += count;
+        }
+        if (total - step->starts[b] > largest)
+            largest = total - step->starts[b];
+    }
+    step->starts[step->buckets] = total;
+    return largest;
+}
+
+/* Step `table`: count it, update the rows that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
  * id that is out of range; in both latter cases nothing was changed. */
 EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
                           int64_t threads, parallel_for_fn *parallel_for)
@@ -417,48 +488,32 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     while ((table->rows >> step.shift) > 4096)
         step.shift++;
     step.buckets = ((table->rows - 1) >> step.shift) + 1;
-    step.offsets = calloc((size_t)(CHUNKS * step.buckets), sizeof *step.offsets);
+    step.chunks = threads;
+    step.offsets = calloc((size_t)(step.chunks * step.buckets), sizeof *step.offsets);
     step.starts = malloc((size_t)(step.buckets + 1) * sizeof *step.starts);
-    step.entries = malloc((size_t)(n ? n : 1) * sizeof *step.entries);
+    step.entries = malloc((size_t)(n + 1) * sizeof *step.entries);
+    step.found = calloc((size_t)threads, sizeof *step.found);
     int64_t result = -2;
-    found_rows *found = 0;
-    if (!step.offsets || !step.starts || !step.entries)
+    if (!step.offsets || !step.starts || !step.entries || !step.found)
         goto done;
-    parallel_for(0, CHUNKS, 1, count_range, &step);
+    parallel_for(0, step.chunks, 1, count_range, &step);
     if (step.bad >= 0) {
         result = step.bad;
         goto done;
     }
-    int64_t total = 0, largest = 0;
-    for (int64_t b = 0; b < step.buckets; b++) {
-        step.starts[b] = total;
-        for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
-            int64_t *share = &step.offsets[chunk * step.buckets + b];
-            const int64_t count = *share;
-            *share = total;
-            total += count;
-        }
-        if (total - step.starts[b] > largest)
-            largest = total - step.starts[b];
-    }
-    step.starts[step.buckets] = total;
-    const int64_t span = (int64_t)1 << step.shift, most = largest < span ? largest : span;
-    found = calloc((size_t)threads, sizeof *found);
-    if (!found)
-        goto done;
+    const int64_t largest = lay_out(&step), span = (int64_t)1 << step.shift, most = largest < span ? largest : span;
     for (int64_t i = 0; i < threads; i++) {
-        found[i].slot = calloc((size_t)span, sizeof(uint32_t));
-        found[i].distinct = malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
-        found[i].source = malloc((size_t)(most ? most : 1) * sizeof(char *));
-        found[i].sums = malloc((size_t)((most ? most : 1) * table->width * size_of_real((int)table->dtype)));
-        if (!found[i].slot || !found[i].distinct || !found[i].source ||
-            !found[i].sums)
+        step.found[i].slot = calloc((size_t)span, sizeof(uint32_t));
+        step.found[i].distinct = malloc((size_t)(most + 1) * sizeof(uint32_t));
+        step.found[i].ends = malloc((size_t)(most + 1) * sizeof(uint32_t));
+        step.found[i].at = malloc((size_t)(largest + 1) * sizeof(uint32_t));
+        if (!step.found[i].slot || !step.found[i].distinct || !step.found[i].ends || !step.found[i].at)
             goto done;
     }
-    parallel_for(0, CHUNKS, 1, deal_range, &step);
+    parallel_for(0, step.chunks, 1, deal_range, &step);
     convert(&step.c, c);
-    row_work work = {&step, found};
-    parallel_for(0, threads, 1, bucket_range, &work);
+    parallel_for(0, threads, 1, bucket_range, &step);
+    *(float *)table->step += 1;
     if (table->counts) {
         ((int64_t *)table->counts)[0] += step.aligned;
         ((int64_t *)table->counts)[1] += step.touched;
@@ -466,13 +521,13 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     }
     result = -1;
 done:
-    for (int64_t i = 0; found && i < threads; i++) {
-        free(found[i].slot);
-        free(found[i].distinct);
-        free(found[i].source);
-        free(found[i].sums);
+    for (int64_t i = 0; step.found && i < threads; i++) {
+        free(step.found[i].slot);
+        free(step.found[i].distinct);
+        free(step.found[i].ends);
+        free(step.found[i].at);
     }
-    free(found);
+    free(step.found);
     free(step.entries);
     free(step.starts);
     free(step.offsets);

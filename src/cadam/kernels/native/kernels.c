@@ -14,13 +14,21 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-enum { BLOCK = 64, AHEAD = 512, GRADS_AHEAD = 12 };
+enum { BLOCK = 64, AHEAD = 512, ROWS_AHEAD = 16, GRADS_AHEAD = 48 };
 
 static inline void prefetch(const void *p, int64_t i, int64_t size)
 {
     const char *at = (const char *)p + (i + AHEAD) * size;
     for (int64_t line = 0; line < BLOCK * size; line += 64)
         __builtin_prefetch(at + line);
+}
+
+/* Into the second cache: more can be on its way there than to the first. */
+static inline void prefetch_row(const void *first, int64_t row, int64_t bytes)
+{
+    const uintptr_t begin = (uintptr_t)first + (uintptr_t)(row * bytes), end = begin + (uintptr_t)bytes;
+    for (uintptr_t line = begin & ~(uintptr_t)63; line < end; line += 64)
+        __builtin_prefetch((const void *)line, 0, 2);
 }
 
 /* Up to a block of values as the arithmetic wants them, and back. float and double are used where they lie. */
@@ -143,12 +151,12 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #define ARGUMENT(k) , &s##k[i + j]
 #define PREFETCH(k) prefetch(s##k, i, sizeof(real_t));
 
-/* Update the elements i to i + m, m at most BLOCK. */
-#define UPDATE(rule, n_buffers, P, G, real_, m)                                                                    \
+/* Update the elements i to i + m, m at most BLOCK, with these gradients. */
+#define UPDATE(rule, n_buffers, P, real_, grads, m)                                                                \
     {                                                                                                              \
-        real_t p_room[BLOCK], g_room[BLOCK];                                                                       \
+        real_t p_room[BLOCK];                                                                                      \
         real_t *restrict x = open_##P(p + i, p_room, m);                                                           \
-        const real_t *restrict y = open_##G(g + i, g_room, m);                                                     \
+        const real_t *restrict y = grads;                                                                          \
         integer_t count = 0;                                                                                       \
         _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
         {                                                                                                          \
@@ -169,16 +177,17 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
         const value_##G *restrict g = g_;                                                                          \
         BUFFERS_##n_buffers(DECLARE)                                                                               \
         const struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_, *c = &values;             \
+        real_t room[BLOCK];                                                                                        \
         int64_t aligned = 0, i = 0;                                                                                \
-        (void)s_;                                                                                                  \
+        (void)s_, (void)room;                                                                                      \
         for (; i + BLOCK <= n; i += BLOCK) {                                                                       \
             prefetch(p, i, sizeof *p);                                                                             \
             prefetch(g, i, sizeof *g);                                                                             \
             BUFFERS_##n_buffers(PREFETCH)                                                                          \
-            UPDATE(rule, n_buffers, P, G, real_, BLOCK)                                                            \
+            UPDATE(rule, n_buffers, P, real_, open_##G(g + i, room, BLOCK), BLOCK)                                 \
         }                                                                                                          \
         if (i < n)                                                                                                 \
-            UPDATE(rule, n_buffers, P, G, real_, n - i)                                                            \
+            UPDATE(rule, n_buffers, P, real_, open_##G(g + i, room, n - i), n - i)                                 \
         return aligned;                                                                                            \
     }
 
@@ -186,9 +195,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
     LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
     LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
     LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
-    LOOP(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_summed)                                             \
-    LOOP(rule, buffers, F16, F16, float, int32_t, rule##_f16)                                                      \
-    LOOP(rule, buffers, F16, F32, float, int32_t, rule##_f16_summed)
+    LOOP(rule, buffers, F16, F16, float, int32_t, rule##_f16)
 RULES(LOOPS)
 
 /* The traffic of an Adam step and next to no arithmetic: the speed limit that benchmarks measure against. */
@@ -203,63 +210,82 @@ static inline void traffic_float(const struct traffic_float_c *c, float *p, floa
 }
 LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
 
-/* Sums of gradient rows. The widths that tables mostly have are known to the compiler. */
-#define ADD(T, real_, width)                                                                                       \
+#define DECLARE_ROW(k) real_t *restrict s##k = (real_t *)rows->s[k] + row * width;
+#define PREFETCH_ROW(k) prefetch_row(rows->s[k], next, width * (int64_t)sizeof(real_t));
+
+/* Sum the elements i to i + m of a row's gradients in order of appearance, and update them. The sum is a vector, so that
+ * it stays in registers. */
+#define SUM_AND_UPDATE(rule, n_buffers, T, real_, m)                                                               \
     {                                                                                                              \
-        real_ a_room[BLOCK], b_room[BLOCK];                                                                        \
-        for (int64_t i = 0; i < (width); i += BLOCK) {                                                             \
-            const int64_t m = (width) - i < BLOCK ? (width) - i : BLOCK;                                           \
-            const real_ *a = again ? sum + i : open_##T((const value_##T *)to->source[number] + i, a_room, m);     \
-            const real_ *b = open_##T(grad + i, b_room, m);                                                        \
-            _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++) sum[i + j] = a[j] + b[j];                         \
+        typedef real_ vector __attribute__((vector_size(m * sizeof(real_))));                                      \
+        real_t total[m], room[m];                                                                                  \
+        vector sum, more;                                                                                          \
+        memcpy(&sum, open_##T(grads + rows->at[begin] * width + i, room, m), sizeof sum);                          \
+        for (int64_t e = begin + 1; e < end; e++) {                                                                \
+            if (i == 0 && e + GRADS_AHEAD < last)                                                                  \
+                prefetch_row(grads, rows->at[e + GRADS_AHEAD], width * (int64_t)sizeof *grads);                    \
+            memcpy(&more, open_##T(grads + rows->at[e] * width + i, room, m), sizeof more);                        \
+            sum += more;                                                                                           \
         }                                                                                                          \
+        memcpy(total, &sum, sizeof sum);                                                                           \
+        UPDATE(rule, n_buffers, T, real_, total, m)                                                                \
+        i += m;                                                                                                    \
     }
 
-#define GATHER(T, real_)                                                                                           \
-    static int64_t gather_##T(const entry *entries, int64_t n, const void *grads_, int64_t width,                  \
-                              const row_memory *rows, found_rows *to)                                              \
+/* Rows lie far apart, so they and their gradients are fetched some rows ahead. The strips have fixed sizes, which the
+ * compiler turns into vector code: a row is too short for a loop that finds out how long it is. */
+#define ROWS(rule, n_buffers, T, real_, integer_, NAME)                                                            \
+    static int64_t NAME(const row_batch *rows, const void *c_)                                                     \
     {                                                                                                              \
-        const value_##T *grads = grads_;                                                                           \
-        int64_t distinct = 0;                                                                                      \
-        for (int64_t e = 0; e < n; e++) {                                                                          \
-            const int64_t row = entries[e].row;                                                                    \
-            const value_##T *grad = grads + (int64_t)entries[e].at * width;                                        \
-            if (e + GRADS_AHEAD < n)                                                                               \
-                fetch(grads + (int64_t)entries[e + GRADS_AHEAD].at * width, width * (int64_t)sizeof *grad, 3);     \
-            if (!to->slot[row]) {                                                                                  \
-                to->distinct[distinct] = (uint32_t)row;                                                            \
-                to->source[distinct] = (const char *)grad;                                                         \
-                to->slot[row] = (uint32_t)++distinct;                                                              \
-                for (int k = 0; k < rows->count; k++)                                                              \
-                    fetch(rows->first[k] + row * rows->bytes[k], rows->bytes[k], 2);                               \
+        typedef real_ real_t;                                                                                      \
+        typedef integer_ integer_t;                                                                                \
+        const struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_, *c = &values;             \
+        const value_##T *grads = rows->grads;                                                                      \
+        const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                   \
+        int64_t aligned = 0, begin = 0;                                                                            \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
+            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+        for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
+            if (r + ROWS_AHEAD < rows->count) {                                                                    \
+                const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
+                prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##T));                                   \
+                BUFFERS_##n_buffers(PREFETCH_ROW)                                                                  \
+            }                                                                                                      \
+            if (r < 0)                                                                                             \
                 continue;                                                                                          \
-            }                                                                                                      \
-            const int64_t number = to->slot[row] - 1;                                                              \
-            real_ *sum = (real_ *)to->sums + number * width;                                                       \
-            const int again = to->source[number] == (const char *)sum;                                             \
-            switch (width) {                                                                                       \
-            case 1: ADD(T, real_, 1) break;                                                                        \
-            case 8: ADD(T, real_, 8) break;                                                                        \
-            case 10: ADD(T, real_, 10) break;                                                                      \
-            case 16: ADD(T, real_, 16) break;                                                                      \
-            case 32: ADD(T, real_, 32) break;                                                                      \
-            case 64: ADD(T, real_, 64) break;                                                                      \
-            default: ADD(T, real_, width)                                                                          \
-            }                                                                                                      \
-            to->source[number] = (const char *)sum;                                                                \
+            const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
+            if (begin + GRADS_AHEAD < last)                                                                        \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            value_##T *restrict p = (value_##T *)rows->p + row * width;                                            \
+            BUFFERS_##n_buffers(DECLARE_ROW)                                                                       \
+            int64_t i = 0;                                                                                         \
+            while (i + 16 <= width)                                                                                \
+                SUM_AND_UPDATE(rule, n_buffers, T, real_, 16)                                                      \
+            if (width & 8)                                                                                         \
+                SUM_AND_UPDATE(rule, n_buffers, T, real_, 8)                                                       \
+            if (width & 4)                                                                                         \
+                SUM_AND_UPDATE(rule, n_buffers, T, real_, 4)                                                       \
+            if (width & 2)                                                                                         \
+                SUM_AND_UPDATE(rule, n_buffers, T, real_, 2)                                                       \
+            if (width & 1)                                                                                         \
+                SUM_AND_UPDATE(rule, n_buffers, T, real_, 1)                                                       \
+            begin = end;                                                                                           \
         }                                                                                                          \
-        return distinct;                                                                                           \
+        return aligned;                                                                                            \
     }
-GATHER(F32, float)
-GATHER(F64, double)
-GATHER(BF16, float)
-GATHER(F16, float)
+
+#define ALL_ROWS(rule, buffers, coefficients)                                                                      \
+    ROWS(rule, buffers, F32, float, int32_t, rule##_f32_rows)                                                      \
+    ROWS(rule, buffers, F64, double, int64_t, rule##_f64_rows)                                                     \
+    ROWS(rule, buffers, BF16, float, int32_t, rule##_bf16_rows)                                                    \
+    ROWS(rule, buffers, F16, float, int32_t, rule##_f16_rows)
+RULES(ALL_ROWS)
 
 #define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
-        .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                   \
-        .summed = {rule##_f32, rule##_f64, rule##_bf16_summed, rule##_f16_summed},                    \
+        .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
+        .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
 
@@ -267,5 +293,4 @@ const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,
     .count = sizeof kernels / sizeof *kernels,
     .traffic = traffic_f32,
-    .gather = {gather_F32, gather_F64, gather_BF16, gather_F16},
 };
