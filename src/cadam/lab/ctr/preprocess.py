@@ -136,6 +136,8 @@ def preprocess(
         manifest = _begin(source, folder, rows, min_count)
         if strict:
             _refuse(manifest)
+        if manifest.complete:
+            return manifest
         if manifest.sha256 is None:
             _read(source, folder, manifest, strict, pool, tell)
         if manifest.rows < 10:
@@ -144,9 +146,8 @@ def preprocess(
         fold_of = folds(labels)
         if manifest.vocabulary is None:
             _count(folder, manifest, np.isin(fold_of, PARTS["train"]), pool, tell)
-        if manifest.encoded < len(manifest.chunks):
-            _encode(folder, manifest, pool, tell)
-            _write(folder / "labels.u8", labels.tobytes())
+        _write(folder / "labels.u8", labels.tobytes())
+        _encode(folder, manifest, pool, tell)
     return manifest
 
 
