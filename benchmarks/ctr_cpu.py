@@ -3,8 +3,9 @@
     python benchmarks/ctr_cpu.py [--model DeepFM] [--rounds N] [--json FILE]
 
 The model has a table of 1M x 10 and three hidden layers of 300, the batch 10,000 generated impressions of 39 fields.
-Both sides see the same batches and clip alike; rounds are interleaved, and medians are given. torch's dense Adam is its
-fused one, the fastest it has.
+Both sides see the same batches; rounds are interleaved, and medians are given. torch's dense Adam is its fused one, the
+fastest it has. torch cannot clip sparse gradients: its side coalesces them first, which SparseAdam then need not do,
+and takes the norm of their values.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ class Torchs:
         self.dense = torch.optim.Adam(dense, lr=lr, fused=True)
         self.tables = torch.optim.SparseAdam(tables, lr=lr)
 
+    def clip(self, max_norm: float) -> None:
+        """As far as torch alone can."""
+        every = [p for part in (self.dense, self.tables) for p in part.param_groups[0]["params"]]
+        for p in self.tables.param_groups[0]["params"]:
+            p.grad = p.grad.coalesce()
+        values = [p.grad.values() if p.grad.is_sparse else p.grad for p in every]
+        factor = (max_norm / (nn.utils.get_total_norm(values) + 1e-6)).clamp(max=1.0)
+        for value in values:
+            value.mul_(factor)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.dense.zero_grad(set_to_none)
         self.tables.zero_grad(set_to_none)
@@ -61,7 +72,9 @@ class Side:
         self.optimizer.zero_grad()
         F.binary_cross_entropy_with_logits(self.model(ids), labels).backward()
         before = time.perf_counter()
-        if self.clip:
+        if self.clip and isinstance(self.optimizer, Torchs):
+            self.optimizer.clip(10.0)
+        elif self.clip:
             cadam.clip_grad_norm_(self.model.parameters(), 10.0)
         clipped = time.perf_counter()
         if isinstance(self.optimizer, Torchs):
@@ -105,18 +118,21 @@ def measure(model: str, rounds: int, clip: bool, tell: Callable[[str], None]) ->
         "torch, optimizer": torchs.median("optimizer"),
         "torch, SparseAdam": torchs.median("tables"),
         "ours, clip": ours.median("clip"),
+        "torch, clip": torchs.median("clip"),
         "distinct rows": float(len(batches[0].ids.unique())),
     }
     share, whole = found["torch, SparseAdam"] / found["ours, optimizer"], found["torch, step"] / found["ours, step"]
     kind = f"{model}, {'clipped' if clip else 'not clipped'}"
-    tell(
-        f"{kind}: optimizer {1e3 * found['ours, optimizer']:.1f} ms, SparseAdam {1e3 * found['torch, SparseAdam']:.1f} "
-        f"ms: {share:.1f} times ({'meets' if share >= BAR_SHARE else 'MISSES'} {BAR_SHARE:g})"
-    )
+    if not clip:  # else SparseAdam finds its gradient coalesced
+        tell(
+            f"{kind}: optimizer {1e3 * found['ours, optimizer']:.1f} ms, SparseAdam alone "
+            f"{1e3 * found['torch, SparseAdam']:.1f} ms: {share:.1f} times "
+            f"({'meets' if share >= BAR_SHARE else 'MISSES'} {BAR_SHARE:g})"
+        )
     tell(
         f"{kind}: step {1e3 * found['ours, step']:.1f} ms, torch's {1e3 * found['torch, step']:.1f} ms: {whole:.2f} "
         f"times ({'meets' if whole >= BAR_STEP else 'MISSES'} {BAR_STEP:g}); of that clipping "
-        f"{1e3 * found['ours, clip']:.1f} ms"
+        f"{1e3 * found['ours, clip']:.1f} ms, torch's {1e3 * found['torch, clip']:.1f} ms"
     )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from cadam import metrics
 from cadam.lab.ctr import models, train
+from cadam.lab.ctr.generator import Generated
 from cadam.lab.ctr.train import Record, Task, read_stream, read_table
 
 CPU = torch.device("cpu")
@@ -172,6 +174,17 @@ def test_options_reach_the_optimizer() -> None:
 def test_a_run_that_diverges_has_no_scores() -> None:
     record = read_table(task("SGDM", lr=1e20), CLICKS, CPU)
     assert np.isnan(record.scores["test"].auc)
+
+
+def test_filling_a_batch_asks_for_no_value() -> None:
+    """Which tensors without data do not have: a CUDA graph can hold it."""
+    feed = Generated(rows=5000, vocabulary=[50] * 39, drift="hours").feed("train", 100, device=CPU, noise=0.01)
+    assert feed.order is not None
+    assert feed.limit is not None
+    meta = torch.device("meta")
+    there = dataclasses.replace(feed, world=feed.world.to(meta), order=feed.order.to(meta))
+    ids, labels = torch.empty(100, 39, dtype=torch.int64, device=meta), torch.empty(100, device=meta)
+    there.fill(torch.empty((), dtype=torch.int64, device=meta), ids, labels)
 
 
 @pytest.mark.cuda

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 from .engines import cuda_rows
 from .engines.rows import summed
 
+Found: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
+"""The rows that ids name and the place of each id among them: tables often share their ids."""
 SHORT = 4
 """A table on CUDA has at most so many rows for each id of its gradient where a sum for every row beats a sort."""
 
@@ -30,7 +33,8 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    sums = [_summed(grad, norm_type) for grad in grads]
+    found: Found = {}
+    sums = [_summed(grad, norm_type, found) for grad in grads]
     sums = [grad for grad in sums if grad.numel()]  # an empty one has no infinity norm
     norm = torch.nn.utils.get_total_norm(sums, norm_type, error_if_nonfinite, foreach)
     factor = torch.clamp(float(max_norm) / (norm + 1e-6), max=1.0)
@@ -40,7 +44,7 @@ def clip_grad_norm_(
     return norm
 
 
-def _summed(grad: Tensor, norm_type: float) -> Tensor:
+def _summed(grad: Tensor, norm_type: float, found: Found) -> Tensor:
     """Values with the norm that counts: the sums, rows of zeros among them, or a single one that is their norm."""
     if not grad.is_sparse:
         return grad
@@ -51,13 +55,15 @@ def _summed(grad: Tensor, norm_type: float) -> Tensor:
     if norm_type == 2 and cuda_rows.has_norm(values):
         return cuda_rows.norm(ids, values, rows).view(1)
     values = values.to(dtype)
+    if not grad.is_cuda and rows > count:  # coalesce takes three times as long
+        key = ids.data_ptr(), ids.stride(), count
+        if key not in found:
+            found[key] = torch.unique(ids, return_inverse=True)
+        ids, rows = found[key][1], len(found[key][0])
     # Whoever made an id that is no row hears of it from the optimizer; here it must not write beside the sums.
     ids = ids.clamp(0, rows - 1)
     if grad.is_cuda:
         return _without_waiting(ids, values, rows)
-    if rows > count:
-        found, ids = torch.unique(ids, return_inverse=True)  # coalesce takes three times as long
-        rows = len(found)
     return values.new_zeros(rows, values.shape[1]).index_add_(0, ids, values)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import torch
@@ -120,6 +121,7 @@ def mix(values: Tensor) -> Tensor:
     return values ^ ((values >> 31) & ((1 << 33) - 1))
 
 
+@lru_cache
 def key(seed: int, purpose: int) -> int:
     """A start for `keyed` that seeds and purposes do not share."""
     return int(mix(mix(torch.tensor(signed(seed))) + purpose))

@@ -40,7 +40,7 @@ from .split import PARTS, folds
 if TYPE_CHECKING:
     import pyarrow
 
-CHUNK = 16 << 20
+CHUNK = 32 << 20
 MIN_COUNT = 10
 FORMAT = 1
 FIRST_FEW = 5
@@ -136,6 +136,8 @@ def preprocess(
         manifest = _begin(source, folder, rows, min_count)
         if strict:
             _refuse(manifest)
+        if manifest.complete:
+            return manifest
         if manifest.sha256 is None:
             _read(source, folder, manifest, strict, pool, tell)
         if manifest.rows < 10:
@@ -144,9 +146,8 @@ def preprocess(
         fold_of = folds(labels)
         if manifest.vocabulary is None:
             _count(folder, manifest, np.isin(fold_of, PARTS["train"]), pool, tell)
-        if manifest.encoded < len(manifest.chunks):
-            _encode(folder, manifest, pool, tell)
-            _write(folder / "labels.u8", labels.tobytes())
+        _write(folder / "labels.u8", labels.tobytes())
+        _encode(folder, manifest, pool, tell)
     return manifest
 
 
@@ -329,10 +330,13 @@ def _labels(folder: Path, manifest: Manifest) -> Array:
     return np.concatenate([_table(folder, number, ["label"]).column(0) for number in range(len(manifest.chunks))])
 
 
-def _table(folder: Path, number: int, columns: list[str]) -> pyarrow.Table:
+def _table(
+    folder: Path, number: int, columns: list[str], about: pyarrow.parquet.FileMetaData | None = None
+) -> pyarrow.Table:
+    """Columns of a token file; `about`, if it is at hand, spares reading what the file says about itself."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(_tokens_file(folder, number)) as file:
+    with parquet.ParquetFile(_tokens_file(folder, number), metadata=about) as file:
         return file.read(columns, use_threads=False)
 
 
@@ -367,6 +371,9 @@ def _common_buckets() -> Array:
 
 def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecutor, tell: Tell) -> None:
     """Vocabularies of all fields, one field after the other on each core."""
+    from pyarrow import parquet
+
+    abouts = [parquet.read_metadata(_tokens_file(folder, number)) for number in range(len(manifest.chunks))]
     starts = np.cumsum([0, *(chunk.rows for chunk in manifest.chunks)])
 
     def count(name: str) -> int:
@@ -375,7 +382,7 @@ def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecu
             kept = np.empty(int(train.sum()), np.int32 if name in INTEGERS else np.uint32)
             filled = 0
             for number, (start, end) in enumerate(pairwise(starts)):
-                tokens, missing = _tokens(_table(folder, number, [name]).column(0), name)
+                tokens, missing = _tokens(_table(folder, number, [name], abouts[number]).column(0), name)
                 tokens = tokens[train[start:end] if missing is None else train[start:end] & ~missing]
                 kept[filled : filled + len(tokens)] = tokens
                 filled += len(tokens)
@@ -463,7 +470,7 @@ def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Te
     """Write the ids of each chunk where its rows belong."""
     assert manifest.vocabulary is not None
     begins = offsets(manifest.vocabulary)
-    encoders = [Encoder(_vocabulary(folder, name), begin) for name, begin in zip(FIELDS, begins, strict=True)]
+    encoders = list(pool.map(lambda name, begin: Encoder(_vocabulary(folder, name), begin), FIELDS, begins))
     starts = np.cumsum([0, *(chunk.rows for chunk in manifest.chunks)])
     width = 4 * len(FIELDS)
 
@@ -472,7 +479,8 @@ def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Te
         columns = np.empty((len(FIELDS), len(table)), np.int32)
         for place, (name, encoder) in enumerate(zip(FIELDS, encoders, strict=True)):
             columns[place] = encoder(*_tokens(table.column(name), name))
-        os.pwrite(file, np.ascontiguousarray(columns.T).data, int(starts[number]) * width)
+        _write_at(file, np.ascontiguousarray(columns.T).data.cast("B"), int(starts[number]) * width)
+        os.fdatasync(file)
 
     file = os.open(folder / "ids.i32", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -480,12 +488,17 @@ def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Te
         left = range(manifest.encoded, len(manifest.chunks))
         for group in _groups(left, 4 * pool._max_workers):
             list(pool.map(encode, group))
-            os.fsync(file)
             manifest.encoded = group[-1] + 1
             manifest.save(folder)
             tell("encode", manifest.encoded / len(manifest.chunks), int(starts[manifest.encoded]))
     finally:
         os.close(file)
+
+
+def _write_at(file: int, content: memoryview, place: int) -> None:
+    while content:
+        written = os.pwrite(file, content, place)
+        content, place = content[written:], place + written
 
 
 def _groups(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
