@@ -1,0 +1,1 @@
+"""Learning from a live stream: predict, serve, get the label later, learn; and compare optimizers on it."""
