@@ -147,7 +147,8 @@ def recovery(curve: Array, moment: int, before: int = 10, reach: float = 0.9) ->
     """How many blocks after a shift a metric (more is better) takes to come back; None if it does not.
 
     The level before is the mean of the `before` blocks that precede the shift, the floor the lowest value since. It is
-    back in the first block from which the mean of three blocks has made up `reach` of the fall. A metric that does not fall has recovered after 0 blocks.
+    back in the first block from which the mean of three blocks has made up `reach` of the fall. A metric that does not
+    fall has recovered after 0 blocks.
     """
     if not 0 < moment < len(curve):
         raise ValueError(f"the shift must lie within the {len(curve)} blocks, got block {moment}")
