@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_named() -> None:
         metrics.update(scores, labels, users[:9])
     with pytest.raises(ValueError, match="labels must be 0 or 1"):
         metrics.update(scores, labels + 0.5, users)
-    with pytest.raises(TypeError, match="users must be whole numbers, got float64"):
+    with pytest.raises(TypeError, match="users must be whole numbers or text, got float64"):
         metrics.update(scores, labels, users.astype(float))
     metrics.update(scores, labels, users)
     with pytest.raises(ValueError, match="this stream has scores, labels, users; now it came with scores, labels"):

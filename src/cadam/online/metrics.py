@@ -1,6 +1,6 @@
 """How well a stream is predicted: AUC, GAUC, log loss, normalised entropy and calibration.
 
-Scores are logits, labels 0 or 1, users whole numbers. What is exact, and over what:
+Scores are logits, labels 0 or 1, users whole numbers or text (slower). What is exact, and over what:
 
 - `measure` is exact over the events it is given, and so is each window of `StreamMetrics`: AUC and GAUC go by ranks,
   ties counting half, never by bins.
@@ -283,6 +283,6 @@ def _columns(scores: Array, labels: Array, users: Array | None, time: Array | No
     if not ((label == 0) | (label == 1)).all():
         raise ValueError("labels must be 0 or 1")
     columns["labels"] = label.astype(bool)
-    if "users" in columns and columns["users"].dtype.kind not in "iu":
-        raise TypeError(f"users must be whole numbers, got {columns['users'].dtype}")
+    if "users" in columns and columns["users"].dtype.kind not in "iuOU":
+        raise TypeError(f"users must be whole numbers or text, got {columns['users'].dtype}")
     return columns
