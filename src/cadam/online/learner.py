@@ -1,0 +1,486 @@
+"""The loop of online learning: predict, record, join the label when it comes, learn, and never count an event twice."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..alignment import Ratio
+from . import log as files
+from .checkpoint import Checkpoints
+from .events import FEATURE, Array, Batch, Columns, Events, Labels, Poison, concatenated, keys
+from .pending import Pending
+from .progress import LogLoss, Metric
+
+logger = logging.getLogger("cadam.online")
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Unmatched = Literal["drop", "negative"]
+Stream = Iterable["Events | Labels | Batch | None"]
+
+
+class Learner:
+    """Learns from a stream: each event is predicted before anything is learnt from it, and learnt from once.
+
+    The model is called with the features by name, ``model(**features)``, and gives a score per event; `loss` takes
+    scores and labels. Labels may come with the events, later, out of order, before them, twice or never.
+
+    Args:
+        horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
+        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0.
+        capacity: how many events wait at most; beyond it the oldest are let go as if past the horizon.
+        remember: how many finished events are remembered, so that what comes twice is known.
+        batch_size: learn in steps of this many events; by default from whatever has just got its labels.
+        metrics: told of every labelled prediction; see `Metric`.
+        checkpoint: a folder for checkpoints; `run` resumes from the newest by itself.
+        checkpoint_every: events between checkpoints.
+        keep: how many checkpoints are kept.
+        log: a folder for the prediction log, in Parquet parts of `log_rows` rows.
+        set_aside: a file for events that cannot be used (default: ``set-aside.jsonl`` beside the checkpoints).
+        reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        *,
+        horizon: float = math.inf,
+        unmatched: Unmatched = "drop",
+        capacity: int = 1_000_000,
+        remember: int = 100_000,
+        batch_size: int | None = None,
+        metrics: Sequence[Metric] = (),
+        checkpoint: Path | str | None = None,
+        checkpoint_every: int = 100_000,
+        keep: int = 3,
+        log: Path | str | None = None,
+        log_rows: int = 50_000,
+        set_aside: Path | str | None = None,
+        reports: Sequence[Callable[[Learner], None]] = (),
+    ) -> None:
+        if unmatched not in ("drop", "negative"):
+            raise ValueError(f"unmatched must be 'drop' or 'negative', got {unmatched!r}")
+        for name, value in (("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.unmatched, self.batch_size, self.checkpoint_every = unmatched, batch_size, checkpoint_every
+        self.pending = Pending(horizon, capacity, remember)
+        self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
+        self.checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+        self.log = files.PredictionLog(log, log_rows) if log is not None else None
+        if set_aside is None and checkpoint is not None:
+            set_aside = Path(checkpoint) / "set-aside.jsonl"
+        self.set_aside = files.SetAside(set_aside) if set_aside is not None else None
+
+        self.events = self.learned = self.steps = self.poisoned = 0
+        self.clock, self.last_time = -math.inf, math.nan
+        self.saves, self.failed_saves, self._saved_at = 0, 0, 0
+        self.started, self.resumed_at = time.time(), 0
+        self._ready: list[Columns] = []  # labelled, to be learnt from
+        self._waiting_to_learn = 0
+        self._alignment: dict[str, Ratio] = {}  # counted before the last resume
+        self._source: Any = None
+        self._position: Any = None  # of a source, from a checkpoint
+        self._stopping = False
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    # Predict, observe, learn ---------------------------------------------------------------------------------
+
+    def predict(self, events: Events) -> Array:
+        """Scores of events, which from now on wait for their labels. Labels among them are not looked at.
+
+        The score of an event that the model cannot take is nan; it is set aside.
+        """
+        scores, columns = self._predict(events)
+        columns.pop("label", None)
+        self._wait(columns)
+        self._learn()
+        return scores
+
+    def observe(self, ids: Any, labels: Any) -> None:
+        """Labels of events, by id, and learn from those that now have one.
+
+        They are learnt from in the order of the labels given. The second label of an event is ignored and counted; one
+        whose event has not come yet is kept for the horizon.
+        """
+        self._observe(Labels(keys(ids, "ids"), labels))
+        self._learn()
+
+    def learn(self, events: Events) -> Array:
+        """Predict events, then learn from those whose labels they bring; the others wait. Gives the scores."""
+        scores = self._take_events(events)
+        self._learn()
+        return scores
+
+    def take(self, batch: Events | Labels | Batch) -> None:
+        """Whatever a source gives: predict its events, join its labels, learn, set aside what cannot be used."""
+        if isinstance(batch, Events):
+            batch = Batch(batch)
+        elif isinstance(batch, Labels):
+            batch = Batch(labels=batch)
+        if batch.poison:
+            self._put_aside(batch.poison)
+        if batch.events is not None and len(batch.events):
+            self._take_events(batch.events)
+        if batch.labels is not None and len(batch.labels):
+            self._observe(batch.labels)
+        self._learn()
+
+    def finish(self) -> None:
+        """The stream has ended for good: no label will come any more, and the last steps may be short."""
+        self._expired(self.pending.expire_all())
+        self._learn(all_of_it=True)
+
+    def _take_events(self, events: Events) -> Array:
+        scores, columns = self._predict(events)
+        known = ~np.isnan(columns["label"]) if "label" in columns else np.zeros(len(columns["id"]), dtype=bool)
+        if known.all() and len(known):
+            self.pending.finish(columns["id"].tolist())
+            self._settle(columns, files.LABEL)
+            return scores
+        if known.any():
+            labelled = {name: values[known] for name, values in columns.items()}
+            self.pending.finish(labelled["id"].tolist())
+            self._settle(labelled, files.LABEL)
+        columns.pop("label", None)
+        self._wait({name: values[~known] for name, values in columns.items()})
+        return scores
+
+    def _predict(self, events: Events) -> tuple[Array, Columns]:
+        """Scores of all events, and the columns of those that can be used and are new."""
+        count = len(events)
+        scores, failed = self._scores(events)
+        columns = events.columns()
+        numbers = np.arange(self.events, self.events + count)
+        columns.setdefault("id", numbers)
+        columns.setdefault("time", numbers.astype(np.float64))
+        columns["score"] = scores
+        self.events += count
+        if count:
+            self.last_time = float(columns["time"].max())
+            self.clock = max(self.clock, float(np.median(columns["time"])))
+        usable = np.isfinite(scores)
+        if not usable.all():
+            self._refuse(columns, np.flatnonzero(~usable), failed)
+            columns = {name: values[usable] for name, values in columns.items()}
+        if events.ids is not None:
+            new = self.pending.new(columns["id"].tolist())
+            if new is not None:
+                columns = {name: values[new] for name, values in columns.items()}
+        return scores, columns
+
+    def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
+        """Scores, nan where the model refused the event; and why it did."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return self._forward(events.features, len(events)).cpu().numpy(), {}
+        except (IndexError, ValueError, RuntimeError) as error:
+            if len(events) <= 1:
+                raise
+            whole = error
+        scores, failed = np.full(len(events), np.nan, dtype=np.float32), {}
+        halves = [slice(0, len(events) // 2), slice(len(events) // 2, len(events))]
+        while halves:  # one event may spoil a batch: look for it, half by half
+            half = halves.pop()
+            try:
+                with torch.no_grad():
+                    part = {name: values[half] for name, values in events.features.items()}
+                    scores[half] = self._forward(part, half.stop - half.start).cpu().numpy()
+            except (IndexError, ValueError, RuntimeError) as error:
+                middle = (half.start + half.stop) // 2
+                if middle == half.start:
+                    failed[half.start] = f"the model refused it: {type(error).__name__}: {error}"
+                else:
+                    halves += [slice(half.start, middle), slice(middle, half.stop)]
+        if len(failed) == len(events):
+            raise whole  # not the events are to blame
+        return scores, failed
+
+    def _forward(self, features: Columns, count: int) -> Tensor:
+        scores = self.model(**{name: self._tensor(values) for name, values in features.items()})
+        if not isinstance(scores, Tensor) or scores.numel() != count:
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"the model must give a score per event: {count} events gave {shape}")
+        return scores.reshape(count).float()
+
+    def _tensor(self, values: Array) -> Tensor:
+        if not values.flags.writeable or not values.flags.c_contiguous:
+            values = np.array(values, order="C")
+        return torch.from_numpy(values).to(self._device)
+
+    def _refuse(self, columns: Columns, rows: Array, failed: Mapping[int, str]) -> None:
+        """Set aside events without a finite score; if it is the model that is no longer finite, that is an error."""
+        if len(rows) == len(columns["id"]):
+            self._check_finite()
+        poison = []
+        for row in rows.tolist():
+            event = {name.removeprefix(FEATURE): values[row].tolist() for name, values in columns.items()}
+            text = str(event)
+            reason = failed.get(row, f"its score is {columns['score'][row]}")
+            poison.append(Poison(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
+        self._put_aside(poison)
+
+    def _check_finite(self) -> None:
+        for name, value in self.model.named_parameters():
+            if not torch.isfinite(value).all():
+                raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
+
+    def _put_aside(self, poison: Sequence[Poison]) -> None:
+        before, self.poisoned = self.poisoned, self.poisoned + len(poison)
+        if self.set_aside is not None:
+            self.set_aside.add(poison)
+        if before.bit_length() != self.poisoned.bit_length():  # at 1, 2, 4, 8...
+            where = self.set_aside.path if self.set_aside is not None else "no file, set_aside= names one"
+            last = poison[-1]
+            logger.warning("events set aside: %d (%s); the last, %s: %s", self.poisoned, where, last.where, last.reason)
+
+    def _wait(self, columns: Columns) -> None:
+        if len(columns["id"]):
+            ids = columns["id"].tolist()
+            self.pending.add(columns, self.clock)
+            early = self.pending.early_labels(ids)
+            if early is not None:
+                self._observe(Labels(keys(early[0], "ids"), early[1]))
+        self._expired(self.pending.expire(self.clock))
+
+    def _observe(self, labels: Labels) -> None:
+        known = np.isfinite(labels.labels)
+        if not known.all():
+            bad = np.flatnonzero(~known)
+            self._put_aside([Poison("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()])
+            labels = Labels(labels.ids[known], labels.labels[known])
+        columns = self.pending.match(labels.ids.tolist(), labels.labels, self.clock)
+        if columns is not None:
+            self._settle(columns, files.LABEL)
+
+    def _expired(self, columns: Columns | None) -> None:
+        if columns is None:
+            return
+        value, outcome = (0.0, files.ASSUMED) if self.unmatched == "negative" else (math.nan, files.DROPPED)
+        columns["label"] = np.full(len(columns["id"]), value, dtype=np.float32)
+        self._settle(columns, outcome)
+
+    def _settle(self, columns: Columns, outcome: int) -> None:
+        """It is decided what became of these events: log, count, and keep for learning."""
+        if self.log is not None:
+            self.log.add(columns, outcome)
+        if outcome == files.DROPPED:
+            return
+        for metric in (self.progress, *self.own_metrics):
+            metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+        self._ready.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
+        self._waiting_to_learn += len(columns["label"])
+
+    def _learn(self, all_of_it: bool = False) -> None:
+        """Steps over the events that are ready, in the order in which they got ready."""
+        least = 1 if self.batch_size is None or all_of_it else self.batch_size
+        if self._waiting_to_learn < least:
+            return
+        columns = concatenated(self._ready)
+        size, start = self.batch_size or self._waiting_to_learn, 0
+        while self._waiting_to_learn - start >= least:
+            self._step({name: values[start : start + size] for name, values in columns.items()})
+            start = min(start + size, self._waiting_to_learn)
+        left = self._waiting_to_learn - start
+        self._ready = [{name: values[start:].copy() for name, values in columns.items()}] if left else []
+        self._waiting_to_learn = left
+
+    def _step(self, columns: Columns) -> None:
+        features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
+        labels = self._tensor(columns["label"])
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = self.loss(self._forward(features, len(labels)), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.steps += 1
+        self.learned += len(labels)
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+        """Learn from a source until it ends, `stop` is called or so many `events` were seen in all.
+
+        Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet; then, and at the end,
+        the state is saved.
+        """
+        if self.checkpoints is not None and not hasattr(source, "load_state_dict"):
+            raise TypeError(f"{type(source).__name__} has no state_dict and load_state_dict, so it cannot be resumed")
+        if not self.events:
+            self.resume()
+        self._source, self._stopping = source, False
+        if self._position is not None:
+            source.load_state_dict(self._position)  # type: ignore[attr-defined]
+            self._position = None
+        self.started, self.resumed_at = time.time(), self.events
+        if events is None or self.events < events:
+            for batch in source:
+                if batch is not None:
+                    self.take(batch)
+                for report in self.reports:
+                    report(self)
+                if self.checkpoints is not None and self.events - self._saved_at >= self.checkpoint_every:
+                    self.save()
+                if self._stopping or (events is not None and self.events >= events):
+                    break
+        if self.log is not None:
+            self.log.flush()
+        if self.checkpoints is not None:
+            self.save()
+        return self
+
+    def stop(self) -> None:
+        """Let `run` end after the batch it is at; may be called from a signal handler or another thread."""
+        self._stopping = True
+
+    # Numbers -------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
+        numbers: dict[str, float] = {
+            "events": self.events,
+            "learned": self.learned,
+            "steps": self.steps,
+            "pending": len(self.pending),
+            "set aside": self.poisoned,
+            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+        }
+        for metric in (self.progress, *self.own_metrics):
+            numbers.update(metric.results())
+        alignment = self.alignment()
+        if alignment:
+            total = sum(alignment.values(), Ratio(0, 0, 0))
+            for name, ratio in {"": total, **{f" of {name}": ratio for name, ratio in alignment.items()}}.items():
+                numbers[f"alignment{name}, all"] = ratio.over_all
+                numbers[f"alignment{name}, touched"] = ratio.over_touched
+        return numbers
+
+    def alignment(self) -> dict[str, Ratio]:
+        """Alignment counts per parameter since the stream began; empty if the optimizer does not count them."""
+        if not hasattr(self.optimizer, "alignment"):
+            return {}
+        now = self.optimizer.alignment().parameters
+        return {name: ratio + self._alignment.get(name, Ratio(0, 0, 0)) for name, ratio in now.items()}
+
+    def health(self) -> dict[str, float]:
+        """How the process does: events a second since it started or resumed, seconds behind the events' time."""
+        seconds = max(time.time() - self.started, 1e-9)
+        backlog = getattr(self._source, "backlog", None)
+        return {
+            "events a second": (self.events - self.resumed_at) / seconds,
+            "lag in seconds": time.time() - self.last_time,
+            "failed checkpoints": self.failed_saves,
+            **({"backlog": backlog()} if backlog is not None else {}),
+        }
+
+    # State ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that makes this learner go on as if it had never stopped."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._position,
+            "pending": self.pending.state_dict(),
+            "ready": concatenated(self._ready) if self._ready else {},
+            "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
+            "log": self.log.state_dict() if self.log is not None else None,
+            "set aside": self.set_aside.state_dict() if self.set_aside is not None else None,
+            "alignment": {n: [r.aligned, r.touched, r.seen] for n, r in self.alignment().items()},
+            "random": _random_state(),
+            "counts": {name: getattr(self, name) for name in _COUNTS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Files written since are taken back to where they were."""
+        if len(state["metrics"]) != 1 + len(self.own_metrics):
+            raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.pending.load_state_dict(state["pending"])
+        ready = dict(state["ready"])
+        self._ready, self._waiting_to_learn = ([ready], len(ready["label"])) if ready else ([], 0)
+        for metric, saved in zip((self.progress, *self.own_metrics), state["metrics"], strict=True):
+            metric.load_state_dict(saved)
+        for file, name in ((self.log, "log"), (self.set_aside, "set aside")):
+            if file is not None and state[name] is not None:
+                file.load_state_dict(state[name])
+        self._alignment = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        for name in _COUNTS:
+            setattr(self, name, state["counts"][name])
+        self._position, self._saved_at = state["source"], self.events
+        _set_random_state(state["random"])
+
+    def save(self) -> Path | None:
+        """Write a checkpoint. If the disk does not take it, say so and go on: the one before it stays the newest."""
+        if self.checkpoints is None:
+            raise ValueError("this learner has no folder for checkpoints: pass checkpoint=")
+        self._check_finite()
+        self.saves += 1
+        self._saved_at = self.events
+        try:
+            return self.checkpoints.save(self.saves, self.state_dict())
+        except OSError as error:
+            self.failed_saves += 1
+            logger.error("no checkpoint at %d events, learning goes on without: %s", self.events, error)
+            return None
+
+    def resume(self) -> bool:
+        """Go on from the newest good checkpoint; False if there is none."""
+        found = self.checkpoints.newest() if self.checkpoints is not None else None
+        if found is None:
+            return False
+        path, state = found
+        self.load_state_dict(state)
+        logger.info("resumed from %s at %d events", path, self.events)
+        return True
+
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+        """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
+
+        The optimizer's may be that of torch.optim.Adam; without it the moments start anew.
+        """
+        if not isinstance(checkpoint, Mapping):
+            checkpoint = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, Mapping) or "model" not in checkpoint:
+            raise ValueError("expected a dict with the key 'model', and 'optimizer' if the moments are to be kept")
+        self.model.load_state_dict(checkpoint["model"])
+        if "optimizer" in checkpoint:
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+
+    def close(self) -> None:
+        """Let go of files and of the checkpoint folder."""
+        for file in (self.set_aside, self.checkpoints):
+            if file is not None:
+                file.close()
+
+
+_COUNTS = ("events", "learned", "steps", "poisoned", "clock", "last_time", "saves")
+
+
+def _random_state() -> dict[str, Any]:
+    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,161 @@
+"""Files that grow with the stream, and that a resumed run continues as if it had never stopped.
+
+Their positions are part of the checkpoint. What was written after it is taken back on resuming, and written again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import settle
+from .events import FEATURE, Columns, Poison, concatenated
+
+logger = logging.getLogger("cadam.online")
+
+OUTCOMES = ("label", "assumed", "dropped")
+LABEL, ASSUMED, DROPPED = range(3)
+NEEDS = "the prediction log and Parquet streams need pyarrow: pip install 'cadam[online]'"
+
+
+class PredictionLog:
+    """Every prediction with its label, as Parquet parts of `rows` rows, in the order in which labels were settled.
+
+    Columns: id, user and time where the events have them, score, label (null if dropped), outcome: `label` if a label
+    came, `assumed` if it was taken for negative after the horizon, `dropped` if not.
+    A part is cut by the number of rows alone, so parts do not depend on when checkpoints were made.
+    """
+
+    def __init__(self, folder: Path | str, rows: int = 50_000, most: int = 1_000_000) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ImportError(NEEDS) from error
+        if rows < 1:
+            raise ValueError(f"log_rows must be at least 1, got {rows}")
+        self.folder, self.rows, self.most = Path(folder), rows, most
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.glob("part-*.parquet")):
+            self.fresh = False  # to be taken over by load_state_dict, else an error
+        else:
+            self.fresh = True
+        self.part, self.waiting, self.parts_waiting, self.lost = 0, 0, [], 0  # type: int, int, list[Columns], int
+
+    def add(self, columns: Columns, outcome: int) -> None:
+        if not self.fresh:
+            raise FileExistsError(f"{self.folder} has the log of another run: resume that run, or log elsewhere")
+        count = len(columns["score"])
+        kept = {name: values for name, values in columns.items() if not name.startswith(FEATURE)}
+        kept["outcome"] = np.full(count, outcome, dtype=np.int8)
+        self.parts_waiting.append(kept)
+        self.waiting += count
+        if self.waiting >= self.rows:
+            self._write_full()
+
+    def _write_full(self) -> None:
+        rows = concatenated(self.parts_waiting)
+        start = 0
+        try:
+            while self.waiting - start >= self.rows:
+                self._write({name: values[start : start + self.rows] for name, values in rows.items()})
+                start += self.rows
+                self.part += 1
+        except OSError as error:
+            logger.error("the prediction log cannot be written, rows are held in memory: %s", error)
+            excess = self.waiting - start - self.most
+            if excess > 0:
+                self.lost, start = self.lost + excess, start + excess
+                logger.error("%d rows of the prediction log are lost so far", self.lost)
+        self.parts_waiting = [{name: values[start:].copy() for name, values in rows.items()}]
+        self.waiting -= start
+
+    def _write(self, rows: Columns) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        arrays = {name: pa.array(rows[name]) for name in ("id", "user", "time", "score") if name in rows}
+        arrays["label"] = pa.array(rows["label"], mask=np.isnan(rows["label"]))
+        arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOMES))
+        path = self.folder / f"part-{self.part:08d}.parquet"
+        new = path.with_name(f".{path.name}.new")
+        try:
+            pq.write_table(pa.table(arrays), new)
+            settle(new, path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Write the rows that do not fill a part as a short one. A run that goes on replaces it by a full one."""
+        if self.waiting:
+            try:
+                self._write(concatenated(self.parts_waiting))
+            except OSError as error:
+                logger.error("the end of the prediction log cannot be written: %s", error)
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = concatenated(self.parts_waiting) if self.parts_waiting else {}
+        return {"part": self.part, "rows": self.rows, "waiting": waiting, "lost": self.lost}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: parts written since are removed."""
+        if state["rows"] != self.rows:
+            raise ValueError(f"the log was begun with parts of {state['rows']} rows, not {self.rows}")
+        parts = sorted(self.folder.glob("part-*.parquet"))
+        if len(parts) < state["part"]:
+            raise FileNotFoundError(f"{self.folder} has {len(parts)} parts of the log, the checkpoint {state['part']}")
+        for path in parts[state["part"] :]:
+            path.unlink()
+        self.fresh, self.part, self.lost = True, state["part"], state["lost"]
+        self.parts_waiting = [dict(state["waiting"])] if state["waiting"] else []
+        self.waiting = len(state["waiting"]["score"]) if state["waiting"] else 0
+
+
+class SetAside:
+    """Events that could not be used, as lines of JSON: reason, where, size and the beginning of the event."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path, self.count, self.size, self.lost = Path(path), 0, 0, 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab")  # noqa: SIM115
+        self.size = self._file.tell()
+
+    def add(self, poison: Sequence[Poison]) -> None:
+        self.count += len(poison)
+        text = "".join(json.dumps(vars(one)) + "\n" for one in poison).encode()
+        try:
+            self._file.write(text)
+            self._file.flush()
+            self.size += len(text)
+        except OSError as error:
+            self.lost += len(poison)
+            logger.error("%s cannot be written, %d events are only counted: %s", self.path, self.lost, error)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """After a failed write: what is half written is taken back."""
+        try:
+            self._file.close()
+        except OSError:
+            pass  # what was left in its buffer is counted as lost already
+        os.truncate(self.path, self.size)
+        self._file = open(self.path, "ab")  # noqa: SIM115
+
+    def state_dict(self) -> dict[str, Any]:
+        os.fsync(self._file.fileno())
+        return {"count": self.count, "size": self.size, "lost": self.lost}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: lines written since are taken back."""
+        if self.size < state["size"]:
+            raise ValueError(f"{self.path} has {self.size} bytes, the checkpoint says {state['size']}")
+        self.count, self.size, self.lost = state["count"], state["size"], state["lost"]
+        self._reopen()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,406 @@
+"""What an event must have: names and kinds of its fields. Whatever is not like that is set aside with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .events import Array, Batch, Events, Labels, Poison
+
+LONGEST_TEXT = 1024
+KEPT = 4096
+_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One field's kind.
+
+    ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed to
+    one of N places. With ``[K]`` after it, a list of K such values. Ids and users are ``integer`` or ``text``.
+    """
+
+    name: str
+    size: int = 0
+    length: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> Kind:
+        match = _KIND.fullmatch(text)
+        if match is None:
+            raise ValueError(f"unknown kind {text!r}: number, category:N or hash:N, with [K] for a list of K")
+        name, size, length = match.groups()
+        if (size is not None and int(size) > 0) != (name in ("category", "hash")):
+            raise ValueError(f"kind {text!r}: category and hash need a size above 0, as in category:1000, others none")
+        return cls(name, int(size or 0), int(length or 0))
+
+    @property
+    def dtype(self) -> Any:
+        return {"number": np.float32, "time": np.float64, "text": object}.get(self.name, np.int64)
+
+
+class Unusable(Exception):
+    """Why a value cannot be used."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of an event.
+
+    Args:
+        features: kind of each feature by name, see `Kind`; the names are the model's arguments.
+        label: the field of the label, a number from `lowest` to `highest`; it may be missing, and come later.
+        id: the field of the event's id, ``name`` for integers or ``name:text``; None: events are numbered, and
+            labels can only come with them.
+        user: the field of the user, as with id.
+        time: the field of the time, a number (seconds).
+    """
+
+    features: Mapping[str, str]
+    label: str = "label"
+    id: str | None = None
+    user: str | None = None
+    time: str | None = None
+    lowest: float = 0.0
+    highest: float = 1.0
+    kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kinds = {}
+        if not self.features:
+            raise ValueError("a schema needs at least one feature")
+        for name, text in self.features.items():
+            kinds[name] = Kind.of(text)
+            if kinds[name].name in ("integer", "text"):
+                raise ValueError(f"feature {name!r} is of kind {text!r}: number, category:N or hash:N are for features")
+        object.__setattr__(self, "kinds", kinds)
+        for text in (self.id, self.user):
+            if text is not None:
+                _key(text)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Schema:
+        """A schema from a JSON file with the fields of this class."""
+        content = json.loads(Path(path).read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f'{path}: a schema is an object, as in {{"features": {{"price": "number"}}}}')
+        unknown = content.keys() - {"features", "label", "id", "user", "time", "lowest", "highest"}
+        if unknown:
+            raise ValueError(f"{path}: unknown fields {', '.join(sorted(unknown))}")
+        return cls(**content)
+
+    # From records, one dict an event -------------------------------------------------------------------------
+
+    def records(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        where: Sequence[str],
+        *,
+        text: bool = False,
+        raw: Sequence[str | bytes] | None = None,
+    ) -> Batch:
+        """A batch from records. `where` says where each is; with `text` numbers may be written as text, empty is missing.
+
+        A record with the id and a label, but none of the features, is a label on its own.
+        """
+        if text:
+            records = [{k: v for k, v in record.items() if v != ""} for record in records]
+        values = {name: [record.get(name) for record in records] for name in self.fields()}
+        return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
+
+    def fields(self) -> list[str]:
+        named = [_key(name)[0] for name in (self.id, self.user) if name is not None]
+        return list(dict.fromkeys([*self.features, self.label, *named, *([self.time] if self.time else [])]))
+
+    # From columns --------------------------------------------------------------------------------------------
+
+    def columns(
+        self,
+        values: Mapping[str, Sequence[Any] | Array],
+        count: int,
+        where: Callable[[int], str],
+        *,
+        text: bool = False,
+        raw: Callable[[int], str] | None = None,
+    ) -> Batch:
+        """A batch from columns: lists with None where a value is missing, or arrays without missing values."""
+        missing: list[Any] = [None] * count
+        bad: dict[int, str] = {}
+
+        def column(name: str, kind: Kind, *, needed: bool) -> Array:
+            array, problems = convert(values.get(name, missing), kind, text)
+            for row, problem in problems.items():
+                if problem or needed:
+                    bad.setdefault(row, f"{name}: {problem}" if problem else f"missing field {name!r}")
+            return array
+
+        ids = users = time = None
+        if self.id is not None:
+            name, kind = _key(self.id)
+            ids = column(name, kind, needed=True)
+        label = column(self.label, Kind("number"), needed=False)
+        with np.errstate(invalid="ignore"):
+            outside = np.flatnonzero((label < self.lowest) | (label > self.highest))
+        for row in outside.tolist():
+            bad.setdefault(row, f"{self.label}: {label[row]} is not from {self.lowest:g} to {self.highest:g}")
+        alone = self._labels_alone(values, count, label) if self.id is not None else np.zeros(count, dtype=bool)
+        label_poison = {row: reason for row, reason in bad.items() if alone[row]}
+        if self.user is not None:
+            name, kind = _key(self.user)
+            users = column(name, kind, needed=True)
+        if self.time is not None:
+            time = column(self.time, Kind("time"), needed=True)
+        features = {name: column(name, kind, needed=True) for name, kind in self.kinds.items()}
+        # What a label on its own lacks is no fault of it.
+        bad = {**{row: reason for row, reason in bad.items() if not alone[row]}, **label_poison}
+        show = raw or (lambda row: str({name: v[row] for name, v in values.items()}))
+        poison = [_poison(bad[row], where(row), show(row)) for row in sorted(bad)]
+        good = np.ones(count, dtype=bool)
+        good[list(bad)] = False
+        rows = slice(None) if good.all() and not alone.any() else good & ~alone
+        labels = None
+        if ids is not None and (good & alone).any():
+            labels = Labels(ids[good & alone], label[good & alone])
+        events = None
+        if isinstance(rows, slice) or rows.any():
+            events = Events(
+                {name: array[rows] for name, array in features.items()},
+                label[rows],
+                None if ids is None else ids[rows],
+                None if users is None else users[rows],
+                None if time is None else time[rows],
+            )
+        return Batch(events if events is not None and len(events) else None, labels, poison)
+
+    def batches(
+        self, values: Mapping[str, Sequence[Any] | Array], count: int, where: Callable[[int], str], size: int
+    ) -> list[Batch]:
+        """The same columns as batches of `size` events, converted at one go; poison goes with the first.
+
+        If there are labels on their own, each batch has `size` rows instead, so that labels stay near their place.
+        """
+        whole = self.columns(values, count, where)
+        if whole.labels is not None:
+            return [
+                self.columns(
+                    {name: column[start : start + size] for name, column in values.items()},
+                    min(size, count - start),
+                    lambda row, start=start: where(start + row),  # type: ignore[misc]
+                )
+                for start in range(0, count, size)
+            ]
+        if whole.events is None:
+            return [whole]
+        cuts = range(0, len(whole.events), size)
+        parts = [Batch(whole.events.take(slice(start, start + size))) for start in cuts]
+        parts[0].poison = whole.poison
+        return parts
+
+    def _labels_alone(self, values: Mapping[str, Sequence[Any] | Array], count: int, label: Array) -> Array:
+        """Which rows have a label and none of the features."""
+        alone = ~np.isnan(label)
+        named = {_key(name)[0] for name in (self.id, self.user) if name is not None}
+        for name in self.features:
+            if not alone.any():
+                break
+            if name in values and name not in named:
+                column = values[name]
+                if isinstance(column, np.ndarray) and column.dtype != object:
+                    return np.zeros(count, dtype=bool)
+                alone &= np.fromiter((value is None for value in column), dtype=bool, count=count)
+        return alone if set(self.features) - named else np.zeros(count, dtype=bool)
+
+
+def _key(text: str) -> tuple[str, Kind]:
+    """Name and kind of an id: ``name``, ``name:integer`` or ``name:text``."""
+    name, _, kind = text.partition(":")
+    if not name or kind not in ("", "integer", "text"):
+        raise ValueError(f"{text!r} should be a field's name, with :text after it if it is not an integer")
+    return name, Kind(kind or "integer")
+
+
+def _text_of(records: Sequence[Mapping[str, Any]], raw: Sequence[str | bytes] | None) -> Callable[[int], str]:
+    def show(row: int) -> str:
+        if raw is None:
+            return str(dict(records[row]))
+        text = raw[row]
+        return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+    return show
+
+
+def _poison(reason: str, where: str, text: str) -> Poison:
+    return Poison(reason[:KEPT], where, text[:KEPT], len(text.encode(errors="replace")))
+
+
+# Values --------------------------------------------------------------------------------------------------------
+
+
+def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tuple[Array, dict[int, str]]:
+    """Values as an array of their kind, and the rows that are not of it with the reason; '' if the value is missing.
+
+    Rows that are not of their kind have some value of the right type: nan for numbers, 0 or '' for others.
+    """
+    if kind.length:
+        return _lists(values, kind, text)
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        fast = _from_array(values, kind)
+    else:
+        values = list(values)
+        fast = _from_plain(values, kind)
+    if fast is not None:
+        return fast
+    array = np.zeros(len(values), dtype=kind.dtype)
+    if kind.name == "text":
+        array[:] = ""
+    elif kind.name in ("number", "time"):
+        array[:] = math.nan
+    bad: dict[int, str] = {}
+    for row, value in enumerate(values):
+        if value is None:
+            bad[row] = ""
+            continue
+        try:
+            array[row] = _value(value, kind, text)
+        except Unusable as problem:
+            bad[row] = str(problem)
+    return array, bad
+
+
+def _from_plain(values: list[Any], kind: Kind) -> tuple[Array, dict[int, str]] | None:
+    """A list of plain numbers at one go; None if it takes a look at each."""
+    types = set(map(type, values))
+    if kind.name in ("number", "time") and types <= {int, float, bool}:
+        try:
+            return _from_array(np.array(values, dtype=np.float64), kind)
+        except OverflowError:
+            return None
+    if kind.name in ("integer", "category", "hash") and types == {int}:
+        try:
+            return _from_array(np.array(values, dtype=np.int64), kind)
+        except OverflowError:
+            return None
+    return None
+
+
+def _from_array(values: Array, kind: Kind) -> tuple[Array, dict[int, str]] | None:
+    """An array at one go; None if some value is not of the kind."""
+    if values.ndim != 1:
+        return None
+    if kind.name in ("number", "time") and values.dtype.kind in "iufb":
+        with np.errstate(over="ignore"):
+            array = values.astype(np.float32 if kind.name == "number" else np.float64)
+        return (array, {}) if np.isfinite(array).all() else None
+    if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
+        if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+            return None
+        array = values.astype(np.int64)
+        if kind.name == "category" and len(array) and (array.min() < 0 or array.max() >= kind.size):
+            return None
+        return (_hashed(array, kind.size) if kind.name == "hash" else array), {}
+    return None
+
+
+def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array, dict[int, str]]:
+    single = Kind(kind.name, kind.size)
+    bad: dict[int, str] = {}
+    if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == kind.length:
+        flat: Sequence[Any] | Array = values.reshape(-1)
+        count = len(values)
+    else:
+        flat, count = [], len(values)
+        filler = [None] * kind.length
+        for row, value in enumerate(values):
+            if text and isinstance(value, str):
+                value = value.split()
+            if isinstance(value, (list, tuple, np.ndarray)) and len(value) == kind.length:
+                flat.extend(value)
+                continue
+            flat.extend(filler)
+            if value is None:
+                bad[row] = ""
+            else:
+                size = f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
+                bad[row] = f"{size}, not a list of {kind.length}"
+    array, problems = convert(flat, single, text)
+    for place, problem in problems.items():
+        bad.setdefault(place // kind.length, problem or f"no value at {place % kind.length}")
+    return array.reshape(count, kind.length), bad
+
+
+def _value(value: Any, kind: Kind, text: bool) -> Any:
+    """One value of the kind; `Unusable` says what is wrong with it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
+        return _text(value, kind)
+    if isinstance(value, str):
+        if not text:
+            raise Unusable(f"text {value[:40]!r}, not a number")
+        value = _read_number(value, kind)
+    if kind.name in ("number", "time"):
+        return _number(value, kind)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise Unusable(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
+    if not -(2**63) <= value < 2**63:
+        raise Unusable("an integer of more than 64 bits")
+    if kind.name == "category" and not 0 <= value < kind.size:
+        raise Unusable(f"{value} is not from 0 to {kind.size - 1}")
+    return int(_hashed(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
+
+
+def _text(value: Any, kind: Kind) -> Any:
+    if type(value) is int and kind.name == "text" and abs(value) < 2**63:
+        value = str(value)
+    if not isinstance(value, str):
+        raise Unusable(f"a {type(value).__name__}, not text")
+    if len(value) > LONGEST_TEXT:
+        raise Unusable(f"text of {len(value)} characters, more than {LONGEST_TEXT}")
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError:
+        raise Unusable("text with half a surrogate pair, which is no valid Unicode") from None
+    if kind.name == "text":
+        return value
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") % kind.size
+
+
+def _read_number(value: str, kind: Kind) -> int | float:
+    if len(value) > 100:
+        raise Unusable(f"text of {len(value)} characters, not a number")
+    try:
+        return float(value) if kind.name in ("number", "time") else int(value)
+    except ValueError:
+        raise Unusable(f"text {value[:40]!r}, not a number") from None
+
+
+def _number(value: Any, kind: Kind) -> float:
+    if not isinstance(value, (int, float)):
+        raise Unusable(f"a {type(value).__name__}, not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise Unusable("an integer too large for a number") from None
+    if not math.isfinite(number) or (kind.name == "number" and abs(number) > np.finfo(np.float32).max):
+        raise Unusable(f"{number} is not finite as float32" if kind.name == "number" else f"{number} is not finite")
+    return number
+
+
+def _hashed(values: Array, size: int) -> Array:
+    """Integers to places from 0 to size - 1, well mixed (the finalizer of splitmix64)."""
+    mixed = values.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    places: Array = (mixed % np.uint64(size)).astype(np.int64)
+    return places

@@ -1,0 +1,182 @@
+"""Events from Parquet: a file, a folder, or a folder that grows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..events import Array, Batch, Poison
+from ..log import NEEDS
+from ..schema import Kind, Schema
+from .source import check_state
+
+CHUNK = 64  # batches converted at one go
+
+
+class ParquetSource:
+    """The rows of a Parquet file, or of every Parquet file under a folder, by name.
+
+    Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that cannot
+    be read is set aside as a whole.
+
+    Args:
+        follow: when all is read, wait for new files instead of ending.
+        settled: how many seconds a file that cannot be read must have stayed the same before it is given up, with
+            `follow`.
+        poll: seconds between looks for new files.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        schema: Schema,
+        *,
+        batch_size: int = 1024,
+        follow: bool = False,
+        settled: float = 10.0,
+        poll: float = 0.5,
+    ) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ImportError(NEEDS) from error
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.path, self.schema, self.batch_size = Path(path), schema, batch_size
+        self.follow, self.settled, self.poll = follow, settled, poll
+        if not self.path.exists():
+            raise FileNotFoundError(f"{self.path} does not exist")
+        self.queue: list[str] = []  # found, not finished; the first is being read
+        self.done: dict[str, None] = {}
+        self.chunk = self.batch = 0  # of the file being read: the next to give
+
+    def __iter__(self) -> Iterator[Batch | None]:
+        while True:
+            self._look()
+            if self.queue:
+                yield from self._file(self._full(self.queue[0]))
+            elif not self.follow:
+                return
+            else:
+                yield None
+                time.sleep(self.poll)
+
+    def _look(self) -> None:
+        """Queue new files, by name."""
+        if self.path.is_file():
+            names = [self.path.name]
+        else:
+            names = sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*.parquet"))
+        known = self.done.keys() | set(self.queue)
+        hidden = (".", "_")
+        self.queue += [n for n in names if n not in known and not os.path.basename(n).startswith(hidden)]
+
+    def _full(self, name: str) -> Path:
+        return self.path if self.path.is_file() else self.path / name
+
+    def _file(self, path: Path) -> Iterator[Batch | None]:
+        """The rest of a file; at its end the position moves to the next one."""
+        import pyarrow as pa
+
+        try:
+            for values, count, first in self._chunks(path):
+                batches = self.schema.batches(
+                    values, count, lambda row, first=first: f"{path}, row {first + row}", self.batch_size
+                )
+                for batch in batches[self.batch :]:
+                    self.batch += 1
+                    yield batch
+                self.chunk, self.batch = self.chunk + 1, 0
+            self._next()
+        except (OSError, pa.ArrowException) as error:
+            if self.follow and time.time() - path.stat().st_mtime < self.settled:
+                yield None  # somebody may still be writing it
+                time.sleep(self.poll)
+                return
+            rest = f"from chunk {self.chunk} of {self.batch_size * CHUNK} rows on" if self.chunk else "all of it"
+            poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", path.stat().st_size)
+            self._next()
+            yield Batch(poison=[poison])
+
+    def _next(self) -> None:
+        self.done[self.queue.pop(0)] = None
+        self.chunk = self.batch = 0
+
+    def _chunks(self, path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
+        """Columns of each chunk from the position on, with the number of rows and of the first row."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = self.batch_size * CHUNK
+        first = self.chunk * rows
+        with pq.ParquetFile(path) as file:
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            starts = np.cumsum([0, *sizes])
+            group = int(np.searchsorted(starts, first, side="right")) - 1
+            skip = first - int(starts[min(group, len(starts) - 1)])
+            wanted = [name for name in self.schema.fields() if name in file.schema_arrow.names]
+            if len(wanted) < len(set(wanted)):
+                raise pa.ArrowInvalid("two columns have the same name")
+            held: list[pa.RecordBatch] = []
+            count = 0
+            for part in file.iter_batches(rows, row_groups=list(range(group, len(sizes))), columns=wanted):
+                if skip >= part.num_rows:
+                    skip -= part.num_rows
+                    continue
+                held.append(part.slice(skip))
+                count += part.num_rows - skip
+                skip = 0
+                while count >= rows:
+                    table = pa.Table.from_batches(held)
+                    yield self._values(table.slice(0, rows)), rows, first
+                    held = table.slice(rows).to_batches()
+                    first, count = first + rows, count - rows
+            if count:
+                yield self._values(pa.Table.from_batches(held)), count, first
+
+    def _values(self, table: Any) -> dict[str, Any]:
+        kinds = self.schema.kinds
+        return {name: _plain(table.column(name), kinds.get(name)) for name in table.column_names}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "source": "parquet",
+            "batch_size": self.batch_size,
+            "queue": list(self.queue),
+            "done": list(self.done),
+            "chunk": self.chunk,
+            "batch": self.batch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(state, source="parquet", batch_size=self.batch_size)
+        self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
+        self.chunk, self.batch = state["chunk"], state["batch"]
+
+
+def _plain(column: Any, kind: Kind | None) -> Array | list[Any]:
+    """A column as an array where nothing is missing and numpy has the type; as a list where not."""
+    import pyarrow as pa
+
+    column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # of no chunks
+        return []
+    if pa.types.is_timestamp(column.type):
+        seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
+        return [None if v is None else v / 1e6 for v in seconds.to_pylist()]
+    if column.null_count:
+        return list(column.to_pylist())
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+        array: Array = column.to_numpy(zero_copy_only=False)
+        return array
+    if pa.types.is_fixed_size_list(column.type) and pa.types.is_primitive(column.type.value_type):
+        values = column.flatten()
+        if not values.null_count:
+            flat: Array = values.to_numpy(zero_copy_only=False)
+            return flat.reshape(-1, column.type.list_size)
+    return list(column.to_pylist())

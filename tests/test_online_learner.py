@@ -1,0 +1,303 @@
+"""The learner predicts before it learns, joins labels however they come, and goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from online_streams import Replayed, Small, build, events, files, learner, table, weights
+from torch import nn
+
+import cadam
+from cadam.online import DamagedCheckpointError, Events, Labels, Learner
+
+
+def test_a_prediction_is_made_before_its_label_changes_anything() -> None:
+    ours, model = learner(), build()
+    scores = ours.learn(events(64))
+    with torch.no_grad():
+        e = events(64)
+        expected = model.eval()(*(torch.from_numpy(e.features[name]) for name in ("user", "item", "price")))
+    assert scores.tobytes() == expected.numpy().tobytes()
+    assert ours.learned == 64
+    assert ours.learn(events(64, first=64)).tobytes() != scores.tobytes()  # by now it has learnt
+
+
+def test_it_learns_as_a_plain_loop_does() -> None:
+    ours = learner(build())
+    for start in range(0, 640, 64):
+        ours.learn(events(64, seed=start, first=start))
+    model = build()
+    optimizer = cadam.CAdam(model.parameters(), lr=0.01)
+    for start in range(0, 640, 64):
+        batch = events(64, seed=start, first=start)
+        optimizer.zero_grad()
+        score = model(**{name: torch.from_numpy(v) for name, v in batch.features.items()})
+        nn.functional.binary_cross_entropy_with_logits(score, torch.from_numpy(batch.labels)).backward()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.model.state_dict().values(), model.state_dict().values()))
+
+
+def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:
+    direct, later = learner(build(), batch_size=10**9), learner(build(), batch_size=10**9)
+    direct.learn(events(100))
+    scores = later.predict(events(100, labels=False))
+    order = np.random.default_rng(1).permutation(100)
+    later.observe(order[:40], table(100)["click"][order[:40]])
+    assert (later.metrics()["pending"], later.metrics()["labelled"]) == (60, 40)
+    later.observe(order[40:], table(100)["click"][order[40:]])
+    assert later.metrics()["log loss"] == pytest.approx(direct.metrics()["log loss"], abs=1e-12)
+    ready = np.concatenate([part["feature/price"] for part in later._ready])
+    assert ready.tobytes() == table(100)["price"][order].tobytes()
+    assert np.isfinite(scores).all()
+    assert later.metrics()["pending"] == 0
+
+
+def test_the_second_label_is_ignored_and_counted() -> None:
+    ours = learner()
+    ours.predict(events(4, labels=False))
+    ours.observe([2, 2], [1, 0])
+    ours.observe([2], [0])
+    numbers = ours.metrics()
+    assert (numbers["learned"], numbers["repeated labels"], numbers["mean label"]) == (1, 2, 1)
+
+
+def test_an_event_that_comes_again_is_learnt_from_once() -> None:
+    ours = learner()
+    ours.learn(events(32))
+    ours.learn(events(32))
+    ours.predict(events(32, first=32, labels=False))
+    ours.predict(events(32, first=32, labels=False))
+    numbers = ours.metrics()
+    assert (numbers["learned"], numbers["repeated events"], numbers["pending"]) == (32, 64, 32)
+
+
+def test_a_label_before_its_event_waits_for_it() -> None:
+    ours = learner(horizon=100)
+    ours.observe([5, 1000], [1, 1])
+    ours.predict(events(8, labels=False))
+    assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 7)
+    ours.predict(events(8, first=400, labels=False))
+    ours.predict(events(8, first=600, labels=False))
+    assert ours.metrics()["strange labels"] == 1  # 1000 never came
+
+
+@pytest.mark.parametrize("unmatched", ["drop", "negative"])
+def test_what_gets_no_label_within_the_horizon(unmatched: str) -> None:
+    ours = learner(horizon=50, unmatched=unmatched)
+    for start in range(0, 100, 10):
+        ours.predict(events(10, first=start, labels=False))
+    ours.observe([99], [1])
+    numbers = ours.metrics()
+    assert numbers["expired"] == 40
+    assert numbers["pending"] == 59
+    assert numbers["learned"] == (41 if unmatched == "negative" else 1)
+    ours.observe([0], [1])
+    assert ours.metrics()["late labels"] == 1
+    ours.finish()
+    assert (ours.metrics()["pending"], ours.metrics()["expired"]) == (0, 99)
+
+
+def test_one_event_dated_years_ahead_does_not_end_the_others_wait() -> None:
+    ours = learner(horizon=50)
+    batch = events(20, labels=False)
+    batch.time[3] = 1e12
+    ours.predict(batch)
+    ours.predict(events(20, first=20, labels=False))
+    assert ours.metrics()["expired"] == 0
+
+
+def test_capacity_bounds_what_waits() -> None:
+    ours = learner(capacity=100)
+    for start in range(0, 1000, 30):
+        ours.predict(events(30, seed=start, first=start, labels=False))
+    assert len(ours.pending) == 100
+    assert ours.pending.size == 1024
+    assert ours.metrics()["crowded out"] == 1020 - 100
+
+
+def test_text_ids_join() -> None:
+    ours, batch = learner(), events(3, labels=False)
+    batch.ids = np.array(["a", "b", "é"], dtype=object)
+    ours.predict(batch)
+    ours.observe(["é", "z"], [1, 0])
+    assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 2)
+
+
+def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
+    clicks = table(200)["click"]
+    one = learner(build(), batch_size=32)
+    one.predict(events(200, labels=False))
+    one.observe(np.arange(200), clicks)
+    other = learner(build(), batch_size=32)
+    other.predict(events(200, labels=False))
+    for start in range(0, 200, 7):
+        other.observe(np.arange(200)[start : start + 7], clicks[start : start + 7])
+    assert one.steps == other.steps == 6
+    assert weights(one) == weights(other)
+
+
+def test_an_event_that_the_model_refuses_is_set_aside_and_the_others_are_learnt(tmp_path: Path) -> None:
+    ours = learner(set_aside=tmp_path / "aside.jsonl")
+    batch = events(64)
+    batch.features["item"][17] = 10**6
+    batch.features["price"][40] = math.inf
+    scores = ours.learn(batch)
+    assert np.flatnonzero(~np.isfinite(scores)).tolist() == [17, 40]
+    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (62, 2)
+    text = (tmp_path / "aside.jsonl").read_text()
+    assert "the model refused it" in text
+    assert "its score is" in text
+    assert all(torch.isfinite(p).all() for p in ours.model.parameters())
+
+
+def test_a_model_that_refuses_everything_or_has_diverged_is_an_error() -> None:
+    class Wrong(Small):
+        def forward(self, user, item, price):  # type: ignore[no-untyped-def]
+            raise ValueError("never mind the events")
+
+    with pytest.raises(ValueError, match="never mind the events"):
+        learner(Wrong()).learn(events(8))
+    ours = learner()
+    ours.learn(events(8))
+    with torch.no_grad():
+        ours.model.out[1].weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"out\.1\.weight"):
+        ours.learn(events(8, first=8))
+
+
+def test_wrong_use_names_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="unmatched"):
+        learner(unmatched="forget")
+    with pytest.raises(ValueError, match="horizon"):
+        learner(horizon=0)
+    with pytest.raises(ValueError, match="3 rows"):
+        Events({"a": np.zeros(2)}, labels=np.zeros(3))
+    with pytest.raises(TypeError, match="ids must be integers or text"):
+        Labels(np.array([1.5]), np.array([1.0]))
+    with pytest.raises(TypeError, match="a score per event"):
+        learner(nn.Linear(1, 2)).learn(Events({"input": np.zeros((4, 1), np.float32)}))
+
+
+# Stop and go on ------------------------------------------------------------------------------------------------
+
+
+def mixed_stream() -> list[object]:
+    """Events with labels, events whose labels come later, twice and before them, and events that get none."""
+    batches: list[object] = []
+    clicks = table(4000, seed=5)["click"]
+    for start in range(0, 4000, 50):
+        batch = events(50, seed=start, first=start)
+        batch.labels[::2] = np.nan
+        batches.append(batch)
+        late = np.arange(max(0, start - 120), start, 6)
+        batches.append(Labels(late, clicks[late]))
+    return batches
+
+
+def run(folder: Path, stops: list[int]) -> Learner:
+    """Over the stream with stops in between, each time with a fresh model."""
+    for end in [*stops, None]:
+        ours = learner(
+            build(), horizon=200, unmatched="negative", batch_size=48, log=folder / "log", log_rows=700,
+            checkpoint=folder / "state", checkpoint_every=300,
+        )  # fmt: skip
+        ours.run(Replayed(mixed_stream()), events=end)
+        ours.close()
+    return ours
+
+
+def test_a_resumed_run_is_bit_for_bit_that_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", [])
+    parts = run(tmp_path / "parts", [350, 1000, 1050, 2710])
+    assert weights(whole) == weights(parts)
+    assert whole.metrics() == parts.metrics()
+    assert whole.metrics()["expired"] > 0 < whole.metrics()["repeated labels"]
+    assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
+    assert len(files(tmp_path / "whole" / "log")) > 3
+
+
+def test_the_log_has_every_prediction_once(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    ours = run(tmp_path, [1000])
+    rows = pq.read_table(tmp_path / "log").to_pydict()
+    assert len(rows["id"]) == len(set(rows["id"])) == 4000 - len(ours.pending)
+    assert set(rows["outcome"]) == {"label", "assumed"}
+    logits, labels = np.array(rows["score"], np.float64), np.array(rows["label"])
+    again = np.mean(np.logaddexp(0, logits) - labels * logits)
+    assert ours.metrics()["log loss"] == pytest.approx(again, abs=1e-12)
+
+
+def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(tmp_path / "whole", [])
+    run(tmp_path / "parts", [1000, 1000])
+    newest = sorted((tmp_path / "parts" / "state").glob("*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 1
+    newest.write_bytes(content)
+    with caplog.at_level(logging.ERROR):
+        resumed = run(tmp_path / "parts", [])
+    assert "damaged checkpoint, the one before it is used" in caplog.text
+    assert newest.name in caplog.text
+    assert weights(whole) == weights(resumed)
+    assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "header", "bit"])
+def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(tmp_path: Path, damage: str) -> None:
+    ours = learner(checkpoint=tmp_path)
+    ours.learn(events(10))
+    path = ours.save()
+    ours.close()
+    content = bytearray(path.read_bytes())
+    if damage == "bit":
+        content[len(content) // 2] ^= 4
+    if damage == "header":
+        content[40] ^= 1
+    path.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
+    with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
+        learner(checkpoint=tmp_path).resume()
+
+
+def test_two_learners_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = learner(checkpoint=tmp_path)
+    with pytest.raises(RuntimeError, match="another process"):
+        learner(checkpoint=tmp_path)
+    first.close()
+    learner(checkpoint=tmp_path)
+
+
+def test_a_log_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+    ours = learner(log=tmp_path, log_rows=10)
+    ours.learn(events(20))
+    with pytest.raises(FileExistsError, match="log of another run"):
+        learner(log=tmp_path, log_rows=10).learn(events(20))
+
+
+def test_a_checkpoint_of_torch_adam_is_taken_over(tmp_path: Path) -> None:
+    model = build()
+    model.users.sparse = model.items.sparse = False
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for start in range(0, 320, 32):
+        batch = events(32, seed=start)
+        adam.zero_grad()
+        score = model(**{name: torch.from_numpy(v) for name, v in batch.features.items()})
+        nn.functional.binary_cross_entropy_with_logits(score, torch.from_numpy(batch.labels)).backward()
+        adam.step()
+    torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
+    ours = learner(build(seed=1))
+    ours.take_over(tmp_path / "old.pt")
+    for new, old in zip(ours.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(new, old)
+        assert torch.equal(ours.optimizer.state[new]["exp_avg"], adam.state[old]["exp_avg"])
+    ours.learn(events(32))
+    assert float(next(iter(ours.optimizer.state.values()))["step"]) == 11
+    with pytest.raises(ValueError, match="'model'"):
+        ours.take_over({"weights": {}})
