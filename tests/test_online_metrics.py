@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from cadam.online.metrics import StreamMetrics, measure, user_auc
+from cadam.online.events import Events as Stream
+from cadam.online.learner import Learner
+from cadam.online.metrics import StreamMetrics, measure, recompute, user_auc
 
 Events = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -164,6 +169,60 @@ def test_a_restored_stream_goes_on_to_the_bit(cut: int) -> None:
     after.update(*(column[cut:] for column in made), np.arange(cut, 1050))
     assert after.results() == whole.results()
     assert repr(after.state_dict()) == repr(whole.state_dict())
+
+
+class Reported:
+    """A metric that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.parts: list[Events] = []
+
+    def update(self, scores: np.ndarray, labels: np.ndarray, users: np.ndarray, time: np.ndarray) -> None:
+        self.parts.append((scores, labels, users))
+
+    def results(self) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_metrics_can_be_recomputed_from_the_prediction_log(tmp_path: Path, named: bool) -> None:
+    scores, labels, users = events(1000, 40, levels=4)
+    model, kept, streamed = nn.Linear(1, 1), Reported(), StreamMetrics(100)
+    scorer = Scorer(model)
+    whose = np.array([f"user {u}" for u in users]) if named else users
+    made = [
+        Stream(
+            {"x": scores[s : s + 64].astype(np.float32)},
+            np.where(scores < 2, labels, np.nan)[s : s + 64],
+            users=whose[s : s + 64],
+        )
+        for s in range(0, 1000, 64)
+    ]
+    learner = Learner(
+        scorer,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.functional.binary_cross_entropy_with_logits,
+        metrics=[kept, streamed],
+        log=tmp_path / "log",
+        log_rows=300,
+    )
+    learner.run(made)
+    learner.finish()
+    learner.log.flush()
+    told = tuple(np.concatenate(columns) for columns in zip(*kept.parts, strict=True))
+    assert 900 < len(told[0]) < 1000  # some labels never came
+    assert recompute(tmp_path / "log") == pytest.approx(measure(*told), rel=1e-12)
+    assert recompute(tmp_path / "log")["log loss"] == pytest.approx(streamed.results()["log loss/total"], rel=1e-12)
+    assert learner.metrics().items() >= streamed.results().items()
+
+
+class Scorer(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x.unsqueeze(1)).squeeze(1)
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -13,21 +13,14 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .events import Array, Batch, Events, Labels
+from .sources import Source
 
 HOUR = 3600.0
-
-
-class Source(Protocol):
-    """Batches in the order of the stream, from a position that can be kept."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Drift(ABC):
@@ -38,10 +31,11 @@ class Drift(ABC):
         self.seen = 0
         """Events so far: the number of the next one."""
 
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.source:
-            events = batch.events
-            if events is None or not len(events):
+    def __iter__(self) -> Iterator[Labels | Batch | None]:
+        for given in self.source:
+            batch = Batch(given) if isinstance(given, Events) else given
+            events = batch.events if isinstance(batch, Batch) else None
+            if not isinstance(batch, Batch) or events is None or not len(events):
                 yield batch
                 continue
             numbers = np.arange(self.seen, self.seen + len(events))
@@ -156,7 +150,7 @@ class LabelDelay(Drift):
         self.mean, self.never, self.twice = mean, _share("never", never), _share("twice", twice)
         self._due, self._ids, self._labels = np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Labels | Batch | None]:
         yield from super().__iter__()
         if len(self._due):  # the stream has ended, what is under way still comes
             yield Batch(labels=self._arrived(math.inf))

@@ -7,7 +7,7 @@ Scores are logits, labels 0 or 1, users whole numbers or text (slower). What is 
 - Log loss, normalised entropy and calibration are sums, and exact over all events so far in constant memory.
 - AUC and GAUC over all events need all events: no constant memory holds them. While the stream flows they are given as
   the mean of the windows (`auc/mean of windows`), which is another number than the AUC over everything, since it never
-  compares events of different windows. `measure` over the prediction log gives that one, afterwards and exactly.
+  compares events of different windows. `recompute` gives that one from the prediction log, afterwards and exactly.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cadam.lab.metrics import auc, log_loss
+
+from .log import NEEDS
 
 Array: TypeAlias = NDArray[Any]
 
@@ -173,6 +176,20 @@ def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[st
             "users of one class": float(within.one_class),
         }
     return {**ranked, **Sums.of(scores, labels).metrics()}
+
+
+def recompute(log: Path | str) -> dict[str, float]:
+    """Every metric over a prediction log, exactly: all predictions whose label is known or was assumed."""
+    try:
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(NEEDS) from error
+    table = pq.read_table(log)
+    if table.num_rows == 0:
+        raise ValueError(f"{log} holds no predictions")
+    table = table.filter(table["label"].is_valid())
+    columns = {name: table[name].to_numpy() for name in ("score", "label", "user") if name in table.column_names}
+    return measure(columns["score"], columns["label"], columns.get("user"))
 
 
 # A stream ------------------------------------------------------------------------------------------------------

@@ -34,17 +34,15 @@ class Stream:
 
 
 class Replay:
-    """A source that gives the first events of a stream again, in batches of one size."""
+    """A source that gives events held in memory, in batches of one size."""
 
-    def __init__(self, stream: Stream, batch_size: int, end: int | None = None) -> None:
-        self.stream, self.batch_size = stream, batch_size
-        self.end = len(stream.events) if end is None else min(end, len(stream.events))
-        self.at = 0
+    def __init__(self, events: Events, batch_size: int) -> None:
+        self.events, self.batch_size, self.at = events, batch_size, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        while self.at < self.end:
-            start, self.at = self.at, min(self.at + self.batch_size, self.end)
-            yield Batch(self.stream.events.take(slice(start, self.at)))
+        while self.at < len(self.events):
+            start, self.at = self.at, self.at + self.batch_size
+            yield Batch(self.events.take(slice(start, self.at)))
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -228,10 +226,3 @@ LOADERS: Mapping[str, Callable[[], Stream]] = {
 def load(name: str) -> Stream:
     """A stream by name; the last one is kept, for cells that follow each other."""
     return LOADERS[name]()
-
-
-def build(model: str, stream: Stream) -> nn.Module:
-    """A model for a stream by name."""
-    if model != "small DeepFM":
-        raise ValueError(f"no model is called {model!r}; there is 'small DeepFM'")
-    return StreamDeepFM(stream.fields, stream.numbers)
