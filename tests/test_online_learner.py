@@ -39,7 +39,8 @@ def test_it_learns_as_a_plain_loop_does() -> None:
         score = model(**{name: torch.from_numpy(v) for name, v in batch.features.items()})
         nn.functional.binary_cross_entropy_with_logits(score, torch.from_numpy(batch.labels)).backward()
         optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(ours.model.state_dict().values(), model.state_dict().values()))
+    for ours_value, value in zip(ours.model.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(ours_value, value)
 
 
 def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:

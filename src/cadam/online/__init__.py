@@ -1,16 +1,17 @@
-"""Online learning: predict events of a live stream, learn from them when their labels come, never lose or repeat one."""
+"""Online learning: predict the events of a stream, learn when their labels come, lose none and repeat none."""
 
 from .checkpoint import DamagedCheckpointError
 from .events import Batch, Events, Labels, Poison
 from .learner import Learner
 from .progress import LogLoss, Metric
 from .schema import Schema
-from .sources import LinesSource, ParquetSource, Source
+from .sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
 
 __all__ = [
     "Batch",
     "DamagedCheckpointError",
     "Events",
+    "KafkaSource",
     "Labels",
     "Learner",
     "LinesSource",
@@ -18,6 +19,8 @@ __all__ = [
     "Metric",
     "ParquetSource",
     "Poison",
+    "RedisSource",
     "Schema",
     "Source",
+    "open_source",
 ]

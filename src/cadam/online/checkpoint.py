@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, whole or not there.
 
 A file is written beside its place, flushed to the disk and renamed. It carries a hash of all that is in it, so that one
-which was damaged later is found out, and the one before it is used. Any tree of dicts, lists, numbers, text, tensors and
-arrays can be kept: tensors and arrays as tensors of the file, the rest as JSON in its header.
+which was damaged later is found out, and the one before it is used. Any tree of dicts, lists, numbers, text, tensors
+and arrays can be kept: tensors and arrays as tensors of the file, the rest as JSON in its header.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

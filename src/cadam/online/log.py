@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ class PredictionLog:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        arrays = {name: pa.array(rows[name]) for name in ("id", "user", "time", "score") if name in rows}
+        arrays: dict[str, Any] = {
+            name: pa.array(rows[name]) for name in ("id", "user", "time", "score") if name in rows
+        }
         arrays["label"] = pa.array(rows["label"], mask=np.isnan(rows["label"]))
         arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOMES))
         path = self.folder / f"part-{self.part:08d}.parquet"
@@ -139,10 +142,8 @@ class SetAside:
 
     def _reopen(self) -> None:
         """After a failed write: what is half written is taken back."""
-        try:
+        with suppress(OSError):  # what was left in its buffer is counted as lost already
             self._file.close()
-        except OSError:
-            pass  # what was left in its buffer is counted as lost already
         os.truncate(self.path, self.size)
         self._file = open(self.path, "ab")  # noqa: SIM115
 

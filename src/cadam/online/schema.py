@@ -17,6 +17,7 @@ from .events import Array, Batch, Events, Labels, Poison
 
 LONGEST_TEXT = 1024
 KEPT = 4096
+LARGEST = float(np.finfo(np.float32).max)
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
 
@@ -24,8 +25,8 @@ _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])
 class Kind:
     """One field's kind.
 
-    ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed to
-    one of N places. With ``[K]`` after it, a list of K such values. Ids and users are ``integer`` or ``text``.
+    ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed
+    to one of N places. With ``[K]`` after it, a list of K such values. Ids and users are ``integer`` or ``text``.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Kind:
         return {"number": np.float32, "time": np.float64, "text": object}.get(self.name, np.int64)
 
 
-class Unusable(Exception):
+class UnusableError(Exception):
     """Why a value cannot be used."""
 
 
@@ -82,9 +83,9 @@ class Schema:
             if kinds[name].name in ("integer", "text"):
                 raise ValueError(f"feature {name!r} is of kind {text!r}: number, category:N or hash:N are for features")
         object.__setattr__(self, "kinds", kinds)
-        for text in (self.id, self.user):
-            if text is not None:
-                _key(text)
+        for key in (self.id, self.user):
+            if key is not None:
+                _key(key)
 
     @classmethod
     def read(cls, path: Path | str) -> Schema:
@@ -107,7 +108,7 @@ class Schema:
         text: bool = False,
         raw: Sequence[str | bytes] | None = None,
     ) -> Batch:
-        """A batch from records. `where` says where each is; with `text` numbers may be written as text, empty is missing.
+        """A batch from records; `where` says where each is. With `text` numbers are written as text, empty is missing.
 
         A record with the id and a label, but none of the features, is a label on its own.
         """
@@ -270,7 +271,7 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
             continue
         try:
             array[row] = _value(value, kind, text)
-        except Unusable as problem:
+        except UnusableError as problem:
             bad[row] = str(problem)
     return array, bad
 
@@ -337,25 +338,25 @@ def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array
 
 
 def _value(value: Any, kind: Kind, text: bool) -> Any:
-    """One value of the kind; `Unusable` says what is wrong with it."""
+    """One value of the kind; `UnusableError` says what is wrong with it."""
     if isinstance(value, np.generic):
         value = value.item()
     if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
         return _text(value, kind)
     if isinstance(value, str):
         if not text:
-            raise Unusable(f"text {value[:40]!r}, not a number")
+            raise UnusableError(f"text {value[:40]!r}, not a number")
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int:
-        raise Unusable(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
+        raise UnusableError(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
     if not -(2**63) <= value < 2**63:
-        raise Unusable("an integer of more than 64 bits")
+        raise UnusableError("an integer of more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:
-        raise Unusable(f"{value} is not from 0 to {kind.size - 1}")
+        raise UnusableError(f"{value} is not from 0 to {kind.size - 1}")
     return int(_hashed(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
 
 
@@ -363,13 +364,13 @@ def _text(value: Any, kind: Kind) -> Any:
     if type(value) is int and kind.name == "text" and abs(value) < 2**63:
         value = str(value)
     if not isinstance(value, str):
-        raise Unusable(f"a {type(value).__name__}, not text")
+        raise UnusableError(f"a {type(value).__name__}, not text")
     if len(value) > LONGEST_TEXT:
-        raise Unusable(f"text of {len(value)} characters, more than {LONGEST_TEXT}")
+        raise UnusableError(f"text of {len(value)} characters, more than {LONGEST_TEXT}")
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
-        raise Unusable("text with half a surrogate pair, which is no valid Unicode") from None
+        raise UnusableError("text with half a surrogate pair, which is no valid Unicode") from None
     if kind.name == "text":
         return value
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") % kind.size
@@ -377,22 +378,24 @@ def _text(value: Any, kind: Kind) -> Any:
 
 def _read_number(value: str, kind: Kind) -> int | float:
     if len(value) > 100:
-        raise Unusable(f"text of {len(value)} characters, not a number")
+        raise UnusableError(f"text of {len(value)} characters, not a number")
     try:
         return float(value) if kind.name in ("number", "time") else int(value)
     except ValueError:
-        raise Unusable(f"text {value[:40]!r}, not a number") from None
+        raise UnusableError(f"text {value[:40]!r}, not a number") from None
 
 
 def _number(value: Any, kind: Kind) -> float:
     if not isinstance(value, (int, float)):
-        raise Unusable(f"a {type(value).__name__}, not a number")
+        raise UnusableError(f"a {type(value).__name__}, not a number")
     try:
         number = float(value)
     except OverflowError:
-        raise Unusable("an integer too large for a number") from None
-    if not math.isfinite(number) or (kind.name == "number" and abs(number) > np.finfo(np.float32).max):
-        raise Unusable(f"{number} is not finite as float32" if kind.name == "number" else f"{number} is not finite")
+        raise UnusableError("an integer too large for a number") from None
+    if not math.isfinite(number) or (kind.name == "number" and abs(number) > LARGEST):
+        raise UnusableError(
+            f"{number} is not finite as float32" if kind.name == "number" else f"{number} is not finite"
+        )
     return number
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import os
 import select
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from ..events import Batch, Poison
 from ..schema import KEPT, Schema
+from .record import json_record
 from .source import check_state
 
 logger = logging.getLogger("cadam.online")
@@ -26,14 +26,15 @@ READ = 1 << 18
 class LinesSource:
     """A line is an event. A line that is too long, or cannot be read, is set aside.
 
-    CSV has its field names in the first line unless `fields` gives them, numbers are written as usual, an empty field is a
-    missing one, and quoted fields cannot hold line breaks.
+    CSV has its field names in the first line unless `fields` gives them, numbers are written as usual, an empty field
+    is a missing one, and quoted fields cannot hold line breaks.
 
     Args:
-        path: a file, or ``-`` for standard input. A pipe cannot be read again: after a restart it goes on with what comes.
+        path: a file, or ``-`` for standard input. A pipe cannot be read again: after a restart it goes on with what
+            comes.
         follow: at the end wait for more instead of ending. Standard input ends when it is closed.
-        patience: how many seconds to wait for a full batch before a short one is given; None: for ever, so that batches do
-            not depend on time.
+        patience: how many seconds to wait for a full batch before a short one is given; None: for ever, so that batches
+            do not depend on time.
         longest: bytes of the longest line that is looked at.
     """
 
@@ -162,11 +163,3 @@ class LinesSource:
         if os.path.getsize(self.path) < state["offset"]:
             raise ValueError(f"{self.path} is shorter than the position, byte {state['offset']}: is it another file?")
         self.offset, self.line = state["offset"], state["line"]
-
-
-def json_record(text: bytes | str) -> Mapping[str, Any]:
-    """An event written as a JSON object; ValueError says why it is none."""
-    record = json.loads(text)
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON {type(record).__name__}, not an object")
-    return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,22 @@ from .source import check_state
 CHUNK = 64  # batches converted at one go
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Says where a row is."""
+
+    path: str
+    first: int
+
+    def __call__(self, row: int) -> str:
+        return f"{self.path}, row {self.first + row}"
+
+
 class ParquetSource:
     """The rows of a Parquet file, or of every Parquet file under a folder, by name.
 
-    Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that cannot
-    be read is set aside as a whole.
+    Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that
+    cannot be read is set aside as a whole.
 
     Args:
         follow: when all is read, wait for new files instead of ending.
@@ -85,9 +97,8 @@ class ParquetSource:
 
         try:
             for values, count, first in self._chunks(path):
-                batches = self.schema.batches(
-                    values, count, lambda row, first=first: f"{path}, row {first + row}", self.batch_size
-                )
+                places = Rows(str(path), first)
+                batches = self.schema.batches(values, count, places, self.batch_size)
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch

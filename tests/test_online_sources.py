@@ -1,0 +1,386 @@
+"""Sources: batches from a position are the same again, growing ones are followed, nothing that is read gets lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from online_redis import Server
+from online_streams import ITEMS, SCHEMA, USERS, learner, table
+
+from cadam.online import Batch, KafkaSource, LinesSource, ParquetSource, RedisSource, Schema, Source, open_source
+
+
+def all_ids(batches: list[Batch]) -> list[int]:
+    return [i for batch in batches if batch.events is not None for i in batch.events.ids.tolist()]
+
+
+def read(source: Source) -> list[Batch]:
+    return [batch for batch in source if batch is not None]
+
+
+def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> None:
+    new = path.with_name(f".{path.name}")
+    pq.write_table(pa.table(columns), new, **options)
+    new.rename(path)
+
+
+def write_jsonl(path: Path, columns: dict[str, np.ndarray], mode: str = "w") -> None:
+    rows = {name: values.tolist() for name, values in columns.items()}
+    with path.open(mode) as file:
+        for row in zip(*rows.values(), strict=True):
+            file.write(json.dumps(dict(zip(rows, row, strict=True))) + "\n")
+
+
+def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def sources(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
+    """Something that opens the same source of 1,000 events anew."""
+    columns = table(1000)
+    if kind == "parquet":
+        data = folder / "data"
+        data.mkdir()
+        for number in range(3):
+            part = {name: values[(0, 600, 900)[number] : (600, 900, 1000)[number]] for name, values in columns.items()}
+            write_parquet(data / f"{number}.parquet", part, row_group_size=250)
+        return lambda: ParquetSource(data, SCHEMA, batch_size=7)
+    if kind == "jsonl":
+        write_jsonl(folder / "a.jsonl", columns)
+        return lambda: LinesSource(folder / "a.jsonl", SCHEMA, "jsonl", batch_size=7)
+    if kind == "csv":
+        write_csv(folder / "a.csv", columns)
+        return lambda: LinesSource(folder / "a.csv", SCHEMA, "csv", batch_size=7)
+    if kind == "redis":
+        server = request.getfixturevalue("server")
+        server.fill("clicks", columns, 1000)
+        return lambda: RedisSource(server.url, "clicks", SCHEMA, batch_size=7)
+    servers = request.getfixturevalue("kafka")(columns)
+    return lambda: KafkaSource(servers, "clicks", SCHEMA, batch_size=7)
+
+
+@pytest.fixture
+def kafka() -> Iterator[Any]:
+    """librdkafka's mock cluster, in the process of its producer: brokers that speak the protocol, without a disk."""
+    confluent = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    producer = confluent.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock"})
+
+    def fill(columns: dict[str, np.ndarray], topic: str = "clicks") -> str:
+        rows = {name: values.tolist() for name, values in columns.items()}
+        for row in zip(*rows.values(), strict=True):
+            producer.produce(topic, json.dumps(dict(zip(rows, row, strict=True))), partition=0)
+        producer.flush(20)
+        broker = next(iter(producer.list_topics(timeout=10).brokers.values()))
+        return f"{broker.host}:{broker.port}"
+
+    yield fill
+    producer.flush(5)
+
+
+KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_gives_the_events_in_order_and_as_they_are(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    batches = read(sources(kind, tmp_path, request)())
+    columns = table(1000)
+    assert not any(batch.poison for batch in batches)
+    assert all_ids(batches) == list(range(1000))
+    for name in ("user", "item", "price"):
+        values = np.concatenate([batch.events.features[name] for batch in batches if batch.events])
+        assert values.tobytes() == columns[name].tobytes()
+        assert values.dtype == (np.float32 if name == "price" else np.int64)
+    labels = np.concatenate([batch.events.labels for batch in batches if batch.events])
+    assert labels.tobytes() == columns["click"].tobytes()
+    assert max(len(batch.events) for batch in batches if batch.events) == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_a_position_come_the_same_batches(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    make = sources(kind, tmp_path, request)
+    whole = [all_ids([batch]) for batch in read(make())]
+    for stop in (0, 1, 64, 65, len(whole)):
+        first = make()
+        stream = (batch for batch in first if batch is not None)
+        before = [all_ids([next(stream)]) for _ in range(stop)]
+        state = json.loads(json.dumps(first.state_dict()))
+        if "offsets" in state:  # JSON has no integer keys, the checkpoint does
+            state["offsets"] = {int(key): value for key, value in state["offsets"].items()}
+        second = make()
+        second.load_state_dict(state)
+        assert before + [all_ids([batch]) for batch in read(second)] == whole
+
+
+def test_a_position_of_another_source_is_refused(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    csv_source, parquet = (sources(kind, tmp_path, request)() for kind in ("csv", "parquet"))
+    with pytest.raises(ValueError, match="source 'csv', this one has 'parquet'"):
+        parquet.load_state_dict(csv_source.state_dict())
+    with pytest.raises(ValueError, match="batch_size"):
+        ParquetSource(parquet.path, SCHEMA, batch_size=8).load_state_dict(parquet.state_dict())
+
+
+def test_labels_of_their_own_and_missing_labels(tmp_path: Path) -> None:
+    lines = [
+        {"event": 1, "user": 1, "item": 2, "price": 0.5, "at": 1},
+        {"event": 2, "user": 1, "item": 2, "price": 0.5, "at": 1, "click": None},
+        {"event": 1, "click": 1},
+        {"event": 2, "click": True},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    ours = learner().run(LinesSource(tmp_path / "a.jsonl", SCHEMA, "jsonl"))
+    numbers = ours.metrics()
+    assert (numbers["events"], numbers["learned"], numbers["pending"], numbers["set aside"]) == (2, 2, 0, 0)
+
+
+def test_a_growing_file_and_a_growing_folder_are_followed(tmp_path: Path) -> None:
+    lines, folder = tmp_path / "a.jsonl", tmp_path / "data"
+    folder.mkdir()
+    write_jsonl(lines, table(10))
+    write_parquet(folder / "0.parquet", table(10))
+    for source in (
+        LinesSource(lines, SCHEMA, "jsonl", batch_size=8, follow=True, patience=0.05, poll=0.01),
+        ParquetSource(folder, SCHEMA, batch_size=8, follow=True, poll=0.01),
+    ):
+        seen: list[int] = []
+        grown = False
+        for batch in source:
+            seen += all_ids([batch]) if batch is not None else []
+            if len(seen) == 10 and not grown:
+                grown = True
+                write_jsonl(lines, table(10, first=10), "a")
+                write_parquet(folder / "1.parquet", table(10, first=10))
+            if len(seen) == 20:
+                break
+        assert seen == list(range(20))
+        lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:10]))
+        (folder / "1.parquet").unlink()
+
+
+def test_a_parquet_file_that_is_damaged_is_set_aside_and_the_next_is_read(tmp_path: Path) -> None:
+    for number in range(3):
+        write_parquet(tmp_path / f"{number}.parquet", table(100, first=100 * number))
+    content = (tmp_path / "1.parquet").read_bytes()
+    (tmp_path / "1.parquet").write_bytes(content[: len(content) // 2])
+    batches = read(ParquetSource(tmp_path, SCHEMA))
+    assert all_ids(batches) == [*range(100), *range(200, 300)]
+    (poison,) = [one for batch in batches for one in batch.poison]
+    assert poison.where.endswith("1.parquet")
+    assert "cannot be read, all of it" in poison.reason
+
+
+def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> None:
+    schema = Schema({"ids": "category:10[2]", "word": "hash:50"}, time="at", user="who:text")
+    ids = pa.array([[1, 2], [3, 10], [5, 6], None], pa.list_(pa.int32(), 2))
+    at = pa.array(np.array(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04"], "datetime64[ms]"))
+    columns = {
+        "ids": ids,
+        "word": ["a", "b", "é", "a"],
+        "label": [1, 0, None, 1],
+        "at": at,
+        "who": ["x", "y", "z", "x"],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    (batch,) = read(ParquetSource(tmp_path / "a.parquet", schema))
+    assert batch.events.features["ids"].tolist() == [[1, 2], [5, 6]]
+    assert batch.events.time.tolist() == [1704067200.0, 1704240000.0]
+    assert batch.events.users.tolist() == ["x", "z"]
+    assert np.isnan(batch.events.labels).tolist() == [False, True]
+    assert [one.reason for one in batch.poison] == ["ids: 10 is not from 0 to 9", "missing field 'ids'"]
+    assert "row 1" in batch.poison[0].where
+
+
+def test_standard_input_is_read_to_its_end() -> None:
+    code = (
+        "import sys; from online_streams import SCHEMA, learner; from cadam.online import open_source\n"
+        "ours = learner().run(open_source('jsonl:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
+    )
+    path = Path(__file__).parent
+    lines = "".join(
+        json.dumps(dict(zip(table(1), row, strict=True))) + "\n"
+        for row in zip(*(v.tolist() for v in table(500).values()), strict=True)
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], input=lines, capture_output=True, text=True, cwd=path, timeout=100
+    )
+    assert result.stdout.split() == ["500", "500"], result.stderr
+
+
+def test_uris_name_sources(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", table(3))
+    assert len(all_ids(read(open_source(f"csv:{tmp_path}/a.csv", SCHEMA)))) == 3
+    assert isinstance(open_source("redis://localhost:1/clicks?db=2", SCHEMA), RedisSource)
+    for wrong in ("", "csv:", "ftp://host/x", "redis://localhost", "redis://localhost/x?bd=2", "kafka://host"):
+        with pytest.raises(ValueError, match=r"no source|unknown fields"):
+            open_source(wrong, SCHEMA)
+    with pytest.raises(FileNotFoundError):
+        open_source(f"parquet:{tmp_path}/none", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"features": {}}, "at least one feature"),
+        ({"features": {"a": "float"}}, "unknown kind 'float'"),
+        ({"features": {"a": "category"}}, "need a size"),
+        ({"features": {"a": "number:3"}}, "need a size"),
+        ({"features": {"a": "text"}}, "'text'"),
+        ({"features": {"a": "number"}, "id": "x:float"}, "'x:float'"),
+    ],
+)
+def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schema(**wrong)
+
+
+# Redis ---------------------------------------------------------------------------------------------------------
+
+
+def test_redis_stopped_and_restarted_in_the_middle(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.fill("clicks", table(3000), 3000)
+    source = RedisSource(server.url, "clicks", SCHEMA, batch_size=64, follow=True, patience=None, poll=0.01, retry=0.05)
+    ours = learner(checkpoint=tmp_path / "state")
+
+    def disturb(_: object) -> None:
+        if ours.events == 640 and server.process.returncode is None:
+            server.stop()
+            threading.Timer(0.5, server.start).start()
+        if ours.events >= 2944:
+            ours.stop()
+
+    ours.reports = [disturb]
+    ours.run(source)
+    assert (ours.events, ours.learned) == (2944, 2944)
+    assert "Redis is away" in caplog.text
+    assert "Redis is back" in caplog.text
+
+
+def test_a_redis_stream_cut_past_the_position_is_said(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.fill("clicks", table(100), 100)
+    source = RedisSource(server.url, "clicks", SCHEMA, batch_size=10)
+    next(iter(source))
+    server.client.xtrim("clicks", maxlen=50, approximate=False)
+    second = RedisSource(server.url, "clicks", SCHEMA, batch_size=10)
+    second.load_state_dict(source.state_dict())
+    assert all_ids(read(second)) == list(range(50, 100))
+    assert "past the position" in caplog.text
+
+
+def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:
+    good = {"event": 1, "user": 1, "item": 2, "price": 0.5, "at": 1, "click": 1}
+    for entry in (
+        {"json": json.dumps(good)},
+        {"json": "{"},
+        {"json": "x" * 3000},
+        {"event": b"\xff\xfe"},
+        {**good, "event": "2"},
+        {"nothing": ""},
+    ):
+        server.client.xadd("clicks", entry)
+    source = RedisSource(server.url, "clicks", SCHEMA, longest=2000)
+    (batch,) = read(source)
+    assert all_ids([batch]) == [1, 2]
+    reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.poison)
+    assert len(batch.poison) == 4
+    assert any("3000 bytes, more than 2000" in one.reason for one in batch.poison), reasons
+
+
+# Events that are wrong in every way ----------------------------------------------------------------------------
+
+
+def fuzzed(random: random.Random, number: int) -> bytes:
+    """A line: good, or wrong in one of many ways."""
+    event: dict[str, Any] = {
+        "event": number,
+        "user": random.randrange(USERS),
+        "item": random.randrange(ITEMS),
+        "price": random.random(),
+        "at": float(number),
+        "click": random.randrange(2),
+    }
+    name = random.choice(list(event))
+    way = random.randrange(14)
+    odd = [None, True, "", "12", "é\u0000💥", [], {}, [1, 2], -1, 2**63, 2**70, 10**400, 1e39, -0.0, 1.5, "x" * 5000]
+    if way == 0:
+        del event[name]
+    elif way == 1:
+        event[name] = random.choice(odd)
+    elif way == 2:
+        event[name] = random.choice([float("nan"), float("inf"), -float("inf")])
+    elif way == 3:
+        text = json.dumps(event).encode()
+        return text[: random.randrange(len(text))].replace(b"\n", b" ")
+    elif way == 4:
+        return random.randbytes(random.randrange(60)).replace(b"\n", b"")
+    elif way == 5:
+        text = bytearray(json.dumps(event).encode())
+        text[random.randrange(len(text))] = random.choice([0, 34, 44, 92, 123, 125, 200, 255])
+        return bytes(text)
+    elif way == 6:
+        return json.dumps(random.choice([1, "a", [event], None, {"a": {}}, {}])).encode()
+    elif way == 7:
+        return b"[" * random.choice([10, 3000])
+    elif way == 8:
+        return json.dumps({**event, "more": "\ud800", "\u202e": "ё"}, ensure_ascii=random.random() < 2).encode()
+    return json.dumps(event).encode()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_hundred_thousand_fuzzed_events_are_all_accounted_for(form: str, tmp_path: Path) -> None:
+    dice = random.Random(3)
+    long = {10: 10_000_000, 5_000: 10_000_000, 7_000: 2_000_000}
+    count, empty = 100_000 if form == "jsonl" else 20_000, 0
+    with (tmp_path / "events").open("wb") as file:
+        if form == "csv":
+            file.write(b"event,user,item,price,at,click\n")
+        for number in range(count):
+            line = fuzzed(dice, number) if number not in long else b"7" * long[number]
+            if form == "csv" and number % 2:  # half of them well-formed, half as they come
+                line = b",".join(
+                    str(v).encode()
+                    for v in (number, dice.choice([1, 10**9, "é", ""]), 2, dice.choice([1.5, "nan", "1e99"]), 3, 1)
+                )
+            empty += not line.strip()
+            file.write(line + b"\n")
+    ours = learner(set_aside=tmp_path / "aside.jsonl", horizon=1000)
+    ours.run(LinesSource(tmp_path / "events", SCHEMA, form, batch_size=500))
+    numbers = ours.metrics()
+    aside = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
+    pending, counts = ours.pending, ours.pending.counts
+    labels_alone = counts.repeated_labels + counts.late_labels + counts.strange_labels + len(pending.early)
+    assert len(aside) == numbers["set aside"]
+    assert numbers["events"] + numbers["set aside"] + empty == count - labels_alone
+    assert (
+        numbers["events"] == numbers["learned"] + numbers["pending"] + numbers["expired"] + numbers["repeated events"]
+    )
+    assert all(one["reason"] and one["where"] for one in aside)
+    assert sum(one["size"] > 10_000_000 for one in aside) == 2
+    assert (tmp_path / "aside.jsonl").stat().st_size < 200_000_000
+    assert numbers["learned"] > (0.15 if form == "jsonl" else 0.03) * count
+    for reason in ("missing field", "is not from 0 to", "not finite", "not readable", "more than 1048576"):
+        assert any(reason in one["reason"] for one in aside), reason
