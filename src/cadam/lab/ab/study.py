@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AS_IT_IS = "as it is"
 MAIN = "gauc by impressions"
+AT_ANOTHER_TIME = "at another time"
 NAMES = {MAIN: "GAUC by impressions", "gauc by user": "GAUC by user", "auc": "AUC", "log loss": "log loss"}
 BETTER: Mapping[str, Better] = {MAIN: "higher", "gauc by user": "higher", "auc": "higher", "log loss": "lower"}
 
@@ -142,14 +143,14 @@ def verdict(seeds: Comparison, found: Evidence) -> str:
         return seeds.verdict
     watched = found.watched
     wanted = 1 if seeds.better == "higher" else -1
-    told = {"other seeds": seeds.difference, "other users": found.users, "a later look": watched}
+    told = {"with other seeds": seeds.difference, "with other users": found.users, AT_ANOTHER_TIME: watched}
     signs = {what: _sign(i) for what, i in told.items() if i is not None}
     open_to = [what for what, sign in signs.items() if sign == 0]
     if len(open_to) == len(signs):
         return "no difference seen"
     if open_to or len(set(signs.values())) > 1:
-        return f"not settled: it might be otherwise with {' and '.join(open_to or signs)}"
-    name = "better" if signs["a later look"] == wanted else "worse"
+        return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
+    name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
     text = f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}"
     if seeds.noise is not None and abs(seeds.difference.mean) < max(abs(seeds.noise.low), abs(seeds.noise.high)):
         text += f", by less than seeds alone move {seeds.baseline}"
