@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
     parser.add_argument(
-        "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2", metavar="X,Y,...", help="learning rates to choose from"
+        "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
     )
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
     parser.add_argument("--events", type=int, metavar="N", help="use the first N events (default: all there are)")

@@ -45,7 +45,7 @@ class Study:
     """Optimizers of `cadam`; the first is the baseline."""
     batch_size: int
     model: str = "small DeepFM"
-    grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+    grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     tuning_seeds: int = 2
     tuning_share: float = 0.2
     blocks: int = 50
@@ -74,7 +74,10 @@ class Study:
 
 
 def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
-    """Every learning rate on tuning seeds; then each arm at its best, in every condition, and the baseline's A/A."""
+    """Every learning rate on tuning seeds; then each arm at its best, in every condition, and the baseline's A/A.
+
+    The other learning rates run along the stream as it is too, under one seed: to see whether the choice held.
+    """
     tuning = [
         study.cell(plan, arm, lr, seed, AS_IT_IS, tuning=True)
         for arm in study.arms
@@ -91,13 +94,32 @@ def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
         for arm in study.arms
     ]
     again = [study.cell(plan, study.baseline, best[study.baseline], s, AS_IT_IS) for s in plan.repeat_seeds()]
-    return [*tuning, *tests, *again]
+    looking_back = [
+        study.cell(plan, arm, lr, plan.test_seeds()[0], AS_IT_IS)
+        for arm in study.arms
+        for lr in study.grid
+        if lr != best[arm]
+    ]
+    return [*tuning, *tests, *again, *looking_back]
 
 
 def choices(study: Study, results: Results) -> dict[str, Choice]:
     """The learning rate of each arm: the least log loss on the tuning part."""
     tuning = results.tuning()
     return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log loss", "lower") for arm in study.arms}
+
+
+def at_their_best(study: Study, results: Results) -> Results:
+    """The test runs at the learning rates that were chosen."""
+    rates = {arm: choice.lr for arm, choice in choices(study, results).items()}
+    return Results([result for result in results.tests() if result.cell.lr == rates[result.cell.optimizer]])
+
+
+def looking_back(study: Study, results: Results) -> dict[str, Choice]:
+    """What the choice would have been, had one known the measured part: by one seed."""
+    seed = min(result.cell.seed for result in results.tests())
+    tests = results.tests().where(condition=AS_IT_IS, seed=seed)
+    return {arm: choose_lr(arm, tests.where(optimizer=arm), "log loss", "lower") for arm in study.arms}
 
 
 # Evidence ------------------------------------------------------------------------------------------------------
@@ -167,7 +189,7 @@ def _sign(interval: Interval) -> int:
 
 def summary(study: Study, results: Results) -> Summary:
     chosen = choices(study, results)
-    tests, repeats = results.tests(), results.repeats()
+    tests, repeats = at_their_best(study, results), results.repeats()
     rows: list[Row] = []
     verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
@@ -192,6 +214,8 @@ def summary(study: Study, results: Results) -> Summary:
             words = "not comparable: a run diverged" if found is None else verdict(compared[MAIN], found)
             difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
             verdicts.append(f"{condition[0].upper()}{condition[1:]}: {words}{difference}.")
+            if plain:
+                rows.append(_hindsight_row(study, results, arm))
             if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
                 rows.append(_recovery_row(study, results, arm, condition))
     rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
@@ -252,13 +276,28 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
     return rows
 
 
+def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
+    """Each arm at the learning rate that was best where it is measured: no result, but a check of the choice."""
+    chosen = looking_back(study, results)
+    seed = min(result.cell.seed for result in results.tests())
+    value = {
+        name: results.where(optimizer=name, lr=chosen[name].lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]
+        for name in (arm, study.baseline)
+    }
+    texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
+    difference = value[arm] - value[study.baseline]
+    what = f"{AS_IT_IS}: the same, learning rates of hindsight"
+    words = "one seed, chosen on what is measured: a check of the choice, no result"
+    return Row(what, "", ", ".join(texts), f"{difference:+.4f}", 1, 0.0, words, "", {**value, "difference": difference})
+
+
 def recovery_times(study: Study, results: Results, arm: str, condition: str) -> dict[int, float]:
     """By seed: how many events it takes, after a planted change, to be as good as without it, on average over changes.
 
     The gap is the log loss with the change minus that without it in the same block, under the same seed; it counts as
     closed when nine tenths of its peak are made up. One that is not closed counts until the next change.
     """
-    tests = results.tests().where(optimizer=arm)
+    tests = at_their_best(study, results).where(optimizer=arm)
     moments = [*study.planted[condition]["change"]["blocks"], study.blocks]
     times = {}
     for changed, plain in zip(tests.where(condition=condition), tests.where(condition=AS_IT_IS), strict=True):
@@ -284,7 +323,7 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     """Both arms along the stream, the difference as one who watches sees it, and what the learning rate does."""
     from matplotlib.figure import Figure
 
-    tests = results.tests()
+    tests = at_their_best(study, results)
     colours = dict(zip((study.arms[-1], study.baseline, *study.arms[1:-1]), palette.SERIES, strict=False))
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     along, watched, rates = figure.subplots(1, 3, width_ratios=(3, 3, 2))
@@ -294,18 +333,25 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
         means = choices(study, results)[arm]
         rates.plot(list(means.means), list(means.means.values()), "o-", ms=4, color=colours[arm])
         rates.plot(means.lr, means.means[means.lr], "o", ms=10, mfc="none", color=colours[arm])
+        after = looking_back(study, results)[arm]
+        rates.plot(list(after.means), list(after.means.values()), "x:", ms=4, lw=1, color=colours[arm])
     along.set(xlabel="block of time", ylabel="AUC, five blocks", title="Along the stream")
     along.legend(loc="best")
-    rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Tuning part (ring: chosen)")
+    rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Tuning (ring: chosen); dotted: after")
     baseline = tests.where(optimizer=study.baseline, condition=AS_IT_IS)
     pairs = {
         f"{arm} - {study.baseline}": (tests.where(optimizer=arm, condition=AS_IT_IS), colours[arm])
         for arm in study.arms[1:]
     }
+    reach = 0.0
     for name, (arm_results, colour) in {"A/A": (results.repeats(), palette.TARGET), **pairs}.items():
         found = _finite(evidence, arm_results, baseline, MAIN)
         if found is not None:
             _draw_watched(watched, found, name, colour)
+            end = found.watched
+            reach = max(reach, abs(end.mean) + 3 * end.half_width if math.isfinite(end.low) else 0.0)
+    if reach > 0:
+        watched.set_ylim(-reach, reach)  # the first looks are too wide to show
     watched.axhline(0, color=palette.INK, lw=0.8)
     watched.set(
         xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Watched: mean so far, valid interval"
@@ -313,7 +359,8 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     watched.legend(loc="best")
     made = {
         "Left: prediction of the next events, mean over seeds. Middle: the difference as it was seen after each block, "
-        "with the interval that may be watched; grey is the baseline against itself.": figure
+        "with the interval that may be watched; grey is the baseline against itself. Right: log loss by learning rate, "
+        "on the part it was chosen on and, dotted, on the part that is measured.": figure
     }
     changed = [condition for condition in study.planted if "change" in study.planted[condition]]
     for condition in changed:
@@ -345,7 +392,7 @@ def _recovery_figure(study: Study, results: Results, condition: str, colours: Ma
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     axes = figure.subplots()
     for arm in study.arms:
-        tests = results.tests().where(optimizer=arm)
+        tests = at_their_best(study, results).where(optimizer=arm)
         gap = tests.where(condition=condition).curve("log loss") - tests.where(condition=AS_IT_IS).curve("log loss")
         axes.plot(gap.mean(0), color=colours[arm], label=arm, lw=1.2)
     for block in study.planted[condition]["change"]["blocks"]:
