@@ -129,6 +129,9 @@ def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypat
     assert code == 3
     for text in ("Clicks", "11 GB", "https://example.org/clicks", "data/clicks/train.txt", "CADAM_DATA"):
         assert text in err
+    code, out, err = cadam("reproduce", "all")  # the rest of all is computed
+    assert (code, "walk:" in out, "tuned:" in out) == (0, False, True)
+    assert "left out of all: walk: Clicks (11 GB) is not at" in err
     Path("data/clicks").mkdir(parents=True)
     Path("data/clicks/train.txt").touch()
     assert cadam("reproduce", "walk")[0] == 0

@@ -173,7 +173,7 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
 
 def reproduce(options: argparse.Namespace) -> int:
     try:
-        experiments = catalogue.select(options.names)
+        experiments = _selected(options.names, options.scale or "quick")
     except catalogue.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
@@ -192,6 +192,18 @@ def reproduce(options: argparse.Namespace) -> int:
         lines = [line for request in requests for line in _summary_lines(request)]
         _print([*lines, "", "All numbers and figures: cadam report, or --json."])
     return code
+
+
+def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
+    """The experiments that are named. `all` are those whose data is there; what is left out is said."""
+    kept = []
+    for experiment in catalogue.select(names):
+        data = experiment.needed(scale)
+        if experiment.name not in names and data is not None and (advice := data.missing()):
+            print(f"left out of all: {experiment.name}: {advice}", file=sys.stderr)
+        else:
+            kept.append(experiment)
+    return kept
 
 
 def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
