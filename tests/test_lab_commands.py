@@ -124,6 +124,7 @@ def test_wrong_options_are_exit_code_2(cadam: Cadam, wrong: list[str]) -> None:
 
 def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data("Clicks", "clicks/train.txt", "https://example.org/clicks", "11 GB")
+    monkeypatch.delenv("CADAM_DATA", raising=False)
     monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, data=data))
     code, _, err = cadam("reproduce", "walk")
     assert code == 3
