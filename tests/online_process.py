@@ -25,7 +25,7 @@ from online_streams import SCHEMA, files, learner, table, weights
 
 from cadam.online import ParquetSource, RedisSource, Source
 
-COUNT = 3000
+COUNT = 1500
 
 
 def records() -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def learn(kind: str, place: str, folder: Path) -> None:
     random.seed(0)
     np.random.seed(0)
     ours = learner(
-        horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=500,
+        horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
         checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip
     ours.run(source(kind, place))

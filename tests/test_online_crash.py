@@ -23,8 +23,8 @@ from cadam.online import checkpoint
 def parquet_stream(folder: Path) -> str:
     folder.mkdir()
     rows = records()
-    for number, start in enumerate(range(0, len(rows), 1500)):
-        part = rows[start : start + 1500]
+    for number, start in enumerate(range(0, len(rows), 700)):
+        part = rows[start : start + 700]
         columns = {name: [row.get(name) for row in part] for name in rows[0]}
         pq.write_table(pa.table(columns), folder / f"{number}.parquet")
     return str(folder)

@@ -42,11 +42,13 @@ class Learner:
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
         metrics: told of every labelled prediction; see `Metric`.
         checkpoint: a folder for checkpoints; `run` resumes from the newest by itself.
-        checkpoint_every: events between checkpoints.
+        checkpoint_every: events between checkpoints; `checkpoint_seconds` is the longest time between them. Where they
+            fall changes nothing but how much is computed again after a crash.
         keep: how many checkpoints are kept.
         log: a folder for the prediction log, in Parquet parts of `log_rows` rows.
         set_aside: a file for events that cannot be used (default: ``set-aside.jsonl`` beside the checkpoints).
-        reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function.
+        reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function. Their
+            method `end`, if they have one, is called when `run` ends.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class Learner:
         batch_size: int | None = None,
         metrics: Sequence[Metric] = (),
         checkpoint: Path | str | None = None,
-        checkpoint_every: int = 100_000,
+        checkpoint_every: int = 1_000_000,
+        checkpoint_seconds: float = 30.0,
         keep: int = 3,
         log: Path | str | None = None,
         log_rows: int = 50_000,
@@ -75,7 +78,8 @@ class Learner:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.unmatched, self.batch_size, self.checkpoint_every = unmatched, batch_size, checkpoint_every
+        self.unmatched, self.batch_size = unmatched, batch_size
+        self.checkpoint_every, self.checkpoint_seconds = checkpoint_every, checkpoint_seconds
         self.pending = Pending(horizon, capacity, remember)
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
@@ -87,13 +91,14 @@ class Learner:
         self.events = self.learned = self.steps = self.poisoned = 0
         self.clock, self.last_time = -math.inf, math.nan
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
+        self._saved_when, self._unsaved = time.monotonic(), False
         self.started, self.resumed_at = time.time(), 0
         self._ready: list[Columns] = []  # labelled, to be learnt from
         self._waiting_to_learn = 0
         self._alignment: dict[str, Ratio] = {}  # counted before the last resume
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
-        self._stopping = False
+        self.stopped = False
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
@@ -314,14 +319,14 @@ class Learner:
     def run(self, source: Stream, *, events: int | None = None) -> Learner:
         """Learn from a source until it ends, `stop` is called or so many `events` were seen in all.
 
-        Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet; then, and at the end,
-        the state is saved.
+        Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet. At the end the state
+        is saved.
         """
         if self.checkpoints is not None and not hasattr(source, "load_state_dict"):
             raise TypeError(f"{type(source).__name__} has no state_dict and load_state_dict, so it cannot be resumed")
         if not self.events:
             self.resume()
-        self._source, self._stopping = source, False
+        self._source, self.stopped, self._saved_when = source, False, time.monotonic()
         if self._position is not None:
             source.load_state_dict(self._position)  # type: ignore[attr-defined]
             self._position = None
@@ -330,21 +335,29 @@ class Learner:
             for batch in source:
                 if batch is not None:
                     self.take(batch)
+                    self._unsaved = True
                 for report in self.reports:
                     report(self)
-                if self.checkpoints is not None and self.events - self._saved_at >= self.checkpoint_every:
+                if self.checkpoints is not None and self._save_is_due():
                     self.save()
-                if self._stopping or (events is not None and self.events >= events):
+                if self.stopped or (events is not None and self.events >= events):
                     break
+        for report in self.reports:
+            if hasattr(report, "end"):
+                report.end(self)
         if self.log is not None:
             self.log.flush()
         if self.checkpoints is not None:
             self.save()
         return self
 
+    def _save_is_due(self) -> bool:
+        late = time.monotonic() - self._saved_when > self.checkpoint_seconds
+        return self.events - self._saved_at >= self.checkpoint_every or (late and self._unsaved)
+
     def stop(self) -> None:
         """Let `run` end after the batch it is at; may be called from a signal handler or another thread."""
-        self._stopping = True
+        self.stopped = True
 
     # Numbers -------------------------------------------------------------------------------------------------
 
@@ -430,7 +443,7 @@ class Learner:
             raise ValueError("this learner has no folder for checkpoints: pass checkpoint=")
         self._check_finite()
         self.saves += 1
-        self._saved_at = self.events
+        self._saved_at, self._saved_when, self._unsaved = self.events, time.monotonic(), False
         try:
             return self.checkpoints.save(self.saves, self.state_dict())
         except OSError as error:

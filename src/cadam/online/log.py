@@ -88,7 +88,7 @@ class PredictionLog:
         path = self.folder / f"part-{self.part:08d}.parquet"
         new = path.with_name(f".{path.name}.new")
         try:
-            pq.write_table(pa.table(arrays), new)
+            pq.write_table(pa.table(arrays), new, use_dictionary=["outcome"], compression="lz4", write_statistics=False)
             settle(new, path)
         finally:
             new.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ class Memory:
         self.older: dict[Key, bool] = {}
 
     def add(self, keys: list[Key], value: bool) -> None:
-        self.recent.update(zip(keys, repeat(value)))
+        self.recent.update(dict.fromkeys(keys, value))
         if len(self.recent) >= self.size:
             self.recent, self.older = {}, self.recent
 
@@ -48,7 +48,7 @@ class Memory:
         found = self.recent.get(key)
         return self.older.get(key) if found is None else found
 
-    def meets(self, keys: list[Key]) -> bool:
+    def meets(self, keys: set[Key]) -> bool:
         """Whether it remembers any of the keys."""
         return not (self.recent.keys().isdisjoint(keys) and self.older.keys().isdisjoint(keys))
 
@@ -110,7 +110,7 @@ class Pending:
     def new(self, ids: list[Key]) -> Array | None:
         """A mask of the events that are not repeated; None if none of them is."""
         distinct = set(ids)
-        if len(distinct) == len(ids) and self.place.keys().isdisjoint(ids) and not self.done.meets(ids):
+        if len(distinct) == len(ids) and self.place.keys().isdisjoint(distinct) and not self.done.meets(distinct):
             return None
         mask, seen = np.ones(len(ids), dtype=bool), set()
         for row, key in enumerate(ids):

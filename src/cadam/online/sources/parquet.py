@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..events import Array, Batch, Poison
 from ..log import NEEDS
-from ..schema import Kind, Schema
+from ..schema import Schema
 from .source import check_state
 
 CHUNK = 64  # batches converted at one go
@@ -95,10 +96,12 @@ class ParquetSource:
         """The rest of a file; at its end the position moves to the next one."""
         import pyarrow as pa
 
+        reader = ThreadPoolExecutor(1, "cadam-parquet")  # reads one chunk ahead while the learner is at work
         try:
-            for values, count, first in self._chunks(path):
-                places = Rows(str(path), first)
-                batches = self.schema.batches(values, count, places, self.batch_size)
+            chunks = self._chunks(path)
+            ahead = reader.submit(next, chunks, None)
+            while (batches := ahead.result()) is not None:
+                ahead = reader.submit(next, chunks, None)
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch
@@ -113,13 +116,15 @@ class ParquetSource:
             poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", path.stat().st_size)
             self._next()
             yield Batch(poison=[poison])
+        finally:
+            reader.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
         self.done[self.queue.pop(0)] = None
         self.chunk = self.batch = 0
 
-    def _chunks(self, path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
-        """Columns of each chunk from the position on, with the number of rows and of the first row."""
+    def _chunks(self, path: Path) -> Iterator[list[Batch]]:
+        """The batches of each chunk, from the one that the position is in."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -144,15 +149,15 @@ class ParquetSource:
                 skip = 0
                 while count >= rows:
                     table = pa.Table.from_batches(held)
-                    yield self._values(table.slice(0, rows)), rows, first
+                    yield self._batches(table.slice(0, rows), Rows(str(path), first))
                     held = table.slice(rows).to_batches()
                     first, count = first + rows, count - rows
             if count:
-                yield self._values(pa.Table.from_batches(held)), count, first
+                yield self._batches(pa.Table.from_batches(held), Rows(str(path), first))
 
-    def _values(self, table: Any) -> dict[str, Any]:
-        kinds = self.schema.kinds
-        return {name: _plain(table.column(name), kinds.get(name)) for name in table.column_names}
+    def _batches(self, table: Any, where: Rows) -> list[Batch]:
+        values = {name: _plain(table.column(name)) for name in table.column_names}
+        return self.schema.batches(values, table.num_rows, where, self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -170,7 +175,7 @@ class ParquetSource:
         self.chunk, self.batch = state["chunk"], state["batch"]
 
 
-def _plain(column: Any, kind: Kind | None) -> Array | list[Any]:
+def _plain(column: Any) -> Array | list[Any]:
     """A column as an array where nothing is missing and numpy has the type; as a list where not."""
     import pyarrow as pa
 

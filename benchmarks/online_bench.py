@@ -1,0 +1,206 @@
+"""The online learner: how fast it is, what its loop costs beside model and optimizer, whether its memory stays flat.
+
+    python benchmarks/online_bench.py [speed|memory] [--events N] [--threads N] [--json FILE]
+
+speed: events with their labels from Parquet through a small DeepFM (39 fields, a table of 100,000 x 8, two layers of
+64) with the prediction log and checkpoints on. A plain loop of the same model and optimizer on the same batches takes
+turns with it, 50 batches each, so that both meet the same machine; what the learner takes more is the loop's own.
+memory: events from memory through a tiny model, labels 2,000 events later, a third of them never; the resident memory
+after the first tenth and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from cadam import CAdam
+from cadam.bench import DeepFM
+from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source
+
+ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 50
+BAR_SECONDS, BAR_OVERHEAD = 60.0, 0.10
+loss = nn.functional.binary_cross_entropy_with_logits
+
+
+def write_stream(path: Path, count: int) -> None:
+    """Clicks with skewed ids, in pieces, so that the benchmark itself needs little memory."""
+    random = np.random.default_rng(0)
+    fields = pa.list_(pa.int32(), FIELDS)
+    schema = pa.schema(
+        {"event": pa.int64(), "user": pa.int64(), "at": pa.float64(), "fields": fields, "label": pa.int8()}
+    )
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, count, 50_000):
+            size = min(50_000, count - start)
+            ids = (ROWS * random.random((size, FIELDS)) ** 3).astype(np.int32)
+            number = np.arange(start, start + size)
+            columns = [
+                pa.array(number),
+                pa.array(ids[:, 0].astype(np.int64)),
+                pa.array(number / 1000),
+                pa.FixedSizeListArray.from_arrays(pa.array(ids.ravel()), FIELDS),
+                pa.array((random.random(size) < 0.25).astype(np.int8)),
+            ]
+            writer.write_table(pa.table(columns, schema=schema))
+
+
+class Turns:
+    """A source that lets the plain loop learn from the same batches, in turns with the learner."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.seconds = source, 0.0
+        torch.manual_seed(0)
+        self.model = DeepFM(ROWS, 8, 64, sparse=True)
+        self.optimizer = CAdam(self.model.named_parameters())
+
+    def __iter__(self) -> Iterator[Any]:
+        turn: list[Events] = []
+        for batch in self.source:
+            if isinstance(batch, Batch) and batch.events is not None:
+                turn.append(batch.events)
+            yield batch
+            if len(turn) == TURN:
+                self.learn(turn)
+                turn = []
+        self.learn(turn)
+
+    def learn(self, turn: list[Events]) -> None:
+        start = time.perf_counter()
+        for events in turn:
+            fields, labels = torch.from_numpy(events.features["fields"]), torch.from_numpy(events.labels)
+            with torch.no_grad():
+                self.model(fields)
+            self.optimizer.zero_grad()
+            loss(self.model(fields), labels).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        self.seconds += time.perf_counter() - start
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.source.load_state_dict(state)
+
+
+def speed(count: int, folder: Path) -> dict[str, float]:
+    write_stream(folder / "clicks.parquet", count)
+    schema = Schema({"fields": f"category:{ROWS}[{FIELDS}]"}, id="event", user="user", time="at")
+    turns = Turns(ParquetSource(folder / "clicks.parquet", schema, batch_size=BATCH))
+    torch.manual_seed(0)
+    model = DeepFM(ROWS, 8, 64, sparse=True)
+    optimizer = CAdam(model.named_parameters())
+    learner = Learner(model, optimizer, loss, checkpoint=folder / "state", log=folder / "log")
+    start = time.perf_counter()
+    learner.run(turns)
+    seconds = time.perf_counter() - start - turns.seconds
+    return {
+        "events": learner.events,
+        "seconds": seconds,
+        "events a second": count / seconds,
+        "plain loop, seconds": turns.seconds,
+        "overhead": seconds / turns.seconds - 1,
+        "log loss": learner.metrics()["log loss"],
+    }
+
+
+# Memory --------------------------------------------------------------------------------------------------------
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 4, sparse=True)
+
+    def forward(self, item: Tensor) -> Tensor:
+        total: Tensor = self.table(item).sum(1)
+        return total
+
+
+class Endless:
+    """Events without labels, and labels of those 2,000 events ago, of which a third never come."""
+
+    def __init__(self, count: int, size: int = 2000) -> None:
+        self.count, self.size, self.position = count, size, 0
+        self.random = np.random.default_rng(0)
+        self.resident: list[tuple[int, float]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.position < self.count:
+            start, self.position = self.position, self.position + self.size
+            ids = np.arange(start, self.position)
+            labelled = ids[ids % 3 > 0] - self.size
+            labels = Labels(labelled, self.random.random(len(labelled)) < 0.25)
+            yield Batch(Events({"item": self.random.integers(1000, size=self.size)}, ids=ids, users=ids % 5000), labels)
+            if self.position % (self.count // 10) < self.size:
+                self.resident.append((self.position, resident()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def resident() -> float:
+    """Resident memory in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def memory(count: int, folder: Path) -> dict[str, Any]:
+    model, stream = Tiny(), Endless(count)
+    optimizer = CAdam(model.named_parameters())
+    learner = Learner(
+        model, optimizer, loss, horizon=10_000, unmatched="negative", checkpoint=folder / "state", log=folder / "log"
+    )  # fmt: skip
+    start = time.perf_counter()
+    learner.run(stream)
+    first, last = stream.resident[0][1], stream.resident[-1][1]
+    return {
+        "events": learner.events,
+        "seconds": time.perf_counter() - start,
+        "MB after a tenth": first,
+        "MB at the end": last,
+        "MB more": last - first,
+        "MB by events": stream.resident,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("speed", "memory"), default="speed")
+    parser.add_argument("--events", type=int, metavar="N", help="default: 1,000,000 for speed, 10,000,000 for memory")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of torch (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.part == "speed":
+            found: dict[str, Any] = speed(options.events or 1_000_000, Path(folder))
+        else:
+            found = memory(options.events or 10_000_000, Path(folder))
+    for name, value in found.items():
+        print(f"{name:24}", f"{value:,.4g}" if isinstance(value, float) else value)
+    if options.part == "speed":
+        print(f"bars: a million events in {BAR_SECONDS:.0f} s, overhead {BAR_OVERHEAD:.0%}")
+    if options.json:
+        machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": options.threads}
+        options.json.write_text(json.dumps({**machine, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The command `cadam run`: one learner in production."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+import cadam
+
+from .checkpoint import DamagedCheckpointError
+from .learner import Learner
+from .reports import Console, Prometheus, Scalars
+from .schema import Schema
+from .sources import open_source
+from .sources.uri import FORMS
+
+DONE, FAILED, USAGE = 0, 1, 2
+SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
+DETAILS = f"""
+the model:
+  mod.py:build is a function without arguments that gives the model, a torch.nn.Module that is called with the
+  features by name and gives a logit per event. SCHEMA in the same file, or --schema, says what an event has:
+    SCHEMA = Schema({{"user": "hash:100000", "price": "number"}}, label="click", id="event", user="user", time="at")
+  The file may also have loss(scores, labels); else it is the log loss.
+
+the data:
+{FORMS}
+SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a second one ends at once.
+
+exit codes:
+  0  the stream has ended, or the run was stopped; the same command goes on from there
+  1  it failed; what was saved before stays
+  2  the command was not understood
+"""
+
+
+class UsageError(ValueError):
+    """The command cannot be meant like this."""
+
+
+def add_commands(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run",
+        help=SUMMARY,
+        description=SUMMARY,
+        epilog=DETAILS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", required=True, metavar="FILE:FUNCTION", help="what builds the model")
+    parser.add_argument("--data", required=True, metavar="URI", help="where events come from")
+    parser.add_argument("--checkpoint", required=True, type=Path, metavar="FOLDER", help="where the state is kept")
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="of the family (default: CAdam)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
+    parser.add_argument("--seed", type=int, default=0, help="of torch, before the model is built (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="events at one go (default: 1024)")
+    parser.add_argument("--follow", action="store_true", help="at the end of the data wait for more")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="wait so long for a full batch; inf: for ever, then batches do not depend on time (default: 1)",
+    )
+    parser.add_argument("--horizon", type=float, default=math.inf, help="how long a label is waited for (default: inf)")
+    parser.add_argument("--unmatched", choices=("drop", "negative"), default="drop", help="after it (default: drop)")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="events between checkpoints, which are 30 seconds apart at most (default: 1000000)",
+    )
+    parser.add_argument("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
+    parser.add_argument("--events", type=int, metavar="N", help="stop after so many in all")
+    parser.add_argument("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
+    parser.add_argument("--set-aside", type=Path, metavar="FILE", help="for events that cannot be used")
+    parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
+    parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
+    parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
+    try:
+        learner, source = prepare(options)
+    except (UsageError, ValueError, FileNotFoundError, ImportError) as error:
+        print(f"cadam run: {error}", file=sys.stderr)
+        return USAGE
+    try:
+        with stopping(learner):
+            learner.run(source, events=options.events)
+    except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
+        print(f"cadam run: failed at {learner.events:,} events: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        learner.close()
+    if not options.quiet:
+        why = "stopped" if learner.stopped else "the stream has ended" if options.events is None else "done"
+        print(f"{why} at {learner.events:,} events; the state is in {options.checkpoint}", file=sys.stderr)
+    return DONE
+
+
+def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
+    """The learner and the source that the options ask for."""
+    module, build = load(options.model)
+    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
+    if not isinstance(schema, Schema):
+        raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    patience = None if math.isinf(options.patience) else options.patience
+    source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    torch.manual_seed(options.seed)
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{options.model} gave a {type(model).__name__}, not a torch.nn.Module")
+    learner = Learner(
+        model,
+        optimizer_of(options.optimizer, model, options.lr),
+        getattr(module, "loss", nn.functional.binary_cross_entropy_with_logits),
+        horizon=options.horizon,
+        unmatched=options.unmatched,
+        checkpoint=options.checkpoint,
+        checkpoint_every=options.every,
+        keep=options.keep,
+        log=options.log,
+        set_aside=options.set_aside,
+        reports=_reports(options),
+    )
+    if options.take_over and not learner.resume():
+        learner.take_over(options.take_over)
+    return learner, source
+
+
+def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
+    """The module and the function that FILE:FUNCTION names."""
+    file, _, name = place.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise UsageError(f"{place!r} should be a file and a function in it, as in model.py:build")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    build = getattr(module, name, None)
+    if not callable(build):
+        raise UsageError(f"{file} has no function {name!r}")
+    return module, build
+
+
+def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
+    """An optimizer of the family by name, in any case."""
+    family = {
+        known.lower(): kind
+        for known, kind in vars(cadam).items()
+        if isinstance(kind, type) and issubclass(kind, cadam.Optimizer) and kind is not cadam.Optimizer
+    }
+    if name.lower() not in family:
+        names = ", ".join(sorted(kind.__name__ for kind in family.values()))
+        raise UsageError(f"no optimizer {name!r}; there are {names}")
+    made: cadam.Optimizer = family[name.lower()](model.named_parameters(), lr=lr)
+    return made
+
+
+def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
+    reports: list[Callable[[Learner], None]] = [] if options.quiet else [Console()]
+    if options.tensorboard:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("--tensorboard needs TensorBoard: pip install tensorboard") from error
+        reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
+    if options.prometheus:
+        reports.append(Prometheus(options.prometheus))
+    return reports
+
+
+@contextmanager
+def stopping(learner: Learner) -> Iterator[None]:
+    """SIGTERM and SIGINT let the learner finish its batch; a second one does what it usually does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for signalled, handler in before.items():
+            signal.signal(signalled, handler)
+        print(f"\n{signal.Signals(number).name}: finishing the batch", file=sys.stderr)
+        learner.stop()
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,184 @@
+"""What a learner tells while it runs: a table on the console, scalars for TensorBoard, a text file for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ..alignment import Alignment, Ratio, Writer
+from .progress import LogLoss
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+logger = logging.getLogger("cadam.online")
+
+HEAD = (
+    ("events", 12),
+    ("average", 9),
+    ("since", 9),
+    ("constant", 9),
+    ("since", 9),
+    ("aligned", 9),
+    ("pending", 9),
+    ("aside", 7),
+    ("events/s", 10),
+    ("lag", 8),
+)
+UNDER = ("", "loss", "last", "best", "last", "touched", "", "", "", "s")
+
+
+class Console:
+    """A line each time the number of events has doubled: the log loss so far and since the last line, beside what the
+    best constant would have had, known only afterwards; the share of touched elements that aligned since the last line.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stdout
+        self.next = 0
+        self.last = LogLoss()
+        self.window = Window()
+
+    def __call__(self, learner: Learner) -> None:
+        if not self.next:
+            self.next = 1 << max(6, learner.resumed_at.bit_length())
+            for names in (tuple(name for name, _ in HEAD), UNDER):
+                self._print(names)
+        if learner.events >= self.next:
+            self._line(learner)
+            while self.next <= learner.events:
+                self.next *= 2
+
+    def end(self, learner: Learner) -> None:
+        """The last line, and the alignment of each parameter."""
+        self._line(learner)
+        alignment = learner.alignment()
+        if alignment:
+            total = sum(alignment.values(), Ratio(0, 0, 0))
+            print(f"\n{Alignment(total, (total,), alignment)}", file=self.stream, flush=True)
+
+    def _line(self, learner: Learner) -> None:
+        progress, health = learner.progress, learner.health()
+        since = progress - self.last
+        self.last = replace(progress)
+        aligned = sum(self.window.since(learner).values(), Ratio(0, 0, 0)).over_touched
+        losses = (progress.mean, since.mean, progress.best_constant, since.best_constant)
+        self._print(
+            (
+                f"{learner.events:,}",
+                *(_number(value, ".4f") for value in losses),
+                _number(aligned, ".3f"),
+                f"{len(learner.pending):,}",
+                f"{learner.poisoned:,}",
+                f"{health['events a second']:,.0f}",
+                _number(health["lag in seconds"], ".1f"),
+            )
+        )
+
+    def _print(self, values: tuple[str, ...]) -> None:
+        cells = (f"{value:>{width}}" for value, (_, width) in zip(values, HEAD, strict=True))
+        print("".join(cells), file=self.stream, flush=True)
+
+
+def _number(value: float, form: str) -> str:
+    return f"{value:{form}}" if math.isfinite(value) and abs(value) < 1e6 else "-"
+
+
+class Window:
+    """Alignment since it was last asked for."""
+
+    def __init__(self) -> None:
+        self.before: Mapping[str, Ratio] = {}
+
+    def since(self, learner: Learner) -> dict[str, Ratio]:
+        now, before = learner.alignment(), self.before
+        self.before = now
+        none = Ratio(0, 0, 0)
+        return {
+            name: Ratio(r.aligned - b.aligned, r.touched - b.touched, r.seen - b.seen)
+            for name, r in now.items()
+            for b in [before.get(name, none)]
+        }
+
+
+class Scalars:
+    """Every number of the learner, each `every` events, to TensorBoard's writer or anything else with add_scalar.
+
+    The alignment, per parameter and in total, is that since the last time.
+    """
+
+    def __init__(self, writer: Writer, every: int = 10_000) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.writer, self.every, self.written = writer, every, 0
+        self.window = Window()
+
+    def __call__(self, learner: Learner) -> None:
+        if learner.events - self.written >= self.every:
+            self.end(learner)
+
+    def end(self, learner: Learner) -> None:
+        self.written = learner.events
+        for name, value in {**learner.metrics(), **learner.health()}.items():
+            if math.isfinite(value) and not name.startswith("alignment"):
+                self.writer.add_scalar(f"online/{_plain(name)}", value, learner.events)
+        alignment = self.window.since(learner)
+        total = sum(alignment.values(), Ratio(0, 0, 0))
+        Alignment(total, (total,), alignment).write(self.writer, learner.events, parameters=True)
+
+
+class Prometheus:
+    """Every number of the learner in a text file for Prometheus's node exporter, each `seconds`.
+
+    The file is replaced as a whole; a disk that does not take it is said once, and learning goes on.
+    """
+
+    def __init__(self, path: Path | str, seconds: float = 10.0) -> None:
+        self.path, self.seconds = Path(path), seconds
+        self.written, self.said = -math.inf, False
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, learner: Learner) -> None:
+        if time.monotonic() - self.written >= self.seconds:
+            self.end(learner)
+
+    def end(self, learner: Learner) -> None:
+        self.written = time.monotonic()
+        new = self.path.with_name(f".{self.path.name}.new")
+        try:
+            new.write_text(self.text(learner))
+            os.replace(new, self.path)
+            self.said = False
+        except OSError as error:
+            if not self.said:
+                logger.error("%s cannot be written: %s", self.path, error)
+            self.said = True
+
+    @staticmethod
+    def text(learner: Learner) -> str:
+        lines = []
+        for name, value in {**learner.metrics(), **learner.health()}.items():
+            if not name.startswith("alignment"):
+                lines += [f"# TYPE cadam_{_plain(name)} gauge", f"cadam_{_plain(name)} {_exposed(value)}"]
+        for over in ("over_all", "over_touched"):
+            rows = learner.alignment().items()
+            if rows:
+                lines.append(f"# TYPE cadam_alignment_{over} gauge")
+            lines += [f'cadam_alignment_{over}{{parameter="{n}"}} {_exposed(getattr(r, over))}' for n, r in rows]
+        return "\n".join(lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    """A name of letters, digits and underscores."""
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def _exposed(value: float) -> str:
+    return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN" if math.isnan(value) else repr(value))
