@@ -313,11 +313,11 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     ("more", "message"),
     [
         (["--arms", "adam"], "two or more different optimizers"),
-        (["--arms", "adam,adan"], "no optimizer is called 'adan'; did you mean adam"),
+        (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
         (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
-        (["--model", "nowhere.py:build"], "there is no file 'nowhere.py'"),
+        (["--model", "nowhere.py:build"], "'nowhere.py:build' should be a file and a function in it"),
         (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),
     ],
 )
@@ -327,6 +327,17 @@ def test_what_the_command_cannot_do_is_said(
     assert main(command(place, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (place / "cells").exists()
+
+
+def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [a for a in command(place, "--lr", "0.03", "--seeds", "1") if not a.endswith("schema.json")]
+    arguments.remove("--schema")
+    assert main(arguments) == 2
+    assert "has no SCHEMA, and --schema is not given" in capsys.readouterr().err
+    schema = f"Schema({json.loads((place / 'schema.json').read_text())['features']}, label='click', user='user')"
+    (place / "model.py").write_text(f"{MODEL}\nfrom cadam.online import Schema\nSCHEMA = {schema}\n")
+    assert main(arguments) == 0
+    assert "one seed: no verdict" in " ".join(capsys.readouterr().out.split())
 
 
 def test_optimizers_by_name() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
-import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cadam
+from torch import nn
+
+from cadam.online.commands import load, optimizer_of
+from cadam.online.events import Batch
+from cadam.online.schema import Schema
+from cadam.online.sources import open_source
 
 from ..experiment import Experiment
+from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import CLAIM, MAIN, Study, experiment_of
 
@@ -35,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, metavar="URI", help="the stream, as parquet:PATH, csv:PATH, jsonl:PATH"
     )
-    parser.add_argument(
-        "--schema", required=True, type=Path, metavar="FILE.json", help="what the fields of an event are"
-    )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
     parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
@@ -54,12 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    from cadam.online.schema import Schema
-
-    from . import runs
-
-    schema = Schema.read(options.schema)
-    runs.load_build(options.model)
+    module, _ = load(options.model)
+    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
+    if not isinstance(schema, Schema):
+        raise ValueError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
@@ -72,7 +71,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     file = options.model.rpartition(":")[0]
     more = {
-        "schema": json.loads(options.schema.read_text()),
+        "schema": {name: getattr(schema, name) for name in ("features", "label", "id", "user", "time")},
         "model file": _digest([Path(file)]),
         "data": _digest(_files(options.data)),
     }
@@ -99,17 +98,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
 
 
 def _optimizer(name: str) -> str:
-    """An optimizer of `cadam` by its name, in upper or lower case."""
-    known = {
-        each.lower(): each
-        for each, value in vars(cadam).items()
-        if inspect.isclass(value) and issubclass(value, cadam.Optimizer) and value is not cadam.Optimizer
-    }
-    if name.strip().lower() not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-        raise ValueError(f"no optimizer is called {name!r}; {advice}")
-    return known[name.strip().lower()]
+    """The name of an optimizer as `cadam` spells it."""
+    return type(optimizer_of(name.strip(), nn.Linear(1, 1), 1e-3)).__name__
 
 
 def _rate(text: str) -> float:
@@ -119,7 +109,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _planted(options: argparse.Namespace, schema: Any) -> Mapping[str, Mapping[str, Any]]:
+def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mapping[str, Any]]:
     planted: dict[str, Mapping[str, Any]] = {}
     if options.change is not None:
         sizes = {name: kind.size for name, kind in schema.kinds.items() if kind.size and not kind.length}
@@ -136,11 +126,8 @@ def _planted(options: argparse.Namespace, schema: Any) -> Mapping[str, Mapping[s
     return planted
 
 
-def _count(uri: str, schema: Any, batch_size: int) -> tuple[int, int]:
+def _count(uri: str, schema: Schema, batch_size: int) -> tuple[int, int]:
     """How many events the stream has, and how many things that cannot be used."""
-    from cadam.online.events import Batch
-    from cadam.online.sources import open_source
-
     events = poison = 0
     for batch in open_source(uri, schema, batch_size=batch_size, patience=None):
         if isinstance(batch, Batch):

@@ -6,22 +6,20 @@ has learnt before it is measured; only the rest is measured, as a whole, user by
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-import cadam
 from cadam.online import drift
+from cadam.online.commands import load, optimizer_of
 from cadam.online.events import Array
-from cadam.online.learner import Learner
+from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import measure, user_auc
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
@@ -30,6 +28,7 @@ from ..experiment import Cell, Outcome
 from . import streams
 
 METRICS = ("gauc by impressions", "gauc by user", "auc", "log loss", "normalised entropy", "calibration")
+LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 BY_BLOCK = ("gauc by impressions", "auc", "log loss")
 
 
@@ -87,6 +86,7 @@ class Subject:
     fields: Mapping[str, int]
     """Categorical features, with how many values each has."""
     build: Callable[[], nn.Module]
+    loss: Loss = LOG_LOSS
 
 
 def subject(cell: Cell) -> Subject:
@@ -100,24 +100,8 @@ def subject(cell: Cell) -> Subject:
     schema = Schema(**settings["schema"])
     fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     opened = open_source(cell.data, schema, batch_size=settings["batch_size"], patience=None)
-    return Subject(opened, settings["events"], fields, load_build(cell.model))
-
-
-def load_build(name: str) -> Callable[[], nn.Module]:
-    """The function that `file.py:function` names."""
-    path, _, function = name.rpartition(":")
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"the model should be given as file.py:function; there is no file {path!r}")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    if not callable(build):
-        raise AttributeError(f"{path} has no function {function!r}")
-    return cast("Callable[[], nn.Module]", build)
+    module, build = load(cell.model)
+    return Subject(opened, settings["events"], fields, build, getattr(module, "loss", LOG_LOSS))
 
 
 def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, Any], parts: Parts) -> Source:
@@ -140,9 +124,9 @@ def compute(cell: Cell) -> Outcome:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cell.seed)
         model = given.build()
-    optimizer: cadam.Optimizer = getattr(cadam, cell.optimizer)(model.parameters(), lr=cell.lr)
+    optimizer = optimizer_of(cell.optimizer, model, cell.lr)
     recorder = Recorder()
-    learner = Learner(model, optimizer, nn.functional.binary_cross_entropy_with_logits, metrics=[recorder])
+    learner = Learner(model, optimizer, given.loss, metrics=[recorder])
     try:
         source = planted(given.source, given.fields, settings, parts)
         learner.run(source, events=parts.tuning if settings["tuning"] else parts.events)
