@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,45 +185,64 @@ class Reported:
         return {}
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_metrics_can_be_recomputed_from_the_prediction_log(tmp_path: Path, named: bool) -> None:
-    scores, labels, users = events(1000, 40, levels=4)
-    model, kept, streamed = nn.Linear(1, 1), Reported(), StreamMetrics(100)
-    scorer = Scorer(model)
-    whose = np.array([f"user {u}" for u in users]) if named else users
-    made = [
-        Stream(
-            {"x": scores[s : s + 64].astype(np.float32)},
-            np.where(scores < 2, labels, np.nan)[s : s + 64],
-            users=whose[s : s + 64],
-        )
-        for s in range(0, 1000, 64)
-    ]
-    learner = Learner(
-        scorer,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        nn.functional.binary_cross_entropy_with_logits,
-        metrics=[kept, streamed],
-        log=tmp_path / "log",
-        log_rows=300,
-    )
-    learner.run(made)
-    learner.finish()
-    learner.log.flush()
-    told = tuple(np.concatenate(columns) for columns in zip(*kept.parts, strict=True))
-    assert 900 < len(told[0]) < 1000  # some labels never came
-    assert recompute(tmp_path / "log") == pytest.approx(measure(*told), rel=1e-12)
-    assert recompute(tmp_path / "log")["log loss"] == pytest.approx(streamed.results()["log loss/total"], rel=1e-12)
-    assert learner.metrics().items() >= streamed.results().items()
-
-
 class Scorer(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.model = model
+        self.linear = nn.Linear(1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x.unsqueeze(1)).squeeze(1)
+        return self.linear(x.unsqueeze(1)).squeeze(1)
+
+
+def learner(*metrics: Any, **options: Any) -> Learner:
+    torch.manual_seed(0)
+    model = Scorer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = nn.functional.binary_cross_entropy_with_logits
+    return Learner(model, optimizer, loss, metrics=metrics, **options)
+
+
+class Batches:
+    """1000 events in batches of 64; some labels never come."""
+
+    def __init__(self, named: bool) -> None:
+        self.at = 0
+        scores, labels, users = events(1000, 40, levels=4)
+        whose = np.array([f"user {u}" for u in users]) if named else users
+        self.events = Stream({"x": scores.astype(np.float32)}, np.where(scores < 2, labels, np.nan), users=whose)
+
+    def __iter__(self) -> Iterator[Stream]:
+        while self.at < 1000:
+            start, self.at = self.at, self.at + 64
+            yield self.events.take(slice(start, self.at))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_metrics_can_be_recomputed_from_the_prediction_log(tmp_path: Path, named: bool) -> None:
+    kept, streamed = Reported(), StreamMetrics(100)
+    running = learner(kept, streamed, log=tmp_path / "log", log_rows=300)
+    running.run(Batches(named))
+    told = tuple(np.concatenate(columns) for columns in zip(*kept.parts, strict=True))
+    assert 900 < len(told[0]) < 1000
+    assert recompute(tmp_path / "log") == pytest.approx(measure(*told), rel=1e-12)
+    assert recompute(tmp_path / "log")["log loss"] == pytest.approx(streamed.results()["log loss/total"], rel=1e-12)
+    assert running.metrics().items() >= streamed.results().items()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_metrics_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path, named: bool) -> None:
+    whole, first, second = (StreamMetrics(150) for _ in range(3))
+    learner(whole).run(Batches(named))
+    learner(first, checkpoint=tmp_path).run(Batches(named), events=500)
+    learner(second, checkpoint=tmp_path).run(Batches(named))
+    assert first.results() != whole.results()
+    assert second.results() == whole.results()
 
 
 def test_what_does_not_fit_is_named() -> None:
