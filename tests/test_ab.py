@@ -259,6 +259,25 @@ def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
     assert study.verdict(noisy, evidence(0.005, ABOVE)).endswith(", by less than seeds alone move Adam")
 
 
+def test_without_users_the_other_intervals_decide() -> None:
+    def alone(result: Result) -> Result:
+        whole = {"user auc": np.array([result.outcome.metrics["auc"]]), "user impressions": np.array([4800])}
+        return replace(result, outcome=replace(result.outcome, curves={**result.outcome.curves, **whole}))
+
+    summary = study.summary(STUDY, Results([alone(r) for r in everything(0.02)]))
+    assert "As it is: CAdam better" in summary.verdict
+    assert not any("over users" in line.what for line in summary.rows)
+
+
+def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
+    def empty(result: Result) -> Result:
+        curves = {**result.outcome.curves, "gauc by impressions": np.full(48, math.nan)}
+        return replace(result, outcome=replace(result.outcome, curves=curves))
+
+    summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
+    assert "As it is: not settled: it might be otherwise at another time" in summary.verdict
+
+
 def test_a_diverged_run_is_no_comparison() -> None:
     results = everything(0.02)
     lost = next(i for i, r in enumerate(results) if r.cell.seed == 0 and r.cell.optimizer == "CAdam")

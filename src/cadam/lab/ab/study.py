@@ -139,23 +139,30 @@ class Evidence:
     @property
     def watched(self) -> Interval:
         """What the sequence says at the end."""
+        if len(self.by_block) == 0:
+            return Interval(math.nan, -math.inf, math.inf, 0)
         return Interval(float(self.by_block.mean()), float(self.low[-1]), float(self.high[-1]), len(self.by_block))
 
     @property
     def alarm(self) -> int:
         """The block after which the sequence first excluded 0; 0 if it never did."""
-        return int(first_alarm(self.low, self.high))
+        return int(first_alarm(self.low, self.high)) if len(self.by_block) else 0
 
 
-def evidence(arm: Results, baseline: Results, metric: str) -> Evidence:
-    """From results in the same order of seeds. Blocks in which the metric does not exist (one class) are left out."""
+def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
+    """From results in the same order of seeds; None if a run diverged.
+
+    Blocks in which the metric does not exist (one class) are left out; a single user gives no interval over users.
+    """
+    if not all(math.isfinite(result.outcome.metrics[metric]) for result in (*arm, *baseline)):
+        return None
     by_block = (arm.curve(metric) - baseline.curve(metric)).mean(0)
     by_block = by_block[np.isfinite(by_block)]
     low, high = confidence_sequence(by_block)
     users = None
     if metric.startswith("gauc"):
         difference = (arm.curve("user auc") - baseline.curve("user auc")).mean(0)
-        users = over_users(difference, baseline.curve("user impressions")[0])
+        users = over_users(difference, baseline.curve("user impressions")[0]) if len(difference) > 1 else None
     return Evidence(by_block, low, high, over_blocks(by_block), users)
 
 
@@ -193,7 +200,7 @@ def summary(study: Study, results: Results) -> Summary:
     rows: list[Row] = []
     verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
-    same = _finite(evidence, repeats, baseline.where(condition=AS_IT_IS), MAIN)
+    same = evidence(repeats, baseline.where(condition=AS_IT_IS), MAIN)
     for arm in study.arms[1:]:
         undisturbed: Evidence | None = None
         for condition in (AS_IT_IS, *study.planted):
@@ -203,7 +210,7 @@ def summary(study: Study, results: Results) -> Summary:
                 metric: _compared(pair, metric, repeats if plain else None)
                 for metric in (NAMES if plain else (MAIN, "log loss"))
             }
-            found = _finite(evidence, *pair, MAIN)
+            found = evidence(*pair, MAIN)
             undisturbed = found if plain else undisturbed
             for metric, comparison in compared.items():
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
@@ -224,7 +231,7 @@ def summary(study: Study, results: Results) -> Summary:
             f"the A/A sequence excludes 0 after block {same.alarm}: other starts of {study.baseline} differ for longer "
             "than the blocks can tell, so trust the seeds more than the sequence"
         )
-    if same is not None and (related := relatedness(same.by_block)) > 0.5:
+    if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
     users = int(baseline[0].outcome.metrics["users of both classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(verdicts)}"
@@ -239,13 +246,6 @@ def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | Non
         better=BETTER[metric],
         repeat=None if repeats is None else repeats.metric(metric),
     )
-
-
-def _finite(make: Any, arm: Results, baseline: Results, metric: str) -> Evidence | None:
-    """The evidence, unless a run diverged and there is none."""
-    whole = all(math.isfinite(result.outcome.metrics[metric]) for result in (*arm, *baseline))
-    found: Evidence | None = make(arm, baseline, metric) if whole else None
-    return found
 
 
 def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds: int) -> list[Row]:
@@ -345,7 +345,7 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     }
     reach = 0.0
     for name, (arm_results, colour) in {"A/A": (results.repeats(), palette.TARGET), **pairs}.items():
-        found = _finite(evidence, arm_results, baseline, MAIN)
+        found = evidence(arm_results, baseline, MAIN)
         if found is not None:
             _draw_watched(watched, found, name, colour)
             end = found.watched
