@@ -200,7 +200,8 @@ def summary(study: Study, results: Results) -> Summary:
     rows: list[Row] = []
     verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
-    same = evidence(repeats, baseline.where(condition=AS_IT_IS), MAIN)
+    floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log loss")}
+    same = floors[MAIN]
     for arm in study.arms[1:]:
         undisturbed: Evidence | None = None
         for condition in (AS_IT_IS, *study.planted):
@@ -210,14 +211,16 @@ def summary(study: Study, results: Results) -> Summary:
                 metric: _compared(pair, metric, repeats if plain else None)
                 for metric in (NAMES if plain else (MAIN, "log loss"))
             }
-            found = evidence(*pair, MAIN)
+            evident = {metric: evidence(*pair, metric) for metric in floors}
+            found = evident[MAIN]
             undisturbed = found if plain else undisturbed
             for metric, comparison in compared.items():
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
                 paper = "+0.0026, other data" if metric == MAIN and plain else ""
                 rows.append(row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4))
-                if metric == MAIN and found is not None:
-                    rows += _evidence_rows(condition, found, same if plain else None, len(pair[0]))
+                more = evident.get(metric)
+                if more is not None:
+                    rows += _evidence_rows(condition, more, floors[metric] if plain else None, len(pair[0]))
             words = "not comparable: a run diverged" if found is None else verdict(compared[MAIN], found)
             difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
             verdicts.append(f"{condition[0].upper()}{condition[1:]}: {words}{difference}.")
