@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
         learner, source = prepare(options)
-    except (UsageError, ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, RuntimeError, FileNotFoundError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
         return USAGE
     try:
@@ -155,6 +155,7 @@ def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} is not a Python file")
+    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours can be imported, as with `python FILE`
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)

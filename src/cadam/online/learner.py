@@ -25,6 +25,7 @@ logger = logging.getLogger("cadam.online")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Unmatched = Literal["drop", "negative"]
+UNSCORED = 1000  # so many events in a row without a finite score are the model's fault
 Stream = Iterable["Events | Labels | Batch | None"]
 
 
@@ -88,7 +89,7 @@ class Learner:
             set_aside = Path(checkpoint) / "set-aside.jsonl"
         self.set_aside = files.SetAside(set_aside) if set_aside is not None else None
 
-        self.events = self.learned = self.steps = self.poisoned = 0
+        self.events = self.learned = self.steps = self.poisoned = self.unscored = 0
         self.clock, self.last_time = -math.inf, math.nan
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
         self._saved_when, self._unsaved = time.monotonic(), False
@@ -177,6 +178,7 @@ class Learner:
             self.last_time = float(columns["time"].max())
             self.clock = max(self.clock, float(np.median(columns["time"])))
         usable = np.isfinite(scores)
+        self.unscored = 0 if usable.any() else self.unscored + count
         if not usable.all():
             self._refuse(columns, np.flatnonzero(~usable), failed)
             columns = {name: values[usable] for name, values in columns.items()}
@@ -230,6 +232,8 @@ class Learner:
         """Set aside events without a finite score; if it is the model that is no longer finite, that is an error."""
         if len(rows) == len(columns["id"]):
             self._check_finite()
+        if self.unscored > UNSCORED:
+            raise FloatingPointError(f"the model has diverged: {self.unscored} events in a row have no finite score")
         poison = []
         for row in rows.tolist():
             event = {name.removeprefix(FEATURE): values[row].tolist() for name, values in columns.items()}
@@ -464,7 +468,8 @@ class Learner:
     def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
-        The optimizer's may be that of torch.optim.Adam; without it the moments start anew.
+        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. The learning rate is not
+        taken over: it stays what this optimizer was made with.
         """
         if not isinstance(checkpoint, Mapping):
             checkpoint = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -472,7 +477,10 @@ class Learner:
             raise ValueError("expected a dict with the key 'model', and 'optimizer' if the moments are to be kept")
         self.model.load_state_dict(checkpoint["model"])
         if "optimizer" in checkpoint:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = lr
 
     def close(self) -> None:
         """Let go of files and of the checkpoint folder."""
@@ -481,7 +489,7 @@ class Learner:
                 file.close()
 
 
-_COUNTS = ("events", "learned", "steps", "poisoned", "clock", "last_time", "saves")
+_COUNTS = ("events", "learned", "steps", "poisoned", "unscored", "clock", "last_time", "saves")
 
 
 def _random_state() -> dict[str, Any]:

@@ -303,9 +303,9 @@ def _from_array(values: Array, kind: Kind) -> tuple[Array, dict[int, str]] | Non
     if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None
-        array = values.astype(np.int64)
-        if kind.name == "category" and len(array) and (array.min() < 0 or array.max() >= kind.size):
+        if kind.name == "category" and len(values) and (values.min() < 0 or values.max() >= kind.size):
             return None
+        array = values.astype(np.int64, copy=False)
         return (_hashed(array, kind.size) if kind.name == "hash" else array), {}
     return None
 

@@ -1,0 +1,197 @@
+"""`cadam run` and what a learner tells while it runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from online_streams import Replayed, build, events, learner, table
+from test_online_sources import write_jsonl, write_parquet
+
+from cadam import cli
+from cadam.online import Console, Prometheus, Scalars
+
+HERE = Path(__file__).parent
+MODEL = f"{HERE / 'online_model.py'}:build"
+
+
+def stream(count: int) -> Replayed:
+    return Replayed([events(20, seed=n, first=20 * n) for n in range(count)])
+
+
+# Reports -------------------------------------------------------------------------------------------------------
+
+
+def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_the_loss() -> None:
+    out = io.StringIO()
+    ours = learner(reports=[Console(out)])
+    ours.run(stream(100))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0][:4] == ["events", "average", "since", "constant"]
+    rows = [line for line in lines[2:] if line and re.fullmatch(r"[\d,]+", line[0])]
+    assert [row[0] for row in rows] == ["80", "140", "260", "520", "1,040", "2,000"]
+    numbers = ours.metrics()
+    assert float(rows[-1][1]) == pytest.approx(numbers["log loss"], abs=1e-4)
+    assert float(rows[-1][3]) == pytest.approx(numbers["best constant"], abs=1e-4)
+    average = (520 * float(rows[3][1]) + 520 * float(rows[4][2])) / 1040
+    assert float(rows[4][1]) == pytest.approx(average, abs=2e-4)
+    assert lines[-1][0] == "total"
+    assert {"users.weight", "items.weight", "out.1.bias"} <= {line[0] for line in lines if line}
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.scalars: dict[str, list[tuple[float, int]]] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int | None = None) -> None:
+        self.scalars.setdefault(tag, []).append((value, step or 0))
+
+
+def test_scalars_go_to_any_writer() -> None:
+    kept = Kept()
+    ours = learner(reports=[Scalars(kept, every=500)])
+    ours.run(stream(100))
+    assert [step for _, step in kept.scalars["online/log_loss"]] == [500, 1000, 1500, 2000, 2000]
+    assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log loss"]
+    assert "online/events_a_second" in kept.scalars
+    ratio = kept.scalars["alignment/touched/parameters/users.weight"]
+    assert all(0 < value <= 1 for value, _ in ratio)
+    assert all(math.isfinite(value) for values in kept.scalars.values() for value, _ in values)
+
+
+def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> None:
+    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours.run(stream(10))
+    text = (tmp_path / "cadam.prom").read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["cadam_events"]) == 200
+    assert float(values["cadam_log_loss"]) == ours.metrics()["log loss"]
+    assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
+    for line in text.splitlines():
+        assert re.fullmatch(r'# TYPE \w+ gauge|\w+(\{parameter="[^"]*"\})? \S+', line), line
+
+
+def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cadam.prom").mkdir()
+    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours.run(stream(10))
+    assert ours.events == 200
+    assert caplog.text.count("cannot be written") == 1
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "cadam", "run", "--model", MODEL, *map(str, arguments)]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+
+
+def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    lines = tmp_path / "clicks.jsonl"
+    write_jsonl(lines, table(1000))
+    arguments = command(
+        "--data", f"jsonl:{lines}", "--checkpoint", tmp_path / "state", "--log", tmp_path / "log", "--batch-size", 50,
+        "--lr", 0.01,
+    )  # fmt: skip
+    with subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stdout=-1, stderr=-1, text=True) as process:
+        for _ in range(1200):
+            if any((tmp_path / "state").glob("set-aside.jsonl")):
+                break
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "SIGTERM: finishing the batch" in error
+    assert "stopped at" in error
+    assert "events  average" in out
+    write_jsonl(lines, table(500, first=1000), "a")
+    again = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from" in again.stderr
+    assert "the stream has ended at 1,500 events" in again.stderr
+    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == list(range(1500))
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["run", "--model", MODEL, *map(str, arguments)])
+
+
+def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(300))
+    model = build(seed=7)
+    adam = torch.optim.Adam(model.parameters())
+    torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
+    data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
+    assert run("--data", data, "--checkpoint", state, "--take-over", tmp_path / "old.pt", "--lr", 1e-9) == 0
+    assert "300" in capsys.readouterr().out
+    after = learner(checkpoint=state)
+    assert after.resume()
+    assert torch.allclose(after.model.users.weight, model.users.weight, atol=1e-6)
+    after.close()
+    schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    arguments = ("--data", data, "--checkpoint", tmp_path / "s2", "--schema", tmp_path / "schema.json", "--quiet")
+    assert run(*arguments, "--optimizer", "adamw", "--prometheus", tmp_path / "p.prom") == 0
+    assert capsys.readouterr().out == ""
+    assert "cadam_events 300" in (tmp_path / "p.prom").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--model": "nowhere.py:build"}, "should be a file and a function"),
+        ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
+        ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
+        ({"--data": "ftp://x"}, "is no source"),
+        ({"--data": "csv:nowhere.csv"}, "is not a file"),
+        ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
+        ({"--every": "0"}, "checkpoint_every must be at least 1"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_says_why(
+    change: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    given = {"--model": MODEL, "--data": f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint": str(tmp_path / "state")}
+    arguments = [part for pair in {**given, **change}.items() for part in pair]
+    assert cli.main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_fails_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(2000))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*data, "--lr", 1e38, "--quiet") == 1
+    error = capsys.readouterr().err
+    assert "the model has diverged" in error
+    assert "failed at" in error
+    assert not list((tmp_path / "state").glob("checkpoint-*"))
