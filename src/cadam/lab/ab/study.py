@@ -261,6 +261,8 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
             continue
         unit = "users" if what == "over users" else "blocks"
         words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
+        if math.isinf(interval.low):
+            words = "too few independent blocks to say anything"
         if what.startswith("watched") and found.alarm:
             words += f" since block {found.alarm}" if _sign(interval) else f"; did not at block {found.alarm}"
         rows.append(
