@@ -216,6 +216,16 @@ def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> 
     assert line.verdict.startswith("CAdam better")
 
 
+def test_a_change_that_costs_nothing_leaves_nothing_to_recover_from() -> None:
+    def unmoved(result: Result) -> Result:
+        curves = {**result.outcome.curves, "log loss": np.full(48, 0.5)}
+        return replace(result, outcome=replace(result.outcome, curves=curves))
+
+    summary = study.summary(STUDY, Results([unmoved(r) for r in everything(0.0)]))
+    line = next(r for r in summary.rows if "until recovered" in r.what)
+    assert (line.verdict, line.measured) == ("nothing to recover from", "the change adds 0.0% to the log loss")
+
+
 def comparison(difference: Interval, noise: Interval | None = None) -> Comparison:
     return Comparison("CAdam", "Adam", "higher", 0.71, 0.7, difference, 0, 0, 5, True, noise)
 
