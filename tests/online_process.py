@@ -36,7 +36,7 @@ def records() -> list[dict[str, Any]]:
         event = {name: values[row] for name, values in columns.items()}
         if row % 3:
             del event["click"]
-        if row % 97 == 5:
+        if row % 17 == 5:
             event["item"] = 10**6
         found.append(event)
         if row > 100 and row % 2:

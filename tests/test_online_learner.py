@@ -222,6 +222,24 @@ def test_a_resumed_run_is_bit_for_bit_that_of_an_uninterrupted_one(tmp_path: Pat
     assert len(files(tmp_path / "whole" / "log")) > 3
 
 
+def test_what_was_set_aside_after_the_checkpoint_is_set_aside_once(tmp_path: Path) -> None:
+    def bad(first: int) -> Events:
+        batch = events(20, first=first)
+        batch.features["item"][7] = 10**6
+        return batch
+
+    ours = learner(checkpoint=tmp_path)
+    ours.learn(bad(0))
+    ours.save()
+    ours.learn(bad(20))  # after the checkpoint, and lost with the process
+    ours.close()
+    again = learner(checkpoint=tmp_path)
+    assert again.resume()
+    again.learn(bad(20))
+    lines = (tmp_path / "set-aside.jsonl").read_text().splitlines()
+    assert (len(lines), len(set(lines)), again.metrics()["set aside"]) == (2, 2, 2)
+
+
 def test_the_log_has_every_prediction_once(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

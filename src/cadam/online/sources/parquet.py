@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +95,8 @@ class ParquetSource:
         """The rest of a file; at its end the position moves to the next one."""
         import pyarrow as pa
 
-        reader = ThreadPoolExecutor(1, "cadam-parquet")  # reads one chunk ahead while the learner is at work
         try:
-            chunks = self._chunks(path)
-            ahead = reader.submit(next, chunks, None)
-            while (batches := ahead.result()) is not None:
-                ahead = reader.submit(next, chunks, None)
+            for batches in self._chunks(path):
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch
@@ -116,8 +111,6 @@ class ParquetSource:
             poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", path.stat().st_size)
             self._next()
             yield Batch(poison=[poison])
-        finally:
-            reader.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
         self.done[self.queue.pop(0)] = None
