@@ -124,11 +124,15 @@ def test_wrong_options_are_exit_code_2(cadam: Cadam, wrong: list[str]) -> None:
 
 def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data("Clicks", "clicks/train.txt", "https://example.org/clicks", "11 GB")
+    monkeypatch.delenv("CADAM_DATA", raising=False)
     monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, data=data))
     code, _, err = cadam("reproduce", "walk")
     assert code == 3
     for text in ("Clicks", "11 GB", "https://example.org/clicks", "data/clicks/train.txt", "CADAM_DATA"):
         assert text in err
+    code, out, err = cadam("reproduce", "all")  # the rest of all is computed
+    assert (code, re.findall(r"^(\w+): \d+ of", out, re.MULTILINE)) == (0, ["tuned"])
+    assert "left out of all: walk: Clicks (11 GB) is not at" in err
     Path("data/clicks").mkdir(parents=True)
     Path("data/clicks/train.txt").touch()
     assert cadam("reproduce", "walk")[0] == 0

@@ -31,6 +31,10 @@ PLACES = {
     "stream-criteo": "cadam.lab.ctr.study:STREAM_CRITEO",
     "theorem": "cadam.lab.theory:THEOREM",
     "demo-stream": "cadam.lab.stream:DEMO_STREAM",
+    "ab-flights": "cadam.lab.ab.study:FLIGHTS",
+    "ab-movielens": "cadam.lab.ab.study:MOVIELENS",
+    "ab-electricity": "cadam.lab.ab.study:ELECTRICITY",
+    "ab-forest": "cadam.lab.ab.study:FOREST",
 }
 """In the order of the paper: module and name of each `Experiment`."""
 

@@ -1,4 +1,4 @@
-"""The commands of the lab: list, reproduce, report and demo."""
+"""The commands of the lab: list, reproduce, report, demo and ab."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import catalogue, console, palette, report, runner
 from .experiment import Experiment, Plan, Results, Scale
 from .store import DamagedCellError, Store
+
+if TYPE_CHECKING:
+    from .demo import Scoreboard
 
 DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = """exit codes:
@@ -48,6 +51,7 @@ def add_commands(commands: Any) -> None:
             _demo_arguments,
             demo,
         ),
+        ("ab", "Compare optimizers on a stream of yours: paired, watched, with a verdict.", _ab_arguments, ab),
     ):
         parser = commands.add_parser(
             name,
@@ -175,7 +179,7 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
 
 def reproduce(options: argparse.Namespace) -> int:
     try:
-        experiments = catalogue.select(options.names)
+        experiments = _selected(options.names, options.scale or "quick")
     except catalogue.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
@@ -222,6 +226,18 @@ def _lacking_data(request: runner.Request, folder: Path, force: bool) -> str | N
     if lack is None or force or not folder.is_dir():
         return lack
     return None if runner.read(Store(folder), request.experiment, request.plan).complete else lack
+
+
+def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
+    """The experiments that are named. `all` are those whose data is there; what is left out is said."""
+    kept = []
+    for experiment in catalogue.select(names):
+        data = experiment.needed(scale)
+        if experiment.name not in names and data is not None and (advice := data.missing()):
+            print(f"left out of all: {experiment.name}: {advice}", file=sys.stderr)
+        else:
+            kept.append(experiment)
+    return kept
 
 
 def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
@@ -345,7 +361,7 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    from .demo import HEAD, NAMES, Scoreboard
+    from .demo import NAMES, Scoreboard
 
     if not _can_draw():
         return NO_PACKAGE
@@ -353,16 +369,21 @@ def demo(options: argparse.Namespace) -> int:
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
     requests = [runner.Request(e, e.plan("quick")) for e in catalogue.select(NAMES)]
-    board, on_terminal = Scoreboard(), console.on_terminal()
+    return _with_scoreboard(requests, Scoreboard(), options)
+
+
+def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, options: argparse.Namespace) -> int:
+    """Compute, with a line for each seed as it comes in; then say what came out and write the report."""
+    on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
 
         def note(event: runner.Event) -> None:
             first = not board.metrics
             line = board.note(event)
             if not on_terminal and first and board.metrics:
-                print("".join(f"{text:>16}" for text in HEAD))
+                print(board.text(board.head))
             if not on_terminal and line:
-                print("".join(f"{text:>16}" for text in line), flush=True)
+                print(board.text(line), flush=True)
             tell(event)
 
         code = _run(requests, options.store, None, options.force, note)
@@ -371,3 +392,31 @@ def demo(options: argparse.Namespace) -> int:
         print()
         _write_page(requests, options.output)
     return code
+
+
+# ab ------------------------------------------------------------------------------------------------------------
+
+
+def ab(options: argparse.Namespace) -> int:
+    from .ab import command
+    from .demo import Scoreboard
+
+    if not _can_draw():
+        return NO_PACKAGE
+    try:
+        study, experiment = command.experiment(options)
+    except (ValueError, OSError, AttributeError) as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return USAGE
+    title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
+    board = Scoreboard(experiment.name, title, study.arms, command.SHOWN, command.AS_IT_IS)
+    return _with_scoreboard([runner.Request(experiment, experiment.plan("full", options.seeds))], board, options)
+
+
+def _ab_arguments(parser: argparse.ArgumentParser) -> None:
+    from .ab import command
+
+    command.add_arguments(parser)
+    parser.add_argument("--seeds", type=_positive, default=5, metavar="N", help="starts of each arm (default: 5)")
+    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+    _output_argument(parser)

@@ -10,75 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+
+from cadam.intervals import Interval as Interval
+from cadam.intervals import interval as interval
+from cadam.intervals import t_quantile as t_quantile
 
 from .experiment import Results, Row
 
 Better = Literal["lower", "higher"]
 ONE_SEED = "one seed: no verdict"
-
-
-@lru_cache
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The t with P(|T| <= t) = confidence for Student's T.
-
-    With t = sqrt(freedom) tan(a), that probability is a finite sum of powers of sin(a) and cos(a) (Abramowitz and
-    Stegun 26.7.3 and 26.7.4); a is found by bisection.
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    if freedom < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, got {freedom}")
-    low, high = 0.0, math.pi / 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """P(|T| <= sqrt(freedom) tan(angle))."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (k - 1) / k
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and the 95% t interval around it; nan ends where one value allows none."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    def __format__(self, spec: str) -> str:
-        if self.count == 0:
-            return "none"
-        ends = "" if math.isnan(self.low) else f" [{self.low:{spec}}, {self.high:{spec}}]"
-        return f"{self.mean:{spec}}{ends}"
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95% interval of independent values."""
-    count = len(values)
-    if count == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    mean = float(np.mean(values))
-    if count == 1:
-        return Interval(mean, math.nan, math.nan, 1)
-    half = t_quantile(0.95, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, count)
 
 
 def apart(first: Sequence[float], second: Sequence[float]) -> Interval:

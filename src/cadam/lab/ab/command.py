@@ -1,0 +1,152 @@
+"""`cadam ab`: the A/B as a study of a user's own stream and model."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cadam.online.commands import load, optimizer_of
+from cadam.online.events import Batch
+from cadam.online.schema import Schema
+from cadam.online.sources import open_source
+
+from ..experiment import Experiment
+from . import runs
+from .study import AS_IT_IS as AS_IT_IS
+from .study import CLAIM, MAIN, Study, experiment_of
+
+SHOWN = {MAIN: "GAUC", "log loss": "log loss"}
+"""What the scoreboard shows."""
+NOTES = (
+    "GAUC is by impressions. Seeds change the initial weights; the events are the same in every run.",
+    "Runs meet the whole stream and are measured after its first part, on which learning rates were chosen with other "
+    "seeds.",
+    "What is watched is the mean over blocks of the GAUC within each block, another number than the GAUC of the whole.",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the study is about."""
+    parser.add_argument(
+        "--model", required=True, metavar="FILE.py:FUNCTION", help="a function without arguments that builds the model"
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="URI", help="the stream, as parquet:PATH, csv:PATH, jsonl:PATH"
+    )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
+    parser.add_argument(
+        "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
+    )
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
+    parser.add_argument("--events", type=int, metavar="N", help="use the first N events (default: all there are)")
+    parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
+    parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
+    planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
+    planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
+    planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
+    planted.add_argument("--delay", type=float, metavar="T", help="labels come this much later on average")
+
+
+def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
+    """The study that the options ask for. ValueError and the like say what is wrong with them."""
+    module, _ = load(options.model)
+    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
+    if not isinstance(schema, Schema):
+        raise ValueError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    arms = tuple(_optimizer(name) for name in options.arms.split(","))
+    if len(set(arms)) < 2 or len(set(arms)) < len(arms):
+        raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
+    grid = tuple(_rate(text) for text in options.lr.split(","))
+    events, poison = _count(options.data, schema, options.batch_size)
+    if poison:
+        print(f"{poison} events of {options.data} cannot be used and are left out")
+    events = min(events, options.events or events)
+    if schema.user is None:
+        print("the schema names no user: GAUC is then that of all events together, the AUC")
+    file = options.model.rpartition(":")[0]
+    more = {
+        "schema": {name: getattr(schema, name) for name in ("features", "label", "id", "user", "time")},
+        "model file": _digest([Path(file)]),
+        "data": _digest(_files(options.data)),
+    }
+    study = Study(
+        name=f"ab-{hashlib.sha256(f'{options.model} {options.data}'.encode()).hexdigest()[:8]}",
+        data=options.data,
+        model=options.model,
+        arms=arms,
+        batch_size=options.batch_size,
+        grid=grid,
+        tuning_share=options.tuning_share,
+        blocks=options.blocks,
+        events={"quick": events, "full": events},
+        planted=_planted(options, schema),
+        more=more,
+    )
+    runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
+    seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
+    title = f"{' against '.join(reversed(arms))} on {options.data}"
+    shows = f"{events:,} events, predicted by the model of {options.model} and then learnt from."
+    return study, experiment_of(
+        study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim=CLAIM, notes=NOTES
+    )
+
+
+def _optimizer(name: str) -> str:
+    """The name of an optimizer as `cadam` spells it."""
+    return type(optimizer_of(name.strip(), nn.Linear(1, 1), 1e-3)).__name__
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise ValueError(f"learning rates must be above 0, got {text!r}")
+    return rate
+
+
+def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mapping[str, Any]]:
+    planted: dict[str, Mapping[str, Any]] = {}
+    if options.change is not None:
+        sizes = {name: kind.size for name, kind in schema.kinds.items() if kind.size and not kind.length}
+        if options.change not in sizes:
+            raise ValueError(
+                f"--change needs a categorical feature, got {options.change!r}; there are {', '.join(sizes)}"
+            )
+        moments = [options.blocks // 3, 2 * options.blocks // 3]
+        planted[f"with a change of {options.change}"] = {"change": {"feature": options.change, "blocks": moments}}
+    if options.noise is not None:
+        planted[f"with {options.noise:.0%} of the labels wrong"] = {"noise": options.noise}
+    if options.delay is not None:
+        planted[f"with labels {options.delay:g} later"] = {"delay": options.delay}
+    return planted
+
+
+def _count(uri: str, schema: Schema, batch_size: int) -> tuple[int, int]:
+    """How many events the stream has, and how many things that cannot be used."""
+    events = poison = 0
+    for batch in open_source(uri, schema, batch_size=batch_size, patience=None):
+        if isinstance(batch, Batch):
+            events += 0 if batch.events is None else len(batch.events)
+            poison += len(batch.poison)
+    return events, poison
+
+
+def _files(uri: str) -> list[Path]:
+    """The files of a stream, none if it is not in files."""
+    path = Path(uri.partition(":")[2])
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
+
+
+def _digest(files: list[Path]) -> str:
+    """A hash of the content of files, so that results are computed anew where it changed."""
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+    return total.hexdigest()[:20]

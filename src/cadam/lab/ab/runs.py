@@ -1,0 +1,150 @@
+"""One arm of an A/B on one stream: predict, then learn, and what its predictions were worth.
+
+A run meets the whole stream. Its first part serves to choose learning rates, on other seeds, and is then what a model
+has learnt before it is measured; only the rest is measured, as a whole, user by user and block of time by block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cadam.online import drift
+from cadam.online.commands import load, optimizer_of
+from cadam.online.events import Array
+from cadam.online.learner import Learner, Loss
+from cadam.online.metrics import measure, user_auc
+from cadam.online.schema import Schema
+from cadam.online.sources import Source, open_source
+
+from ..experiment import Cell, Outcome
+from . import streams
+
+METRICS = ("gauc by impressions", "gauc by user", "auc", "log loss", "normalised entropy", "calibration")
+LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
+BY_BLOCK = ("gauc by impressions", "auc", "log loss")
+
+
+class Recorder:
+    """A metric that keeps every labelled prediction."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Array]] = []
+
+    def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
+        whose = np.zeros(len(scores), dtype=np.int64) if users is None else users
+        self.parts.append({"scores": scores, "labels": labels > 0, "users": whose})
+
+    def results(self) -> Mapping[str, float]:
+        return {"recorded": float(sum(len(part["scores"]) for part in self.parts))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": list(self.parts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.parts = list(state["parts"])
+
+    def column(self, name: str) -> Array:
+        return np.concatenate([part[name] for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which events are for tuning, and where the equally long blocks of the measured part begin."""
+
+    events: int
+    tuning: int
+    start: int
+    block: int
+
+    @classmethod
+    def of(cls, events: int, settings: Mapping[str, Any]) -> Parts:
+        size = settings["batch_size"]
+        tuning = int(events * settings["tuning_share"]) // size * size
+        block = (events - tuning) // settings["blocks"]
+        if block < 2 or tuning < size:
+            raise ValueError(
+                f"{events} events are too few for {settings['blocks']} blocks after a tuning part of "
+                f"{settings['tuning_share']:.0%} in batches of {size}"
+            )
+        return cls(events, tuning, events - block * settings["blocks"], block)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run is about: the stream from its start, how many events it has, and a new model for it."""
+
+    source: Source
+    events: int
+    fields: Mapping[str, int]
+    """Categorical features, with how many values each has."""
+    build: Callable[[], nn.Module]
+    loss: Loss = LOG_LOSS
+
+
+def subject(cell: Cell) -> Subject:
+    """A real stream by its name, or one of a user's, read by a schema, with a model of theirs."""
+    settings = cell.settings
+    if cell.data in streams.LOADERS:
+        stream = streams.load(cell.data)
+        source = streams.Replay(stream.events, settings["batch_size"])
+        events = min(settings["events"] or len(stream.events), len(stream.events))
+        return Subject(source, events, stream.fields, partial(streams.StreamDeepFM, stream.fields, stream.numbers))
+    schema = Schema(**settings["schema"])
+    fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
+    opened = open_source(cell.data, schema, batch_size=settings["batch_size"], patience=None)
+    module, build = load(cell.model)
+    return Subject(opened, settings["events"], fields, build, getattr(module, "loss", LOG_LOSS))
+
+
+def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, Any], parts: Parts) -> Source:
+    """The stream with what is done to it. That has one seed: all arms, under all seeds, meet the same events."""
+    if change := settings.get("change"):
+        moments = [parts.start + block * parts.block for block in change["blocks"]]
+        source = drift.SuddenChange(source, change["feature"], fields[change["feature"]], moments)
+    if noise := settings.get("noise"):
+        source = drift.LabelNoise(source, noise)
+    if delay := settings.get("delay"):
+        source = drift.LabelDelay(source, delay)
+    return source
+
+
+def compute(cell: Cell) -> Outcome:
+    """Run an arm along the stream, or along its tuning part."""
+    settings = cell.settings
+    given = subject(cell)
+    parts = Parts.of(given.events, settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(cell.seed)
+        model = given.build()
+    optimizer = optimizer_of(cell.optimizer, model, cell.lr)
+    recorder = Recorder()
+    learner = Learner(model, optimizer, given.loss, metrics=[recorder])
+    try:
+        source = planted(given.source, given.fields, settings, parts)
+        learner.run(source, events=parts.tuning if settings["tuning"] else parts.events)
+        learner.finish()
+    except FloatingPointError:  # it diverged
+        nothing = np.full(settings["blocks"], math.nan)
+        return Outcome(dict.fromkeys((*METRICS, "alignment"), math.nan), dict.fromkeys(BY_BLOCK, nothing))
+    scores, labels, users = (recorder.column(name) for name in ("scores", "labels", "users"))
+    if settings["tuning"]:
+        half = len(scores) // 2  # how it learns from scratch is not how it will do later
+        return Outcome(measure(scores[half:], labels[half:], users[half:]))
+    start = Parts.of(len(scores), settings).start
+    measured = scores[start:], labels[start:], users[start:]
+    within = user_auc(*measured)
+    metrics = {**measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
+    blocks = [
+        measure(*columns)
+        for columns in zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True)
+    ]
+    curves = {name: np.array([block[name] for block in blocks]) for name in BY_BLOCK}
+    return Outcome(metrics, {**curves, "user auc": within.auc, "user impressions": within.impressions})

@@ -1,0 +1,177 @@
+"""Intervals cover as often as they say, also while they are watched; a planted difference is found."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import cadam
+from cadam.intervals import interval
+from cadam.online.evidence import (
+    ConfidenceSequence,
+    confidence_sequence,
+    first_alarm,
+    over_blocks,
+    over_users,
+    recovery,
+    relatedness,
+)
+
+
+def blocks(runs: int, length: int, related: float, seed: int = 0) -> np.ndarray:
+    """Differences without any true one: each goes with the one before; variance changes along the way; heavy tails."""
+    random = np.random.default_rng(seed)
+    noise = random.standard_t(5, size=(runs, length)) * np.linspace(2, 1, length)
+    made = np.empty_like(noise)
+    made[:, 0] = noise[:, 0] / math.sqrt(1 - related**2)
+    for t in range(1, length):
+        made[:, t] = related * made[:, t - 1] + noise[:, t]
+    return made
+
+
+@pytest.mark.parametrize("related", [0.0, 0.3, 0.6])
+def test_500_watched_runs_without_a_difference_alarm_at_most_as_often_as_stated(related: float) -> None:
+    made = blocks(500, 300, related)
+    low, high = confidence_sequence(made, alpha=0.05)
+    alarms = np.count_nonzero(first_alarm(low, high))
+    assert alarms <= 25
+    # The interval for one look, watched the same way, is no such thing.
+    looks = range(20, 301, 10)
+    naive = [[interval(run[:t]) for t in looks] for run in made[:60]]
+    assert np.mean([any(i.low > 0 or i.high < 0 for i in run) for run in naive]) > 0.15
+
+
+def test_a_planted_difference_is_found_and_its_size_is_covered() -> None:
+    made = blocks(200, 300, 0.3) + 1.0
+    low, high = confidence_sequence(made)
+    found = first_alarm(low, high)
+    assert np.mean(found > 0) > 0.99
+    assert (low[:, -1] > 0).mean() > 0.99
+    assert np.mean(((low <= 1.0) & (high >= 1.0)).all(axis=1)) >= 0.95
+
+
+def trained_pairs(pairs: int, blocks: int, second_lr: float = 0.05, seed: int = 0) -> np.ndarray:
+    """Block differences of log loss between two linear models in training, for many pairs at once.
+
+    Both of a pair meet the same events, which drift, and start from their own weights; the first blocks, in which that
+    start is a real difference, are not counted. Adam goes element by element, so one tensor holds all models.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    features, batch, steps, warm_up = 10, 20, 5, 20
+    weight = (0.3 * torch.randn(2, pairs, features, generator=draw)).requires_grad_()
+    rates = torch.tensor([0.05, second_lr]).reshape(2, 1, 1)
+    optimizer = cadam.Adam([weight], lr=1.0)
+    truth = torch.randn(pairs, features, generator=draw)
+    differences = torch.zeros(pairs, warm_up + blocks)
+    for block in range(warm_up + blocks):
+        for _ in range(steps):
+            truth = 0.999 * truth + 0.045 * torch.randn(pairs, features, generator=draw)
+            x = torch.randn(pairs, batch, features, generator=draw)
+            clicks = torch.rand(pairs, batch, generator=draw) < torch.sigmoid((x * truth[:, None]).sum(-1))
+            logits = torch.einsum("apf,pnf->apn", weight, x)
+            target = clicks.float().expand(2, -1, -1)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            before = weight.detach().clone()
+            optimizer.zero_grad()
+            loss.mean(-1).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                weight.copy_(before + rates * (weight - before))
+            means = loss.detach().mean(-1)
+            differences[:, block] += (means[1] - means[0]) / steps
+    return differences[:, warm_up:].numpy().astype(np.float64)
+
+
+def test_500_pairs_of_the_same_optimizer_alarm_at_most_as_often_as_stated() -> None:
+    alarms = first_alarm(*confidence_sequence(trained_pairs(500, 100)))
+    assert np.count_nonzero(alarms) <= 25
+
+
+def test_a_worse_learning_rate_is_found_in_training() -> None:
+    alarms = first_alarm(*confidence_sequence(trained_pairs(60, 100, second_lr=0.2)))
+    assert np.mean(alarms > 0) > 0.9
+
+
+def test_the_stream_gives_what_the_array_gives_and_goes_on_from_its_state() -> None:
+    made = blocks(1, 60, 0.3)[0] + 5e3  # a large mean must not cost digits
+    low, high = confidence_sequence(made)
+    plain_low, _ = confidence_sequence(made - 5e3)
+    assert low[20:] - 5e3 == pytest.approx(plain_low[20:], abs=1e-9)
+    sequence = ConfidenceSequence()
+    for number, value in enumerate(made):
+        if number == 30:
+            state = json.loads(json.dumps(sequence.state_dict()))
+            sequence = ConfidenceSequence()
+            sequence.load_state_dict(state)
+        sequence.update(value)
+        now = sequence.interval
+        assert (now.low, now.high) == (low[number], high[number])
+        assert sequence.decided == (low[number] > 0)
+    assert sequence.decided
+    with pytest.raises(ValueError, match="must be finite, got nan"):
+        sequence.update(math.nan)
+
+
+def test_nothing_is_said_before_the_first_look_nor_of_nothing() -> None:
+    low, high = confidence_sequence(blocks(1, 40, 0.0)[0], first_look=30)
+    assert np.isinf(low[:29]).all()
+    assert np.isfinite(high[29:]).all()
+    assert ConfidenceSequence().interval.low == -math.inf
+    assert not ConfidenceSequence().decided
+    low, high = confidence_sequence(np.zeros(30))
+    assert (low[19:] == 0).all()
+    assert first_alarm(low, high) == 0
+
+
+@pytest.mark.parametrize(("argument", "value"), [("alpha", 0.0), ("alpha", 1.0), ("first_look", 1)])
+def test_what_a_sequence_cannot_be(argument: str, value: float) -> None:
+    with pytest.raises(ValueError, match=argument):
+        confidence_sequence(np.zeros(10), **{argument: value})
+
+
+def test_over_users_covers_and_agrees_with_the_bootstrap() -> None:
+    random = np.random.default_rng(0)
+    weights = random.pareto(2.5, size=(1000, 200)) + 1
+    differences = random.standard_t(4, size=(1000, 200)) * 0.1 + 0.05
+    found = [over_users(d, w) for d, w in zip(differences, weights, strict=True)]
+    assert 0.93 <= np.mean([i.low <= 0.05 <= i.high for i in found]) <= 0.975
+    d, w = differences[0], weights[0]
+    drawn = random.integers(200, size=(4000, 200))
+    means = (w[drawn] * d[drawn]).sum(1) / w[drawn].sum(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert found[0].half_width == pytest.approx((high - low) / 2, rel=0.15)
+    assert found[0].mean == pytest.approx(np.average(d, weights=w))
+    assert over_users(d, np.ones(200)).half_width == pytest.approx(interval(d).half_width)
+
+
+def test_one_heavy_user_is_no_sample() -> None:
+    assert math.isnan(over_users(np.array([0.1, 0.2, 0.3]), np.array([1000, 1, 1])).low)
+    with pytest.raises(ValueError, match="positive"):
+        over_users(np.array([0.1, 0.2]), np.array([1, 0]))
+
+
+def test_over_blocks_covers_where_neighbours_go_together() -> None:
+    made = blocks(600, 200, 0.6, seed=1)
+    assert relatedness(made[0]) == pytest.approx(0.6, abs=0.15)
+    covered = [i.low <= 0 <= i.high for i in (over_blocks(run) for run in made)]
+    as_if_independent = [i.low <= 0 <= i.high for i in (interval(run) for run in made)]
+    assert np.mean(covered) >= 0.92
+    assert np.mean(as_if_independent) < 0.8
+    few = over_blocks(made[0][:7])
+    assert (few.mean, few.low) == pytest.approx((interval(made[0][:7]).mean, interval(made[0][:7]).low))
+    assert over_blocks([]).count == 0
+
+
+def test_recovery_counts_the_blocks_until_the_fall_is_made_up() -> None:
+    curve = np.concatenate([np.full(10, 0.8), 0.8 - 0.2 * 0.5 ** np.arange(20)])
+    # 0.2 is down to a tenth within 3.3 halvings; the mean over three blocks is the later ones too
+    assert recovery(curve, 10) == 3
+    assert recovery(curve[:13], 10) is None
+    assert recovery(np.full(20, 0.8), 10) == 0
+    assert recovery(np.concatenate([np.full(10, 0.8), np.full(10, 0.5)]), 10) is None
+    with pytest.raises(ValueError, match="within the 20 blocks"):
+        recovery(np.full(20, 0.8), 20)
