@@ -9,7 +9,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from torchrec.optim.keyed import CombinedOptimizer
 
 import cadam
 from cadam.torchrec import BagSharder, SequenceSharder
@@ -50,7 +49,7 @@ class Setting:
     weighted: bool = False
     optimizer: type[cadam.Optimizer] = cadam.CAdam
     options: tuple[tuple[str, Any], ...] = (("lr", 0.05),)
-    tables: tuple[Table, ...] = (Table("users", 37, ("user",)), Table("items", 50, ("shown", "clicked"), mean=True))
+    tables: tuple[Table, ...] = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked"), mean=True))
     half: bool = False
     seed: int = 0
     shards: int = 2  # of columns, at most
@@ -141,12 +140,17 @@ def loss_of(output: Tensor, share: Batch) -> Tensor:
 # One plain process -------------------------------------------------------------------------------------------------
 
 
-def train_plainly(setting: Setting, steps: int) -> dict[str, Tensor]:
-    """Tables as parameters with sparse gradients, the whole batch at once, the ordinary optimizer."""
+def train_plainly(setting: Setting, steps: int, slower_from: int | None = None) -> dict[str, Tensor]:
+    """Tables as parameters with sparse gradients, the whole batch at once, the ordinary optimizer.
+
+    From step `slower_from` on the learning rate is 0.001.
+    """
     tables = {table.name: nn.Parameter(setting.start(table)) for table in setting.tables}
     head = Head(setting)
     optimizer = setting.optimizer([*tables.values(), *head.parameters()], **dict(setting.options))
     for step in range(steps):
+        if step == slower_from:
+            optimizer.param_groups[0]["lr"] = 0.001
         data, pooled = batch(setting, step), []
         for table, ids, weights in zip(setting.features, data.ids, data.weights, strict=True):
             lengths = torch.tensor([len(sample) for sample in ids])
@@ -336,6 +340,3 @@ def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: 
                 process.kill()
             process.join()
     return torch.load(folder / "result.0", weights_only=False)
-
-
-__all__ = ["BATCH", "CombinedOptimizer", "Setting", "Table", "Trainer", "replace", "run", "sharded", "train_plainly"]

@@ -270,6 +270,13 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def init_state(self) -> None:
+        """Make the state of every parameter now, for a checkpoint to be loaded into; no step is taken."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._state(param, group)
+
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state dict, ours or torch.optim's. One that does not fit changes nothing.
@@ -380,6 +387,9 @@ def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], where: st
     if grad.is_sparse and group["differentiable"]:
         raise refuse("differentiable=True does not support sparse gradients")
     if grad.is_sparse and hasattr(param, "to_local"):
-        raise refuse("a sparse gradient of a DTensor is not supported")
+        raise refuse(
+            "a sparse gradient of a DTensor is not supported; shard tables with cadam.torchrec, or replicate them with "
+            "DistributedDataParallel"
+        )
     if hasattr(param, "to_local") != hasattr(grad, "to_local"):
         raise refuse("only one of parameter and gradient is a DTensor")

@@ -12,7 +12,23 @@ from .versions import problem
 if reason := problem():
     raise ImportError(reason)
 
-from .sharders import BagSharder, SequenceSharder, tables_of
+from .checkpoint import Saved, checkpoints, load, save
+from .serving import Changed, apply_, changed_rows, track_changes
+from .sharders import BagSharder, SequenceSharder, alignment, tables_of
 from .tables import Tables
 
-__all__ = ["BagSharder", "SequenceSharder", "Tables", "tables_of"]
+__all__ = [
+    "BagSharder",
+    "Changed",
+    "Saved",
+    "SequenceSharder",
+    "Tables",
+    "alignment",
+    "apply_",
+    "changed_rows",
+    "checkpoints",
+    "load",
+    "save",
+    "tables_of",
+    "track_changes",
+]

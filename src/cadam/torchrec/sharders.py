@@ -22,6 +22,7 @@ from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, ShardingEnv, ShardingEnv2D, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from ..alignment import Alignment, Ratio
 from ..catalog import CAdam
 from ..optimizer import Optimizer
 from .kernels import CHOICE, Choice, PooledLookup, SequenceLookup
@@ -200,3 +201,16 @@ def tables_of(model: nn.Module) -> Iterator[Tables]:
         if isinstance(module, (ShardedBags, ShardedSequences)):
             for lookup in module._lookups:
                 yield from _tables(lookup)
+
+
+def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:
+    """The alignment ratio of the tables on this rank, by table; ``alignment(model).over_ranks()`` is that of all ranks.
+
+    Reading waits for the device, counting never does.
+    """
+    ratios: dict[str, Ratio] = {}
+    for tables in tables_of(model):
+        for name, ratio in tables.alignment(reset=reset).items():
+            ratios[name] = ratios.get(name, Ratio(0, 0, 0)) + ratio
+    total = sum(ratios.values(), Ratio(0, 0, 0))
+    return Alignment(total, (total,), ratios)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import alignment
 from ..alignment import Ratio
+from ..memory import filled_like
 from ..optimizer import Optimizer
 from ..options import unknown
 from ..rows import RowUpdate, new_state
@@ -99,6 +100,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         if pooling_mode == PoolingMode.NONE and len({spec[1] for spec in specs}) > 1:
             raise ValueError(f"tables {table_names} are looked up without pooling, so their rows must be of one length")
         self.optimizer_class, self.options, self.replicas = optimizer, options, replicas
+        self.output_dtype_as_torch: torch.dtype = output_dtype.as_dtype()
+        self.weights_host.data = filled_like(self.weights_host, 0.0, self.weights_host.dtype)  # in huge pages
         self.flat_state = new_state(self.memory(), optimizer, **options)
         """The buffers of all tables, one after the other as the tables are."""
         self.steps = torch.zeros(len(specs), dtype=torch.float32)
@@ -160,11 +163,18 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 "are not supported; give every feature the same batch"
             )
         if not torch.is_grad_enabled():
-            found: Tensor = super().forward(indices, offsets, per_sample_weights, **rest)
-            return found
+            return self.look_up(indices, offsets, per_sample_weights, rest)
         anchor = self.placeholder_autograd_tensor  # so that backward is called though no input has a gradient
         looked_up: Tensor = _Lookup.apply(anchor, self, indices, offsets, per_sample_weights, rest)  # type: ignore[no-untyped-call]
         return looked_up
+
+    def look_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, rest: Mapping[str, Any]) -> Tensor:
+        """What a lookup returns, without gradients."""
+        if self.memory().device.type == "cpu" and self.weights_precision == SparseType.BF16:
+            indices, offsets, weights, _ = self.prepare_inputs(indices, offsets, weights)
+            return self.pooled(self.look_at(indices, offsets), weights)
+        found: Tensor = super().forward(indices, offsets, weights, **rest)
+        return found
 
     @torch.no_grad()
     def update_(
@@ -180,11 +190,13 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             self._slabs = self._cut(merge=False)  # a checkpoint brought tables of different age together
         weight_grads = []
         for number, slab in enumerate(self._slabs):
-            rows, grads = self._rows(slab, looked_up, number, grad)
+            part = looked_up.parts[number]
+            ids = self._ids(slab, looked_up, number)
+            rows, grads = ids.rows, self._row_grads(slab, ids, part, grad)
             if weights is not None:
                 if weights_need_grad:
                     weight_grads.append((slab.update.table.index_select(0, rows) * grads).sum(1))
-                grads = grads * weights[looked_up.parts[number]].unsqueeze(1)
+                grads = grads * weights[part].unsqueeze(1)
             if self.replicas is not None:
                 sizes = [of_rank[number] for of_rank in looked_up.sizes]
                 rows = _gathered(rows, sizes, self.replicas)
@@ -193,8 +205,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self.steps += 1
         return torch.cat(weight_grads) if weights_need_grad else None
 
-    def _rows(self, slab: Slab, looked_up: LookedUp, number: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of a slab that were looked up, and the gradient of each as if its weight were 1."""
+    def _ids(self, slab: Slab, looked_up: LookedUp, number: int) -> Ids:
+        """The ids of one slab."""
         part, batch, features = looked_up.parts[number], looked_up.batch, len(slab.features)
         rows = looked_up.ids[part]
         lengths = looked_up.lengths[slab.features[0] * batch : (slab.features[-1] + 1) * batch]
@@ -205,16 +217,36 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         if len(slab.tables) > 1:
             rows = rows + of_each_id(slab.first_rows.repeat_interleave(batch))
         if self.pooling_mode == PoolingMode.NONE:
+            return Ids(rows, None, None)
+        # Ids come feature by feature, bags sample by sample.
+        bags = torch.arange(batch * features, device=rows.device).view(batch, features).t().reshape(-1)
+        mean = self.pooling_mode == PoolingMode.MEAN
+        return Ids(rows, of_each_id(bags), of_each_id(lengths).unsqueeze(1) if mean else None)
+
+    def _row_grads(self, slab: Slab, ids: Ids, part: slice, grad: Tensor) -> Tensor:
+        """The gradient of each id's row as if its weight were 1, from that of what the lookup returned."""
+        if ids.bags is None:
             grads = grad[part]
         else:
             pooled = grad[:, self._columns[slab.features[0]] : self._columns[slab.features[-1] + 1]]
-            # Ids come feature by feature, pooled rows sample by sample.
-            sources = torch.arange(batch * features, device=grad.device).view(batch, features).t().reshape(-1)
-            grads = pooled.reshape(batch * features, -1).index_select(0, of_each_id(sources))
+            grads = pooled.reshape(-1, slab.update.table.shape[1]).index_select(0, ids.bags)
         grads = grads.to(torch.promote_types(grads.dtype, slab.update.table.dtype))
-        if self.pooling_mode == PoolingMode.MEAN:
-            grads = grads / of_each_id(lengths).unsqueeze(1)
-        return rows, grads
+        return grads if ids.lengths is None else grads / ids.lengths
+
+    def pooled(self, looked_up: LookedUp, weights: Tensor | None) -> Tensor:
+        """The lookup in plain torch, in float32: FBGEMM has none for bfloat16 on the CPU."""
+        found = []
+        for number, slab in enumerate(self._slabs):
+            ids = self._ids(slab, looked_up, number)
+            rows = slab.update.table.index_select(0, ids.rows).float()
+            rows = rows if weights is None else rows * weights[looked_up.parts[number]].unsqueeze(1)
+            rows = rows if ids.lengths is None else rows / ids.lengths
+            if ids.bags is not None:
+                bags = rows.new_zeros(looked_up.batch * len(slab.features), rows.shape[1])
+                rows = bags.index_add_(0, ids.bags, rows).view(looked_up.batch, -1)
+            found.append(rows)
+        whole = torch.cat(found, 0 if self.pooling_mode == PoolingMode.NONE else 1)
+        return whole.to(self.output_dtype_as_torch)
 
     def look_at(self, ids: Tensor, offsets: Tensor) -> LookedUp:
         """Note what a lookup is about to read: all that `update_` needs to know of it."""
@@ -302,6 +334,15 @@ class LookedUp:
     """By rank that holds a copy of the tables, and by slab, how many ids were looked up."""
 
 
+@dataclass(frozen=True)
+class Ids:
+    """Ids of one slab: their rows in it, the bags they are in (None without pooling), and, for means, how long those are."""
+
+    rows: Tensor
+    bags: Tensor | None
+    lengths: Tensor | None
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -313,7 +354,7 @@ class _Lookup(torch.autograd.Function):
         weights: Tensor | None,
         rest: dict[str, Any],
     ) -> Tensor:
-        found: Tensor = SplitTableBatchedEmbeddingBagsCodegen.forward(tables, indices, offsets, weights, **rest)
+        found = tables.look_up(indices, offsets, weights, rest)
         ctx.tables, ctx.looked_up = tables, tables.look_at(indices, offsets)
         ctx.save_for_backward(weights)
         return found
