@@ -140,17 +140,19 @@ def loss_of(output: Tensor, share: Batch) -> Tensor:
 # One plain process -------------------------------------------------------------------------------------------------
 
 
-def train_plainly(setting: Setting, steps: int, slower_from: int | None = None) -> dict[str, Tensor]:
+def train_plainly(
+    setting: Setting, steps: int, slower_from: int | None = None, rate: float = 0.001
+) -> dict[str, Tensor]:
     """Tables as parameters with sparse gradients, the whole batch at once, the ordinary optimizer.
 
-    From step `slower_from` on the learning rate is 0.001.
+    From step `slower_from` on the learning rate is `rate`.
     """
     tables = {table.name: nn.Parameter(setting.start(table)) for table in setting.tables}
     head = Head(setting)
     optimizer = setting.optimizer([*tables.values(), *head.parameters()], **dict(setting.options))
     for step in range(steps):
         if step == slower_from:
-            optimizer.param_groups[0]["lr"] = 0.001
+            optimizer.param_groups[0]["lr"] = rate
         data, pooled = batch(setting, step), []
         for table, ids, weights in zip(setting.features, data.ids, data.weights, strict=True):
             lengths = torch.tensor([len(sample) for sample in ids])
@@ -270,6 +272,7 @@ def distributed(module: nn.Module, sharders: list[Any], setting: Setting) -> Dis
     constraints = {
         table.name: ParameterConstraints(
             sharding_types=[setting.sharding],
+            compute_kernels=["dense" if setting.sharding == "data_parallel" else "fused"],
             min_partition=table.width // setting.shards if setting.sharding == "column_wise" else None,
         )
         for table in setting.tables

@@ -94,7 +94,7 @@ class TableOptimizer(FusedOptimizer):
     def post_load_state_dict(self) -> None:
         """The step was loaded for a table's first shard here; the others are of the same table."""
         for numbers in self._shards:
-            self.tables.steps[numbers] = self.tables.steps[numbers[0]]
+            self.tables.steps[numbers] = self.tables.steps[numbers[0]].item()
 
     def step(self, closure: Any = None) -> None:
         """Nothing: backward has done it."""
@@ -184,14 +184,15 @@ def _check_kernel(config: GroupedEmbeddingConfig) -> None:
     """Tables are fused; replicated ones, which TorchRec calls dense, are fused by us all the same."""
     replicated = all(table.global_metadata is None for table in config.embedding_tables)
     wanted = EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED
-    names = [table.name for table in config.embedding_tables]
-    if config.compute_kernel not in (wanted, EmbeddingComputeKernel.FUSED):
-        raise ValueError(
-            f"tables {names}: the plan asks for the compute kernel {config.compute_kernel.value!r}, and cadam.torchrec "
-            f"has {wanted.value!r} only; set compute_kernels=[{wanted.value!r}] in the planner's constraints"
-        )
+    for table in config.embedding_tables:
+        if table.compute_kernel not in (wanted, EmbeddingComputeKernel.FUSED):
+            raise ValueError(
+                f"table {table.name!r}: the plan asks for the compute kernel {table.compute_kernel.value!r}, and "
+                f"cadam.torchrec has {wanted.value!r} only; set compute_kernels=[{wanted.value!r}] in the planner's "
+                "constraints"
+            )
     if any(table.dtensor_metadata is not None for table in config.embedding_tables):
-        raise NotImplementedError(f"tables {names}: state as DTensor (output_dtensor=True) is not supported")
+        raise NotImplementedError("tables as DTensor (output_dtensor=True) are not supported")
 
 
 class PooledLookup(GroupedPooledEmbeddingsLookup):

@@ -85,6 +85,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             raise ValueError(f"tables {table_names} are in {weights_precision}; FP32, BF16 and FP16 are supported")
         if feature_table_map != sorted(feature_table_map):
             raise ValueError(f"the features of a table must stand together, got the tables {feature_table_map}")
+        if pooling_mode == PoolingMode.NONE and len({spec[1] for spec in specs}) > 1:
+            raise ValueError(f"tables {table_names} are looked up without pooling, so their rows must be of one length")
         super().__init__(
             list(specs),
             feature_table_map=feature_table_map,
@@ -97,8 +99,6 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             device=device,
             table_names=table_names,
         )
-        if pooling_mode == PoolingMode.NONE and len({spec[1] for spec in specs}) > 1:
-            raise ValueError(f"tables {table_names} are looked up without pooling, so their rows must be of one length")
         self.optimizer_class, self.options, self.replicas = optimizer, options, replicas
         self.output_dtype_as_torch: torch.dtype = output_dtype.as_dtype()
         self.weights_host.data = filled_like(self.weights_host, 0.0, self.weights_host.dtype)  # in huge pages
@@ -186,10 +186,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         """
         if self.memory().data_ptr() != self._address:
             raise RuntimeError(f"the memory of the tables {self.table_names} was moved; make them where they are to be")
-        if any(len({self.steps[t].item() for t in slab.tables}) > 1 for slab in self._slabs):
-            self._slabs = self._cut(merge=False)  # a checkpoint brought tables of different age together
         weight_grads = []
-        for number, slab in enumerate(self._slabs):
+        for number, slab in enumerate(looked_up.slabs):
             part = looked_up.parts[number]
             ids = self._ids(slab, looked_up, number)
             rows, grads = ids.rows, self._row_grads(slab, ids, part, grad)
@@ -236,7 +234,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
     def pooled(self, looked_up: LookedUp, weights: Tensor | None) -> Tensor:
         """The lookup in plain torch, in float32: FBGEMM has none for bfloat16 on the CPU."""
         found = []
-        for number, slab in enumerate(self._slabs):
+        for number, slab in enumerate(looked_up.slabs):
             ids = self._ids(slab, looked_up, number)
             rows = slab.update.table.index_select(0, ids.rows).float()
             rows = rows if weights is None else rows * weights[looked_up.parts[number]].unsqueeze(1)
@@ -249,7 +247,9 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         return whole.to(self.output_dtype_as_torch)
 
     def look_at(self, ids: Tensor, offsets: Tensor) -> LookedUp:
-        """Note what a lookup is about to read: all that `update_` needs to know of it."""
+        """Note what a lookup reads: all that `update_` needs to know of it."""
+        if any(len({self.steps[t].item() for t in slab.tables}) > 1 for slab in self._slabs):
+            self._slabs = self._cut(merge=False)  # a checkpoint brought tables of different age together
         batch = (len(offsets) - 1) // len(self.feature_table_map)
         parts = [slice(0, len(ids))]
         if len(self._slabs) > 1:
@@ -260,7 +260,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         if self.replicas is not None:
             mine = torch.tensor(sizes[0], device=ids.device)
             sizes = _gathered(mine, [len(parts)] * self.replicas.size(), self.replicas).view(-1, len(parts)).tolist()
-        return LookedUp(ids.long(), offsets.diff(), batch, parts, sizes)
+        return LookedUp(ids.long(), offsets.diff(), batch, self._slabs, parts, sizes)
 
     # What FBGEMM and TorchRec ask of tables -------------------------------------------------------------------
 
@@ -328,6 +328,7 @@ class LookedUp:
     ids: Tensor
     lengths: Tensor
     batch: int
+    slabs: list[Slab]
     parts: list[slice]
     """By slab, which of the ids are its own."""
     sizes: list[list[int]]
@@ -336,7 +337,7 @@ class LookedUp:
 
 @dataclass(frozen=True)
 class Ids:
-    """Ids of one slab: their rows in it, the bags they are in (None without pooling), and, for means, how long those are."""
+    """Ids of one slab: their rows in it, their bags (None without pooling) and, for means, how long those are."""
 
     rows: Tensor
     bags: Tensor | None
