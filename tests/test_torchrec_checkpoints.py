@@ -90,14 +90,10 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
     kept = [path.name for path in checkpoints(folder)]
     again = sharded(Setting("row_wise"))
     newest = load(folder, again.model, again.dense)
-    problems = []
-    for position, dense in ((object(), trainer.dense), (0, torch.optim.SGD(trainer.head.parameters()))):
-        try:
-            save(folder, 100, trainer.model, dense, position)
-        except TypeError as error:
-            problems.append(str(error))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(folder, 100, trainer.model, trainer.dense, object())
     same = furthest(again.result(), trainer.result())
-    return {"kept": kept, "newest": newest, "problems": problems, "same": same}
+    return {"kept": kept, "newest": newest, "same": same}
 
 
 def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
@@ -105,8 +101,6 @@ def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
     assert found["kept"] == ["step-000000000004", "step-000000000006"]
     assert found["newest"] == Saved(6, 6)
     assert found["same"] == 0
-    assert "not JSON serializable" in found["problems"][0]
-    assert "dense must be an optimizer of cadam's catalogue, got SGD" in found["problems"][1]
 
 
 # A serving copy ----------------------------------------------------------------------------------------------------

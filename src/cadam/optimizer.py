@@ -270,13 +270,6 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def init_state(self) -> None:
-        """Make the state of every parameter now, for a checkpoint to be loaded into; no step is taken."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                self._state(param, group)
-
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state dict, ours or torch.optim's. One that does not fit changes nothing.

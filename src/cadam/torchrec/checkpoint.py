@@ -1,8 +1,9 @@
 """Checkpoints of a sharded model: saved by some number of ranks, loaded by any other.
 
-A checkpoint is a folder of torch.distributed.checkpoint with the tables, their moments and steps, the dense part and
-its optimizer, and in `run.json` what belongs to no tensor: the step, the position in the data, learning rates. It is
-written under another name first, so that one that was interrupted is never taken for whole.
+A checkpoint is a folder of torch.distributed.checkpoint with the tables, their moments and steps and the dense part;
+beside it `dense.pt`, the state of the dense part's optimizer, which every rank has whole, and `run.json` with what
+belongs to no tensor: the step, the position in the data, learning rates of tables. It is written under another name
+first, so that one that was interrupted is never taken for whole.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torchrec.distributed import DistributedModelParallel
 
-from ..optimizer import Optimizer
 from .sharders import tables_of
 
 PARTIAL = ".partial"
@@ -36,7 +37,7 @@ def save(
     folder: str | Path,
     step: int,
     model: DistributedModelParallel,
-    dense: Optimizer,
+    dense: torch.optim.Optimizer,
     position: Any = None,
     *,
     keep: int = 2,
@@ -63,8 +64,9 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / "run.json").write_text(run)
+        torch.save(dense.state_dict(), partial / "dense.pt")
     dist.barrier()
-    save_tensors(_state(model, dense), checkpoint_id=str(partial))
+    save_tensors(_state(model), checkpoint_id=str(partial))
     if dist.get_rank() == 0:
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -74,7 +76,7 @@ def save(
     return target
 
 
-def load(folder: str | Path, model: DistributedModelParallel, dense: Optimizer) -> Saved | None:
+def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim.Optimizer) -> Saved | None:
     """Take a run up from its newest checkpoint; None if there is none yet. All ranks must call it.
 
     The number of ranks and the sharding may be others than when it was saved; tables and dense part must be the same.
@@ -83,11 +85,11 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: Optimizer) 
     if not found:
         return None
     run = json.loads((found[-1] / "run.json").read_text())
-    state = _state(model, dense)
+    state = _state(model)
     load_tensors(state, checkpoint_id=str(found[-1]))
     model.load_state_dict(state["model"])
     model.fused_optimizer.load_state_dict(state["tables"])
-    dense.load_state_dict(state["dense"])
+    dense.load_state_dict(torch.load(found[-1] / "dense.pt", map_location="cpu"))
     for tables in tables_of(model):
         tables.set_learning_rate(run["learning_rates"][tables.table_names[0]])
     return Saved(run["step"], run["position"])
@@ -98,8 +100,5 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted(path for path in Path(folder).glob("step-*") if path.suffix != PARTIAL)
 
 
-def _state(model: DistributedModelParallel, dense: Optimizer) -> dict[str, Any]:
-    if not isinstance(dense, Optimizer):
-        raise TypeError(f"dense must be an optimizer of cadam's catalogue, got {type(dense).__name__}")
-    dense.init_state()  # what is loaded is loaded into what is there
-    return {"model": model.state_dict(), "tables": model.fused_optimizer.state_dict(), "dense": dense.state_dict()}
+def _state(model: DistributedModelParallel) -> dict[str, Any]:
+    return {"model": model.state_dict(), "tables": model.fused_optimizer.state_dict()}
