@@ -27,7 +27,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 import cadam
 from cadam.torchrec import BagSharder, SequenceSharder
 
-BATCH = 16
+BATCH = 24  # can be divided among one to four ranks
 LENGTH = 3  # ids of one feature in one sample, at most
 
 
