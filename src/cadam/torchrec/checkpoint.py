@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def save(
         (partial / "run.json").write_text(run)
         torch.save(dense.state_dict(), partial / "dense.pt")
     dist.barrier()
-    save_tensors(_state(model), checkpoint_id=str(partial))
+    tensors = _flat(model.state_dict(), model.fused_optimizer.state_dict())
+    save_tensors(tensors, checkpoint_id=str(partial))
     if dist.get_rank() == 0:
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -85,10 +87,10 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
     if not found:
         return None
     run = json.loads((found[-1] / "run.json").read_text())
-    state = _state(model)
-    load_tensors(state, checkpoint_id=str(found[-1]))
-    model.load_state_dict(state["model"])
-    model.fused_optimizer.load_state_dict(state["tables"])
+    state, tables_state = model.state_dict(), model.fused_optimizer.state_dict()
+    load_tensors(_flat(state, tables_state), checkpoint_id=str(found[-1]))  # in place
+    model.load_state_dict(state)
+    model.fused_optimizer.load_state_dict(tables_state)
     dense.load_state_dict(torch.load(found[-1] / "dense.pt", map_location="cpu"))
     for tables in tables_of(model):
         tables.set_learning_rate(run["learning_rates"][tables.table_names[0]])
@@ -100,5 +102,9 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted(path for path in Path(folder).glob("step-*") if path.suffix != PARTIAL)
 
 
-def _state(model: DistributedModelParallel) -> dict[str, Any]:
-    return {"model": model.state_dict(), "tables": model.fused_optimizer.state_dict()}
+def _flat(model: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Every tensor under one name. Not nested: of a rank without tables, an empty part would be looked for on disk."""
+    tensors = {f"model.{name}": value for name, value in model.items()}
+    for param, state in tables["state"].items():
+        tensors.update({f"tables.{param}.{name}": value for name, value in state.items()})
+    return tensors
