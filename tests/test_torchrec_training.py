@@ -168,12 +168,14 @@ def test_learning_rate_counts_at_once(on_one_rank: dict[str, Any]) -> None:
 
 
 def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
-    found, expected = on_one_rank["half"], train_plainly(Setting(half=True), 20)
+    """Gradients stay in float32, and so do moments: tables are as near to float32 ones as they can be."""
+    found, single = on_one_rank["half"], train_plainly(Setting(), 20)
     assert found["users"].dtype == torch.bfloat16
     assert found["users.exp_avg"].dtype == torch.float32
-    single = train_plainly(Setting(), 20)
-    assert furthest(found, expected) < 0.03
-    assert furthest(found, {k: v.to(found[k].dtype) for k, v in single.items()}) < 0.05
+    for name in ("users", "goods"):
+        difference = (found[name].float() - single[name]).abs()
+        assert difference.mean() < 0.004
+        assert (difference < 0.02).float().mean() > 0.98
 
 
 def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
