@@ -159,7 +159,9 @@ from cadam.torchrec import load, save
 
 folder, kills, steps = Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+attempt = os.environ["TORCHELASTIC_RUN_ID"] + os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=world)
 trainer = sharded(Setting("row_wise"))
 saved = load(folder / "run", trainer.model, trainer.dense)
 trainer.position = saved.position if saved else 0

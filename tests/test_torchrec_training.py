@@ -54,7 +54,7 @@ def train(settings: dict[str, Setting], steps: int) -> dict[str, dict[str, Tenso
         results[name] = trainer.result()
         alignments = everywhere(cadam.torchrec.alignment(trainer.model).over_ranks())
         assert all(alignment == alignments[0] for alignment in alignments)
-        ratio = alignments[0].parameters["users"]
+        ratio = alignments[0].total
         results[name]["alignment"] = torch.tensor([ratio.aligned, ratio.touched, ratio.seen])
     return results
 
@@ -78,9 +78,18 @@ def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, T
     """Each shard counts once; copies count once each."""
     aligned, touched, seen = on_two_ranks[name]["alignment"].tolist()
     copies = 2 if name.startswith("data") else 1
-    assert seen == copies * 20 * 37 * 8
+    assert seen == copies * 20 * (37 + 50) * 8
     assert 0 < aligned < touched < seen
     assert touched % 8 == 0
+
+
+def test_alignment_of_each_table() -> None:
+    made = tables([8, 8], merge=False)
+    ids, offsets, _ = look_up(made, 0)
+    made(ids, offsets).square().sum().backward()
+    assert {name: ratio.seen for name, ratio in made.alignment(reset=True).items()} == {"t0": 80, "t1": 88}
+    assert all(ratio.seen == 0 for ratio in made.alignment().values())
+    assert BagSharder(by_table=True).fused_params["by_table"]
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from torchrec.optim.fused import FusedOptimizer
 from ..optimizer import Optimizer
 from .tables import Tables
 
-CHOICE = "cadam"  # among the fused parameters that a sharder hands down to its tables
+CHOICE, BY_TABLE = "cadam", "by_table"  # among the fused parameters that a sharder hands down to its tables
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def _make(kernel: Any, pooling: PoolingMode, group: dist.ProcessGroup | None, de
         output_dtype=fused.get("output_dtype", SparseType.FP32),
         device=device,
         replicas=group if replicated else None,
+        merge=not fused.get(BY_TABLE, False),
     )
     kernel._optim = TableOptimizer(config, kernel._emb_module, group)
     kernel.init_parameters()

@@ -25,7 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from ..alignment import Alignment, Ratio
 from ..catalog import CAdam
 from ..optimizer import Optimizer
-from .kernels import CHOICE, Choice, PooledLookup, SequenceLookup
+from .kernels import BY_TABLE, CHOICE, Choice, PooledLookup, SequenceLookup
 from .tables import Tables
 
 SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise")
@@ -115,6 +115,8 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
         optimizer: a class of the catalogue.
         options: its options, such as ``lr``. The learning rate can be scheduled through the ``param_groups`` of the
             sharded model's ``fused_optimizer``.
+        by_table: update tables one by one, which is slower, and count the alignment ratio of each. By default those
+            with rows of one length are updated and counted together.
         output_dtype: dtype of the embeddings that a lookup returns (FBGEMM's SparseType); FP32 by default.
         qcomm_codecs_registry: TorchRec's quantized communication.
     """
@@ -123,11 +125,12 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
         self,
         optimizer: type[Optimizer] = CAdam,
         *,
+        by_table: bool = False,
         output_dtype: Any = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(_fused_params(optimizer, options, output_dtype), qcomm_codecs_registry)
+        super().__init__(_fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry)
 
     def shard(
         self,
@@ -158,12 +161,15 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
         self,
         optimizer: type[Optimizer] = CAdam,
         *,
+        by_table: bool = False,
         output_dtype: Any = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(_fused_params(optimizer, options, output_dtype), qcomm_codecs_registry, use_index_dedup)
+        super().__init__(
+            _fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry, use_index_dedup
+        )
 
     def shard(
         self,
@@ -185,8 +191,10 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
         )
 
 
-def _fused_params(optimizer: type[Optimizer], options: dict[str, Any], output_dtype: Any) -> dict[str, Any]:
-    chosen: dict[str, Any] = {CHOICE: Choice.of(optimizer, options)}
+def _fused_params(
+    optimizer: type[Optimizer], options: dict[str, Any], by_table: bool, output_dtype: Any
+) -> dict[str, Any]:
+    chosen: dict[str, Any] = {CHOICE: Choice.of(optimizer, options), BY_TABLE: by_table}
     return chosen if output_dtype is None else {**chosen, "output_dtype": output_dtype}
 
 
@@ -204,7 +212,7 @@ def tables_of(model: nn.Module) -> Iterator[Tables]:
 
 
 def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:
-    """The alignment ratio of the tables on this rank, by table; ``alignment(model).over_ranks()`` is that of all ranks.
+    """The alignment ratio on this rank; ``alignment(model).over_ranks()`` is that of all ranks.
 
     Reading waits for the device, counting never does.
     """

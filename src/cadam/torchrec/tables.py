@@ -57,8 +57,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         device: where the tables are.
         replicas: the ranks that each hold a copy of these tables, if they do (data-parallel); all of them make the
             same update, with the mean of their gradients.
-        merge: update tables with rows of one length in one call. By default on CUDA, where telling their ids apart
-            would wait for the device; the alignment ratio is then counted for all of them together.
+        merge: update tables with rows of one length in one call, which is faster; the alignment ratio is then counted
+            for all of them together. If not, on CUDA a lookup waits for the device, to tell their ids apart.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         output_dtype: SparseType = SparseType.FP32,
         device: torch.device | None = None,
         replicas: dist.ProcessGroup | None = None,
-        merge: bool | None = None,
+        merge: bool = True,
     ) -> None:
         for name, (_, _, location, _) in zip(table_names, specs, strict=True):
             if location not in (EmbeddingLocation.HOST, EmbeddingLocation.DEVICE):
@@ -109,7 +109,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self._columns = [0]
         for table in feature_table_map:
             self._columns.append(self._columns[-1] + specs[table][1])
-        self._slabs = self._cut(self.memory().device.type == "cuda" if merge is None else merge)
+        self._slabs = self._cut(merge)
 
     # Memory -----------------------------------------------------------------------------------------------
 
