@@ -23,7 +23,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torchrec_model import Setting, Table, distributed, everywhere, furthest, run, sharded, train_plainly
 
-from cadam.torchrec import BagSharder, Tables, tables_of
+from cadam.torchrec import BagSharder, Tables, tables_of, versions
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 SUMS = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked")))
@@ -201,6 +201,14 @@ def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
     with pytest.raises(ValueError, match="capturable=True is not supported"):
         BagSharder(cadam.CAdam, capturable=True)
     assert dict(BagSharder(cadam.CAdamW).fused_params["cadam"].options)["weight_decay"] == 0.01
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions.problem() is None
+    monkeypatch.setattr(versions, "_installed", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
+    message = versions.problem()
+    assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
+    assert "pip install torch==2.13.0" in message
 
 
 # The tables by themselves ------------------------------------------------------------------------------------------
