@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test lint unit demo bench clean
+.PHONY: test test-torchrec lint unit demo bench clean
 
 test: lint unit
 
@@ -14,6 +14,10 @@ lint: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(RUN)/python -m pytest -q -n auto
+
+# The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.
+test-torchrec: $(VENV)-torchrec/ready
+	$(VENV)-torchrec/bin/python -m pytest -q tests/test_torchrec_*.py -m "slow or not slow"
 
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
@@ -26,5 +30,11 @@ $(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cada
 	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VENV)-torchrec/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(VENV)-torchrec
+	$(VENV)-torchrec/bin/pip install --quiet --constraint constraints.txt --editable '.[torchrec]' pytest fbgemm-gpu-cpu
+	$(VENV)-torchrec/bin/pip install --quiet --constraint constraints.txt --no-deps torchrec
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrec build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import traceback
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.testing import assert_close
 
 import cadam
 from cadam import clip
+from cadam.optimizer import _check_grad
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)
@@ -218,6 +220,9 @@ def run_fsdp(rank: int) -> None:
                 assert state["step"].item() == STEPS
             shards = sum(p.to_local().numel() for p in model.parameters())
             assert optimizer.alignment().total.seen == STEPS * shards
+            everywhere = optimizer.alignment().over_ranks()
+            assert everywhere.total.seen == STEPS * sum(p.numel() for p in model.parameters())
+            assert sum(ratio.seen for ratio in everywhere.parameters.values()) == everywhere.total.seen
             saved = get_optimizer_state_dict(model, optimizer)
             again = cls(model.parameters(), lr=0.1, weight_decay=0.01, **how)
             set_optimizer_state_dict(model, again, saved)
@@ -300,6 +305,41 @@ def run_sparse_ddp(rank: int) -> None:
     assert optimizer.state[table.weight]["exp_avg"][untouched].eq(0).all()
 
 
+def run_sparse_beside_fsdp(rank: int) -> None:
+    """FSDP2 cannot reduce sparse gradients: a table stays out of it, replicated by DDP, under the same optimizer."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    inside, alone = deepcopy(start), deepcopy(start)
+    fully_shard(inside)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"[Ss]parse"):
+        inside(torch.tensor([1, 7])).sum().backward()
+
+    table, layer = DistributedDataParallel(start[0]), fully_shard(start[1])
+    optimizer = cadam.CAdam([*table.parameters(), *layer.parameters()], lr=0.1)
+    reference = cadam.CAdam(alone.parameters(), lr=0.1)
+    ids = torch.tensor([1, 7, 1, 3])
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        layer(table(ids.chunk(WORLD)[rank])).pow(2).mean().backward()
+        optimizer.step()
+        reference.zero_grad()
+        alone(ids).pow(2).mean().backward()
+        reference.step()
+    assert table.module.weight.grad.is_sparse
+    assert_close(table.module.weight.detach(), alone[0].weight.detach())
+    assert_close(layer.weight.full_tensor().detach(), alone[1].weight.detach())
+
+    # A gradient that gets past FSDP is refused by the optimizer, which says what to use.
+    sharded = distribute_tensor(torch.zeros(4, 2), init_device_mesh("cpu", (WORLD,)), [Shard(0)])
+    assert isinstance(sharded, DTensor)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2))
+    with pytest.raises(RuntimeError, match=r"sparse gradient of a DTensor is not supported; shard tables with"):
+        _check_grad(sharded, sparse, {"differentiable": False}, "group 0, parameter", 0)
+
+
 def run_zero(rank: int) -> None:
     """torch's ZeroRedundancyOptimizer: every process keeps the state of its own share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -322,6 +362,7 @@ def run_zero(rank: int) -> None:
 JOBS = {job.__name__: job for job in (run_ddp, run_dtensor, run_sparse_ddp, run_zero)}
 if hasattr(torch.cpu.Stream, "record_event"):  # fully_shard needs it, and the CPU of torch 2.6 has none
     JOBS["run_fsdp"] = run_fsdp
+    JOBS["run_sparse_beside_fsdp"] = run_sparse_beside_fsdp
 
 
 def worker(rank: int, folder: str) -> None:

@@ -300,6 +300,29 @@ def test_many_sparse_dimensions() -> None:
 # rows.update_ -------------------------------------------------------------------------------------------------
 
 
+def test_a_prepared_update_equals_one_at_a_time() -> None:
+    """Options changed on the way, and gradients of another dtype, count from then on."""
+    table = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    again = table.clone()
+    options = cadam.rows.complete(cadam.CAdam, {"lr": 0.05})
+    state, other = cadam.rows.new_state(table), cadam.rows.new_state(again)
+    prepared = cadam.rows.RowUpdate(table, state, cadam.CAdam, options)
+    for step in range(1, 9):
+        changed = {"lr": 0.05 / step, "weight_decay": 0.1 * (step > 4)}
+        options.update(changed)
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(20, (30,), generator=generator)
+        grads = torch.randn(30, 6, generator=generator, dtype=torch.float64 if step % 3 == 0 else torch.float32)
+        prepared(ids, grads, step=step)
+        cadam.rows.update_(again, other, ids, grads, step=step, **changed)
+    assert torch.equal(table, again)
+    assert all(torch.equal(state[name], other[name]) for name in state)
+    with pytest.raises(IndexError, match="row id 20"):
+        prepared(torch.tensor([20]), torch.zeros(1, 6), step=9)
+    with pytest.raises(ValueError, match="step is counted from 1"):
+        prepared(ids, grads, step=0)
+
+
 def test_update_on_plain_tensors_equals_the_optimizer() -> None:
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(50, 8, generator=generator)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +52,24 @@ class Alignment:
     total: Ratio
     groups: tuple[Ratio, ...]
     parameters: Mapping[str, Ratio]
+
+    def over_ranks(self, group: Any = None) -> Alignment:
+        """The same over all ranks of a process group (by default of all there are); every one of them must call it.
+
+        Counts are added up, so shards count once each; a parameter that every rank holds whole counts once for each
+        rank, which leaves its ratio as it is.
+        """
+        import torch.distributed as dist
+
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, self, group)
+        parameters: dict[str, Ratio] = {}
+        for of_rank in gathered:
+            for name, ratio in of_rank.parameters.items():
+                parameters[name] = parameters.get(name, Ratio(0, 0, 0)) + ratio
+        total = sum((of_rank.total for of_rank in gathered), Ratio(0, 0, 0))
+        groups = zip_longest(*(of_rank.groups for of_rank in gathered), fillvalue=Ratio(0, 0, 0))
+        return Alignment(total, tuple(sum(ratios, Ratio(0, 0, 0)) for ratios in groups), parameters)
 
     def write(self, writer: Writer, step: int, *, tag: str = "alignment", parameters: bool = False) -> None:
         """Write the ratios as scalars: total and groups, with `parameters` also each parameter's."""

@@ -380,6 +380,9 @@ def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], where: st
     if grad.is_sparse and group["differentiable"]:
         raise refuse("differentiable=True does not support sparse gradients")
     if grad.is_sparse and hasattr(param, "to_local"):
-        raise refuse("a sparse gradient of a DTensor is not supported")
+        raise refuse(
+            "a sparse gradient of a DTensor is not supported; shard tables with cadam.torchrec, or replicate them with "
+            "DistributedDataParallel"
+        )
     if hasattr(param, "to_local") != hasattr(grad, "to_local"):
         raise refuse("only one of parameter and gradient is a DTensor")

@@ -1,0 +1,224 @@
+"""Sharders: give one to DistributedModelParallel, and its tables are updated in backward by the chosen optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
+from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, ShardingEnv, ShardingEnv2D, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from ..alignment import Alignment, Ratio
+from ..catalog import CAdam
+from ..optimizer import Optimizer
+from .kernels import BY_TABLE, CHOICE, Choice, PooledLookup, SequenceLookup
+from .tables import Tables
+
+SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise")
+REPLICATED = (DpPooledEmbeddingSharding, DpSequenceEmbeddingSharding)
+POOLED = (TwPooledEmbeddingSharding, CwPooledEmbeddingSharding, RwPooledEmbeddingSharding, DpPooledEmbeddingSharding)
+SEQUENCE = (
+    TwSequenceEmbeddingSharding,
+    CwSequenceEmbeddingSharding,
+    RwSequenceEmbeddingSharding,
+    DpSequenceEmbeddingSharding,
+)
+
+
+class ShardedBags(ShardedEmbeddingBagCollection):
+    """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
+
+    def _create_lookups(self) -> None:
+        for sharding in self._embedding_shardings:
+            _check(sharding, POOLED)
+            rows = isinstance(sharding, RwPooledEmbeddingSharding)
+            self._lookups.append(
+                PooledLookup(
+                    sharding._grouped_embedding_configs,
+                    device=sharding._device,
+                    pg=sharding._env.process_group,
+                    scale_weight_gradients=not isinstance(sharding, REPLICATED),
+                    sharding_type=ShardingType.ROW_WISE if rows else None,
+                    env=sharding._env,
+                )
+            )
+
+    def init_data_parallel(self) -> None:
+        _replicate(zip(self._embedding_shardings, self._lookups, strict=True))
+
+
+class ShardedSequences(ShardedEmbeddingCollection):
+    """TorchRec's sharded EmbeddingCollection with our tables in it."""
+
+    def _create_lookups(self) -> None:
+        for sharding in self._sharding_type_to_sharding.values():
+            _check(sharding, SEQUENCE)
+            self._lookups.append(
+                SequenceLookup(
+                    sharding._grouped_embedding_configs,
+                    pg=sharding._env.process_group,
+                    device=sharding._device,
+                    env=sharding._env,
+                )
+            )
+
+    def init_data_parallel(self) -> None:
+        _replicate(zip(self._sharding_type_to_sharding.values(), self._lookups, strict=True))
+
+
+def _check(sharding: Any, known: tuple[type, ...]) -> None:
+    if not issubclass(type(sharding), known):
+        allowed = ", ".join(SHARDING_TYPES)
+        raise NotImplementedError(f"{type(sharding).__name__} is not supported; sharding types are {allowed}")
+    if isinstance(sharding._env, ShardingEnv2D):
+        raise NotImplementedError("DMPCollection (2D parallelism) is not supported; use DistributedModelParallel")
+
+
+def _replicate(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
+    """Start replicated tables equal on all ranks, as DistributedDataParallel does; they stay so by equal updates."""
+    for sharding, lookup in lookups:
+        if isinstance(sharding, REPLICATED):
+            for tables in _tables(lookup):
+                dist.broadcast(tables.memory(), group=tables.replicas, group_src=0)
+
+
+class _Sharder:
+    """What both sharders do alike."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Always fused; replicated tables go by the name under which TorchRec's planner knows them."""
+        replicated = sharding_type == ShardingType.DATA_PARALLEL.value
+        return [(EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED).value]
+
+
+class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection whose tables `optimizer` updates in backward.
+
+    Args:
+        optimizer: a class of the catalogue.
+        options: its options, such as ``lr``. The learning rate can be scheduled through the ``param_groups`` of the
+            sharded model's ``fused_optimizer``.
+        by_table: update tables one by one, which is slower, and count the alignment ratio of each. By default those
+            with rows of one length are updated and counted together.
+        output_dtype: dtype of the embeddings that a lookup returns (FBGEMM's SparseType); FP32 by default.
+        qcomm_codecs_registry: TorchRec's quantized communication.
+    """
+
+    def __init__(
+        self,
+        optimizer: type[Optimizer] = CAdam,
+        *,
+        by_table: bool = False,
+        output_dtype: Any = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(_fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry)
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedBags:
+        return ShardedBags(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+
+class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
+    """Shards an EmbeddingCollection, which gives a row for each id; arguments as for `BagSharder`.
+
+    `use_index_dedup` sends every id once.
+    """
+
+    def __init__(
+        self,
+        optimizer: type[Optimizer] = CAdam,
+        *,
+        by_table: bool = False,
+        output_dtype: Any = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            _fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry, use_index_dedup
+        )
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedSequences:
+        return ShardedSequences(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup,
+            module_fqn=module_fqn,
+        )
+
+
+def _fused_params(
+    optimizer: type[Optimizer], options: dict[str, Any], by_table: bool, output_dtype: Any
+) -> dict[str, Any]:
+    chosen: dict[str, Any] = {CHOICE: Choice.of(optimizer, options), BY_TABLE: by_table}
+    return chosen if output_dtype is None else {**chosen, "output_dtype": output_dtype}
+
+
+def _tables(lookup: Any) -> Iterator[Tables]:
+    for kernel in lookup._emb_modules:
+        yield kernel.emb_module
+
+
+def tables_of(model: nn.Module) -> Iterator[Tables]:
+    """The tables of this rank, group by group; `model.modules()` does not show them."""
+    for module in model.modules():
+        if isinstance(module, (ShardedBags, ShardedSequences)):
+            for lookup in module._lookups:
+                yield from _tables(lookup)
+
+
+def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:
+    """The alignment ratio on this rank; ``alignment(model).over_ranks()`` is that of all ranks.
+
+    Reading waits for the device, counting never does.
+    """
+    ratios: dict[str, Ratio] = {}
+    for tables in tables_of(model):
+        for name, ratio in tables.alignment(reset=reset).items():
+            ratios[name] = ratios.get(name, Ratio(0, 0, 0)) + ratio
+    total = sum(ratios.values(), Ratio(0, 0, 0))
+    return Alignment(total, (total,), ratios)

@@ -1,0 +1,198 @@
+"""A sharded run that is saved and loaded by any number of ranks, or killed and restarted, ends as one undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+try:
+    import cadam.torchrec
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from torchrec_model import Setting, Table, furthest, run, sharded, train_plainly
+
+from cadam.torchrec import Saved, apply_, changed_rows, checkpoints, load, save, track_changes
+
+BEFORE, AFTER = 8, 8
+TABLES = (*Setting.tables, Table("shops", 11, ("shop",)))
+SETTINGS = {
+    **{name: Setting(name, tables=TABLES) for name in ("table_wise", "row_wise", "column_wise", "data_parallel")},
+    "sequences": Setting("row_wise", sequences=True, tables=TABLES),
+    "amsgrad": Setting("column_wise", optimizer=cadam.CAmsGrad, tables=TABLES),
+}
+RATE = 0.013  # to which the learning rate has come when the run is saved
+
+
+def train_and_save(folder: str) -> None:
+    for name, setting in SETTINGS.items():
+        trainer = sharded(setting)
+        trainer.train(BEFORE)
+        for group in (*trainer.model.fused_optimizer.param_groups, *trainer.dense.param_groups):
+            group["lr"] = RATE
+        save(Path(folder, name), BEFORE, trainer.model, trainer.dense, {"batch": trainer.position})
+
+
+def load_and_train(folder: str) -> dict[str, dict[str, Tensor]]:
+    results = {}
+    for name, setting in SETTINGS.items():
+        trainer = sharded(setting)
+        saved = load(Path(folder, name), trainer.model, trainer.dense)
+        assert saved == Saved(BEFORE, {"batch": BEFORE})
+        trainer.position = saved.position["batch"]
+        trainer.train(AFTER)
+        results[name] = trainer.result()
+    return results
+
+
+def never_stopped(setting: Setting) -> dict[str, Tensor]:
+    return train_plainly(setting, BEFORE + AFTER, slower_from=BEFORE, rate=RATE)
+
+
+def others() -> list[Any]:
+    slow = pytest.mark.slow
+    return [1, 3, pytest.param(2, marks=slow), pytest.param(4, marks=slow)]
+
+
+@pytest.fixture(scope="module")
+def saved_on_two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("saved")
+    run(2, folder / "world", train_and_save, str(folder))
+    return str(folder)
+
+
+@pytest.mark.parametrize("world", others())
+def test_saved_on_two_ranks_and_loaded_on_others(world: int, saved_on_two: str, tmp_path: Path) -> None:
+    found = run(world, tmp_path / "world", load_and_train, saved_on_two)
+    for name, setting in SETTINGS.items():
+        assert furthest(found[name], never_stopped(setting)) < 1e-5, name
+        assert found[name]["shops.step"].item() == BEFORE + AFTER
+
+
+# Interrupted and odd checkpoints -----------------------------------------------------------------------------------
+
+
+def keep_and_refuse(folder: str) -> dict[str, Any]:
+    trainer = sharded(Setting("row_wise"))
+    assert load(folder, trainer.model, trainer.dense) is None
+    for _ in range(3):
+        trainer.train(2)
+        save(folder, trainer.position, trainer.model, trainer.dense, trainer.position)
+    Path(folder, "step-000000000099.partial").mkdir()
+    kept = [path.name for path in checkpoints(folder)]
+    again = sharded(Setting("row_wise"))
+    newest = load(folder, again.model, again.dense)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(folder, 100, trainer.model, trainer.dense, object())
+    same = furthest(again.result(), trainer.result())
+    return {"kept": kept, "newest": newest, "same": same}
+
+
+def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
+    found = run(1, tmp_path / "world", keep_and_refuse, str(tmp_path / "run"))
+    assert found["kept"] == ["step-000000000004", "step-000000000006"]
+    assert found["newest"] == Saved(6, 6)
+    assert found["same"] == 0
+
+
+# A serving copy ----------------------------------------------------------------------------------------------------
+
+
+def serve(sharding: str, sequences: bool) -> tuple[float, float, int, int]:
+    """How far a serving copy is from the tables: without changes, with them; rows that changed in the end, and all."""
+    from torchrec_model import everywhere
+
+    trainer = sharded(Setting(sharding, sequences))
+    with pytest.raises(RuntimeError, match="call track_changes"):
+        changed_rows(trainer.model)
+    track_changes(trainer.model)
+    names = [table.name for table in trainer.setting.tables]
+    copy = {name: trainer.result()[name].clone() for name in names}
+    sent = 0
+    for steps in (3, 2, 1):
+        trainer.train(steps)
+        now = {name: trainer.result()[name] for name in names}
+        stale = furthest(copy, now)
+        changes = [change for of_rank in everywhere(changed_rows(trainer.model)) for change in of_rank]
+        apply_(copy, changes)
+        sent = sum(len(change.rows) for change in changes)
+    total = sum(table.rows for table in trainer.setting.tables)
+    return stale, furthest(copy, now), sent, total
+
+
+def serve_all() -> list[tuple[float, float, int, int]]:
+    kinds = [("table_wise", False), ("row_wise", False), ("column_wise", False), ("data_parallel", False)]
+    return [serve(*kind) for kind in [*kinds, ("row_wise", True)]]
+
+
+def test_changed_rows_bring_a_serving_copy_up_to_date(tmp_path: Path) -> None:
+    for stale, fresh, sent, total in run(2, tmp_path / "world", serve_all):
+        assert stale > 1e-3
+        assert fresh == 0
+        assert 0 < sent < 2 * total
+
+
+def test_a_change_of_an_unknown_table_is_refused() -> None:
+    change = cadam.torchrec.Changed("users", torch.tensor([0]), 0, torch.zeros(1, 2))
+    with pytest.raises(KeyError, match="no table 'users'"):
+        apply_({"goods": torch.zeros(2, 2)}, [change])
+
+
+# Killed ------------------------------------------------------------------------------------------------------------
+
+KILLS, STEPS = 10, 60
+RUN = """
+import json, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch, torch.distributed as dist
+from torchrec_model import Setting, furthest, sharded
+from cadam.torchrec import load, save
+
+folder, kills, steps = Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(1)
+attempt = os.environ["TORCHELASTIC_RUN_ID"] + os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=world)
+trainer = sharded(Setting("row_wise"))
+saved = load(folder / "run", trainer.model, trainer.dense)
+trainer.position = saved.position if saved else 0
+while trainer.position < steps:
+    trainer.train(1)
+    at = trainer.position
+    if at in kills and dist.get_rank() == at % 2 and not (folder / f"killed-{at}").exists():
+        (folder / f"killed-{at}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if at % 4 == 0:
+        save(folder / "run", at, trainer.model, trainer.dense, at)
+result = trainer.result()
+if dist.get_rank() == 0:
+    torch.save(result, folder / "result.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_killed_ten_times(tmp_path: Path) -> None:
+    """torchrun starts all ranks anew when one dies; they go on from the last checkpoint to the same end."""
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    kills = [3 + 5 * i for i in range(KILLS)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [str(script), str(Path(__file__).parent), str(tmp_path), json.dumps(kills), str(STEPS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, f"--max-restarts={KILLS}", *arguments], check=True, timeout=900, env=environment, capture_output=True
+    )
+    assert len(list(tmp_path.glob("killed-*"))) == KILLS
+    result = torch.load(tmp_path / "result.pt")
+    assert furthest(result, train_plainly(Setting("row_wise"), STEPS)) < 1e-5
+    assert result["users.step"].item() == STEPS

@@ -1,0 +1,337 @@
+"""Sharded tables train as one plain process does, for every sharding, optimizer and kind of collection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import FAMILY
+from torch import Tensor, nn
+
+import cadam
+
+try:
+    import cadam.torchrec
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
+from torchrec_model import Setting, Table, distributed, everywhere, furthest, run, sharded, train_plainly
+
+from cadam.torchrec import BagSharder, Tables, tables_of, versions
+
+SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+SUMS = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked")))
+# TorchRec divides a weighted mean by the sum of the weights if rows are sharded, and by the number of ids if not.
+SETTINGS = {
+    f"{sharding} {kind}": Setting(sharding, **how)
+    for sharding in SHARDINGS
+    for kind, how in {
+        "bags": {},
+        "sequences": {"sequences": True},
+        "weighted": {"weighted": True, "tables": SUMS if sharding == "row_wise" else Setting.tables},
+    }.items()
+}
+WIDE = (Table("users", 37, ("user",), width=16), *Setting.tables[1:], Table("shops", 11, ("shop",), width=16))
+
+
+# Where a gradient is zero but for rounding, confidence may decide either way, and the element moves or waits: the seeds
+# here are free of that.
+
+# On two ranks, and for long on one to four -------------------------------------------------------------------------
+
+
+def train(settings: dict[str, Setting], steps: int) -> dict[str, dict[str, Tensor]]:
+    results = {}
+    for name, setting in settings.items():
+        trainer = sharded(setting)
+        trainer.train(steps)
+        results[name] = trainer.result()
+        alignments = everywhere(cadam.torchrec.alignment(trainer.model).over_ranks())
+        assert all(alignment == alignments[0] for alignment in alignments)
+        ratio = alignments[0].total
+        results[name]["alignment"] = torch.tensor([ratio.aligned, ratio.touched, ratio.seen])
+    return results
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = run(2, tmp_path_factory.mktemp("world") / "two", train, SETTINGS, 20)
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_ranks_equal_one_plain_process(name: str, on_two_ranks: dict[str, dict[str, Tensor]]) -> None:
+    found = {k: v for k, v in on_two_ranks[name].items() if k != "alignment"}
+    assert furthest(found, train_plainly(SETTINGS[name], 20)) < 1e-5
+    assert {"users", "users.exp_avg", "users.exp_avg_sq", "users.step", "goods", "linear.weight"} <= set(found)
+    assert found["users.step"].item() == 20
+
+
+@pytest.mark.parametrize("name", ["table_wise bags", "row_wise bags", "column_wise bags", "data_parallel bags"])
+def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, Tensor]]) -> None:
+    """Each shard counts once; copies count once each."""
+    aligned, touched, seen = on_two_ranks[name]["alignment"].tolist()
+    copies = 2 if name.startswith("data") else 1
+    assert seen == copies * 20 * (37 + 50) * 8
+    assert 0 < aligned < touched < seen
+    assert touched % 8 == 0
+
+
+def test_alignment_of_each_table() -> None:
+    made = tables([8, 8], merge=False)
+    ids, offsets, _ = look_up(made, 0)
+    made(ids, offsets).square().sum().backward()
+    assert {name: ratio.seen for name, ratio in made.alignment(reset=True).items()} == {"t0": 80, "t1": 88}
+    assert all(ratio.seen == 0 for ratio in made.alignment().values())
+    assert BagSharder(by_table=True).fused_params["by_table"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_hundreds_of_steps_on_many_ranks(world: int, tmp_path: Path) -> None:
+    for sharding in SHARDINGS:
+        settings = {name: setting for name, setting in SETTINGS.items() if setting.sharding == sharding}
+        for name, found in run(world, tmp_path / sharding, train, settings, 200).items():
+            del found["alignment"]
+            assert furthest(found, train_plainly(settings[name], 200)) < 1e-5, name
+
+
+# On one rank: what does not depend on their number -----------------------------------------------------------------
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "decay": {"options": (("lr", 0.05), ("weight_decay", 0.1))},
+    "decoupled decay": {"optimizer": cadam.CAdamW, "options": (("lr", 0.05), ("weight_decay", 0.1))},
+    "betas": {"options": (("lr", 0.05), ("betas", (0.5, 0.9)), ("eps", 1e-4))},
+    "maximize": {"options": (("lr", 0.01), ("maximize", True))},
+    "rows of different lengths": {"tables": WIDE},
+}
+ALONE = {name: Setting(optimizer=cls, options=(("lr", 0.03),)) for name, cls in FAMILY.items()}
+ALONE.update({name: Setting(**how) for name, how in OPTIONS.items()})
+
+
+def alone() -> dict[str, Any]:
+    results: dict[str, Any] = {"trained": train(ALONE, 20)}
+    trainer = sharded(Setting())
+    trainer.train(5)
+    for group in (*trainer.model.fused_optimizer.param_groups, *trainer.dense.param_groups):
+        group["lr"] = 0.001
+    trainer.train(5)
+    results["slower"] = trainer.result()
+    trainer = sharded(Setting(half=True))
+    trainer.train(20)
+    results["half"] = trainer.result()
+    for name, sharding, sharder in (
+        ("kernel", "row_wise", BagSharder()),
+        ("out of range", "table_wise", BagSharder()),
+    ):
+        try:
+            setting = Setting(sharding)
+            if name == "kernel":
+                refused(setting, sharder)
+            else:
+                trainer = sharded(replace(setting, tables=(Table("users", 37, ("user",)),)))
+                bad = replace(setting, tables=(Table("users", 99, ("user",)),))
+                trainer.setting = bad
+                trainer.train(20)
+        except Exception as error:
+            results[name] = repr(error)
+    return results
+
+
+def refused(setting: Setting, sharder: BagSharder) -> None:
+    from torchrec import EmbeddingBagCollection
+    from torchrec.distributed.types import ShardingEnv
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+    config = EmbeddingBagConfig(name="users", embedding_dim=8, num_embeddings=37, feature_names=["user"])
+    module = EmbeddingBagCollection([config], device=torch.device("meta"))
+    tables = replace(setting, tables=(Table("users", 37, ("user",)),))
+    plan = distributed(module, [sharder], tables).plan
+    parameter = next(iter(plan.plan.values()))["users"]
+    parameter.compute_kernel = "fused_uvm_caching"
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    sharder.shard(module, {"users": parameter}, env, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = run(1, tmp_path_factory.mktemp("world") / "one", alone)
+    return found
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_every_optimizer_and_option(name: str, on_one_rank: dict[str, Any]) -> None:
+    found = {k: v for k, v in on_one_rank["trained"][name].items() if k != "alignment"}
+    assert furthest(found, train_plainly(ALONE[name], 20)) < 1e-5
+
+
+def test_learning_rate_counts_at_once(on_one_rank: dict[str, Any]) -> None:
+    assert furthest(on_one_rank["slower"], train_plainly(Setting(), 10, slower_from=5)) < 1e-5
+    assert furthest(on_one_rank["slower"], train_plainly(Setting(), 10)) > 1e-3
+
+
+def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
+    """Gradients stay in float32, and so do moments: tables are as near to float32 ones as they can be."""
+    found, single = on_one_rank["half"], train_plainly(Setting(), 20)
+    assert found["users"].dtype == torch.bfloat16
+    assert found["users.exp_avg"].dtype == torch.float32
+    for name in ("users", "goods"):
+        difference = (found[name].float() - single[name]).abs()
+        assert difference.mean() < 0.004
+        assert (difference < 0.02).float().mean() > 0.98
+
+
+def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
+    assert "fused_uvm_caching" in on_one_rank["kernel"]
+    assert "set compute_kernels=['fused']" in on_one_rank["kernel"]
+    assert "RuntimeError" in on_one_rank["out of range"]
+
+
+def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
+    with pytest.raises(TypeError, match=r"must be a class of cadam's catalogue.*SGD"):
+        BagSharder(torch.optim.SGD)
+    with pytest.raises(TypeError, match="did you mean 'lr'"):
+        BagSharder(cadam.CAdam, learning_rate=1e-3)
+    with pytest.raises(ValueError, match="capturable=True is not supported"):
+        BagSharder(cadam.CAdam, capturable=True)
+    assert dict(BagSharder(cadam.CAdamW).fused_params["cadam"].options)["weight_decay"] == 0.01
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions.problem() is None
+    monkeypatch.setattr(versions, "_installed", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
+    message = versions.problem()
+    assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
+    assert "pip install torch==2.13.0" in message
+
+
+# The tables by themselves ------------------------------------------------------------------------------------------
+
+HOST = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+
+
+def tables(widths: list[int], merge: bool, pooling: PoolingMode = PoolingMode.SUM) -> Tables:
+    options = cadam.CAdam([torch.zeros(1)], lr=0.1).defaults
+    made = Tables(
+        [(10 + i, width, *HOST) for i, width in enumerate(widths)],
+        cadam.CAdam,
+        dict(options),
+        feature_table_map=list(range(len(widths))),
+        table_names=[f"t{i}" for i in range(len(widths))],
+        pooling_mode=pooling,
+        weights_precision=SparseType.FP32,
+        merge=merge,
+    )
+    torch.manual_seed(0)
+    made.init_embedding_weights_uniform(-1, 1)
+    return made
+
+
+def look_up(made: Tables, step: int, weights: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Bags of 0 to 2 ids for 6 samples of each feature."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 3, (6 * len(made.table_names),), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.randint(0, 10, (int(lengths.sum()),), generator=generator)
+    given = torch.rand(len(ids), generator=generator).requires_grad_() if weights else None
+    return ids, offsets, given
+
+
+@pytest.mark.parametrize("widths", [[8, 8, 8], [8, 8, 4], [4, 8, 8, 4]])
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+def test_tables_updated_together_are_updated_alike(widths: list[int], pooling: PoolingMode) -> None:
+    together, apart = tables(widths, True, pooling), tables(widths, False, pooling)
+    assert len(together._slabs) < len(apart._slabs) == len(widths)
+    for step in range(8):
+        if step == 4:  # as after loading tables of different age
+            for made in (together, apart):
+                made.steps[1] = 100
+        for made in (together, apart):
+            ids, offsets, weights = look_up(made, step, weights=step % 2 == 1)
+            made(ids, offsets, weights).square().sum().backward()
+    assert torch.equal(together.memory(), apart.memory())
+    for name, buffer in apart.flat_state.items():
+        assert torch.equal(together.flat_state[name], buffer)
+    assert together.steps.tolist() == apart.steps.tolist() == [8, 104, *[8] * (len(widths) - 2)]
+
+
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+def test_weights_of_ids_get_their_gradient(pooling: PoolingMode) -> None:
+    made = tables([8, 8], merge=True, pooling=pooling)
+    before = [table.clone() for table in made.by_table(made.memory())]
+    ids, offsets, weights = look_up(made, 3, weights=True)
+    factor = torch.randn(6, 16)
+    (made(ids, offsets, weights) * factor).sum().backward()
+    again = weights.detach().clone().requires_grad_()
+    middle = int(offsets[6])
+    outputs = []
+    for table, part in ((0, slice(0, middle)), (1, slice(middle, None))):
+        lengths = offsets.diff()[6 * table : 6 * table + 6]
+        bag = torch.arange(6).repeat_interleave(lengths)
+        rows = before[table][ids[part]] * again[part].unsqueeze(1)
+        total = torch.zeros(6, 8).index_add(0, bag, rows)
+        outputs.append(total / lengths.clamp(min=1).unsqueeze(1) if pooling == PoolingMode.MEAN else total)
+    (torch.cat(outputs, 1) * factor).sum().backward()
+    torch.testing.assert_close(weights.grad, again.grad)
+
+
+def test_looking_without_gradients_changes_nothing() -> None:
+    made = tables([8], merge=False)
+    before = made.memory().clone()
+    ids, offsets, _ = look_up(made, 0)
+    with torch.no_grad():
+        made(ids, offsets)
+    assert made.steps.tolist() == [0]
+    assert torch.equal(made.memory(), before)
+
+
+def test_tables_refuse_what_they_cannot_do() -> None:
+    made = tables([8], merge=False)
+    ids, offsets, _ = look_up(made, 0)
+    with pytest.raises(NotImplementedError, match="batches of different size"):
+        made(ids, offsets, batch_size_per_feature_per_rank=[[6]])
+    with pytest.raises(ValueError, match="rows must be of one length"):
+        tables([8, 4], merge=False, pooling=PoolingMode.NONE)
+    output = made(ids, offsets)
+    made.weights_host = nn.Parameter(made.weights_host.clone())
+    with pytest.raises(RuntimeError, match="was moved"):
+        output.sum().backward()
+    with pytest.raises(ValueError, match="unknown option 'learning_rate'"):
+        made.update_hyper_parameters({"learning_rate": 1.0})
+
+
+def test_rows_start_anew_for_a_new_owner() -> None:
+    """`reset_embedding_weight_momentum`: of every buffer, of the rows named and of no others."""
+    made = tables([8, 8], merge=False)
+    for step in range(5):
+        ids, offsets, _ = look_up(made, step)
+        made(ids, offsets).square().sum().backward()
+    before = [{k: v.clone() for k, v in state.items()} for state in made.get_optimizer_state()]
+    rows = torch.tensor([2, 5])
+    made.reset_embedding_weight_momentum(rows, torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([0]))
+    after = made.get_optimizer_state()
+    others = [row for row in range(11) if row not in (2, 5)]
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert before[1][name][rows].ne(0).any()
+        assert after[1][name][rows].eq(0).all()
+        assert torch.equal(after[1][name][others], before[1][name][others])
+        assert torch.equal(after[0][name], before[0][name])
+    assert made.by_table(made.memory())[1][rows].eq(0).all()
+
+
+def test_reset_starts_yogi_at_its_accumulator() -> None:
+    options = dict(cadam.CYogi([torch.zeros(1)], initial_accumulator=0.5).defaults)
+    made = Tables([(4, 8, *HOST)], cadam.CYogi, options, feature_table_map=[0], table_names=["t"])
+    made(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()
+    made.reset_embedding_weight_momentum(torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0]))
+    assert made.get_optimizer_state()[0]["exp_avg_sq"].eq(0.5).all()
+
+
+def test_finding_the_tables_of_a_model() -> None:
+    assert list(tables_of(nn.Linear(2, 2))) == []
