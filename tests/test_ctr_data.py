@@ -585,6 +585,16 @@ def test_buckets_of_integers() -> None:
     assert all(bucket(unbucket(category)) == category for category in range(461))
 
 
+def test_integers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
+    def clicks(size: int) -> Generated:
+        return Generated(50, (size, *scaled(0.002)[1:]))
+
+    write(clicks(341), tmp_path / "train.txt")
+    assert preprocess(tmp_path / "train.txt", tmp_path / "cache", min_count=1).bad == 0
+    with pytest.raises(ValueError, match="an integer field has at most 341 ids"):
+        write(clicks(342), tmp_path / "train.txt")
+
+
 def test_hexadecimal_digits() -> None:
     random = np.random.default_rng(0)
     values = np.concatenate([random.integers(2**32, size=1000, dtype=np.uint32), np.uint32([0, 2**32 - 1])])
