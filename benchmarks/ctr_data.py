@@ -27,6 +27,8 @@ BATCH = 10_000
 
 
 def write_file(path: Path, rows: int) -> None:
+    if path.exists():
+        raise FileExistsError(f"{path} is there already: it may be Criteo's own")
     began = time.perf_counter()
     write(Generated(), path, rows)
     report("written", rows, time.perf_counter() - began)

@@ -12,7 +12,7 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue, report, runner
-from cadam.lab.ctr import runs, study, text
+from cadam.lab.ctr import preprocess, runs, study, text
 from cadam.lab.experiment import (
     OWN_DATA,
     REPEAT_SEEDS,
@@ -137,6 +137,29 @@ def test_noise_is_read_in_three_ways() -> None:
     assert any("at an end of the grid" in warning for warning in summary.warnings)
 
 
+def test_a_row_costs_what_its_own_runs_cost() -> None:
+    experiment = catalogue.find("tab-criteo-noise")
+    results = results_of(experiment, Plan("full", 3), lambda c: 5.0 * (c.settings["noise"] > 0 and c.lr == 5e-3))
+    seconds = {row.what: row.seconds for row in experiment.summary(results).rows}
+    for reading in ("lr best on clean data", "default lr 0.001", "lr best on noisy data"):
+        assert seconds[f"{reading}: DNN: CAdam against Adam"] == 2 * 3
+        assert seconds[f"{reading}: mean of the models: CAdam against Adam"] == 2 * 3 * 5
+    assert seconds["lost by noise, mean of the models, lr best on clean data"] == 2 * 2 * 3 * 5
+
+
+def test_only_all_of_criteo_is_the_papers_run() -> None:
+    cell = study.cell(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
+
+    def about(rows: str, lines: int | None) -> str:
+        data = f"Criteo train.txt, all lines, {rows} rows, sha256 0"
+        other = replace(cell, data=data, settings={**cell.settings, "source": "file", "rows": lines})
+        return study._about(Results([Result(other, Outcome({}), COST)]))
+
+    assert about("45,840,617", None) == "On Criteo train.txt, all lines, 45,840,617 rows, sha256 0. "
+    assert about("2,000", None).startswith("Not the paper's run: Criteo train.txt")
+    assert about("145,840,617", None).startswith("Not the paper's run: Criteo train.txt")
+
+
 def test_a_mean_over_models_counts_a_divergence() -> None:
     experiment = catalogue.find("tab-criteo")
     bad = results_of(experiment, Plan("full", 3), lambda c: math.nan if (c.model, c.seed) == ("DCN", 1) else 1.0)
@@ -206,10 +229,24 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert math.isfinite(outcome.metrics["test auc"])
     streamed = study.stream_cells(plan, Results())
     assert {c.condition for c in streamed} == {"stream, as it comes"}
+    monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
+    assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == cell, "it is what read the file that counts"
     text.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
     assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != cell.data
     with pytest.raises(ValueError, match="and what is there is"):
         runs.compute(cell)
+
+
+def test_an_optimizer_that_diverges_everywhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(study.GRIDS, "quick", (1e30,))
+    command = ["reproduce", "stream-criteo", "--rows", "1000", "--jobs", "1", "--store", str(tmp_path)]
+    for _ in range(2):
+        assert cli.main(command) == 1
+        assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
+    assert cli.main(["list", "--store", str(tmp_path)]) == 0
+    assert "stream-criteo: CAdam on DeepFM diverged" in capsys.readouterr().err
 
 
 def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +257,8 @@ def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "there is nothing at" in capsys.readouterr().err
     assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path), store]) == 3
     assert "has no train.txt" in capsys.readouterr().err
+    assert cli.main(["reproduce", "tab-criteo", "--rows", "5", store]) == 2
+    assert "rows must be at least 10" in capsys.readouterr().err
     plan = Plan("quick", 3, "/my data/train.txt", 5000)
     again = report.command(catalogue.find("tab-criteo"), plan)
     assert again == "cadam reproduce tab-criteo --quick --data '/my data/train.txt' --rows 5000"

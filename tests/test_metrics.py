@@ -49,6 +49,15 @@ def test_labels_may_be_any_numbers_that_are_zero_or_not() -> None:
 
 def test_a_score_that_is_no_number_makes_no_auc() -> None:
     assert math.isnan(auc(np.array([1.0, math.nan]), np.array([True, False])))
+    assert math.isnan(auc(np.array([1.0, 2.0, 3.0]), np.array([0, 1, math.nan])))
+    assert math.isnan(log_loss(np.array([1.0, math.nan]), np.array([True, False])))
+    assert math.isnan(log_loss(np.array([1.0, 2.0]), np.array([0, math.nan])))
+
+
+def test_tensors_may_need_gradients_and_be_bfloat16() -> None:
+    scores, labels = torch.tensor([1.0, 3.0, 2.0], requires_grad=True), torch.tensor([0, 1, 1])
+    assert auc(scores, labels) == auc(scores.bfloat16(), labels.bfloat16()) == 1
+    assert log_loss(scores.bfloat16(), labels) == log_loss(scores, labels)
 
 
 def test_scores_and_labels_must_fit() -> None:
@@ -62,12 +71,15 @@ def test_log_loss_of_logits() -> None:
     logits, labels = np.array([0.3, -2.0, 800.0]), np.array([True, False, True])
     p = 1 / (1 + np.exp(-logits[:2]))
     assert log_loss(logits, labels) == pytest.approx((-np.log(p[0]) - np.log(1 - p[1])) / 3)
+    assert log_loss(np.array([math.inf, -math.inf]), np.array([1, 0])) == 0
+    assert log_loss(np.array([math.inf, 0.0]), np.array([0, 0])) == math.inf
 
 
 def test_tensors_of_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device taken for another than the CPU, the same numbers come out."""
     random = np.random.default_rng(2)
     scores, labels = random.normal(size=500).round(1).astype(np.float32), random.random(500) < 0.3
+    scores[:2], labels[:2] = (math.inf, -math.inf), (True, False)
     expected = auc(scores, labels), log_loss(scores, labels)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(metrics, "_alike", lambda *both: tuple(torch.as_tensor(x, device=device) for x in both))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import catalogue, console, palette, report, runner
 from .experiment import Experiment, Plan, Results, Scale
+from .statistics import NoLearningRateError
 from .store import DamagedCellError, Store
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
     plan = plan or experiment.plan(scale or "quick", seeds)
     try:
         return runner.read(store, experiment, plan, console.complain)
-    except OSError as error:  # the user's own data is gone
+    except (OSError, ValueError, RuntimeError, ImportError) as error:  # such as the user's own data, which is gone
         print(f"{experiment.name}: {error}", file=sys.stderr)
         return runner.Request(experiment, plan)
 
@@ -198,18 +199,21 @@ def reproduce(options: argparse.Namespace) -> int:
     if missing:
         print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
         return NO_DATA
-    if own:
+    if own or options.rows:
         try:
             requests[0].experiment.cells(requests[0].plan, Results())  # reads the data, if that was not done yet
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             print(f"cadam reproduce: {error}", file=sys.stderr)
-            return NO_DATA
+            return NO_DATA if own else USAGE
     show = console.live if console.on_terminal() else console.plain
     try:
         with (console.silent if options.quiet or options.json else show)(requests) as tell:
             code = _run(requests, options.store, options.jobs, options.force, tell)
     except PermissionError as error:
         print(f"cadam reproduce: the store cannot be written to: {error}", file=sys.stderr)
+        return FAILED
+    except NoLearningRateError as error:
+        print(f"cadam reproduce: {error}; what is done is stored", file=sys.stderr)
         return FAILED
     if options.json:
         _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])

@@ -21,6 +21,12 @@ from cadam.intervals import t_quantile as t_quantile
 from .experiment import Results, Row
 
 Better = Literal["lower", "higher"]
+
+
+class NoLearningRateError(ValueError):
+    """An optimizer that diverged at every learning rate of its grid."""
+
+
 ONE_SEED = "one seed: no verdict"
 
 
@@ -224,6 +230,6 @@ def choose_lr(arm: str, tuning: Results, metric: str, better: Better) -> Choice:
     }
     usable = {lr: mean for lr, mean in means.items() if math.isfinite(mean)}
     if not usable:
-        raise ValueError(f"{arm} diverged at every learning rate of its grid: {sorted(means)}")
+        raise NoLearningRateError(f"{arm} diverged at every learning rate of its grid: {sorted(means)}")
     sign = 1 if better == "lower" else -1
     return Choice(arm, min(usable, key=lambda lr: (sign * usable[lr], lr)), {**means, **usable})

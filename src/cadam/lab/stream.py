@@ -134,7 +134,7 @@ def compute(cell: Cell) -> Outcome:
     return Outcome(
         {
             "auc": auc(scores[measured].ravel(), truth[measured].ravel()),
-            "log loss": log_loss(scores[measured], truth[measured]),
+            "log loss": log_loss(scores[measured].ravel(), truth[measured].ravel()),
             "alignment": float(np.mean(aligned)),
         },
         {"auc": np.array(by_window), "alignment": np.array(aligned)},

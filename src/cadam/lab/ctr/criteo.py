@@ -58,6 +58,8 @@ class Criteo:
         shape = (self.manifest.rows, len(FIELDS))
         self._ids = torch.from_numpy(np.memmap(self.folder / "ids.i32", np.int32, "c", shape=shape))
         self._labels = torch.from_numpy(np.fromfile(self.folder / "labels.u8", np.uint8))
+        if Manifest.load(self.folder) != self.manifest:  # readers have no lock
+            raise RuntimeError(f"{self.folder} is made anew by another process just now: try again later")
         self._on_device: tuple[torch.device, Tensor, Tensor] = (torch.device("cpu"), self._ids, self._labels)
         self._rows: dict[Part, Tensor] = {}
 

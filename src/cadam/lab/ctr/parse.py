@@ -73,7 +73,7 @@ def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarr
 
 
 _LINE = re.compile(rb"[01](?:\t(?:-?[0-9]{1,9})?){13}(?:\t(?:[0-9a-f]{8})?){26}")
-_INTEGER, _CATEGORY = re.compile(rb"-?[0-9]{1,10}"), re.compile(rb"[0-9a-f]{8}")
+_INTEGER, _CATEGORY = re.compile(rb"(-?)0*([0-9]+)"), re.compile(rb"[0-9a-f]{8}")
 
 
 def what_is_wrong(line: bytes) -> str | None:
@@ -82,7 +82,7 @@ def what_is_wrong(line: bytes) -> str | None:
         return None
     columns = line.split(b"\t")
     if len(columns) != 1 + len(FIELDS):
-        return f"{len(columns)} columns instead of {1 + len(FIELDS)}"
+        return f"{len(columns)} columns instead of {1 + len(FIELDS)}" if line else "it is empty"
     if columns[0] not in (b"0", b"1"):
         return f"the label is {_shown(columns[0])}, not 0 or 1"
     for name, column in zip(FIELDS, columns[1:], strict=True):
@@ -91,9 +91,9 @@ def what_is_wrong(line: bytes) -> str | None:
         if name in CATEGORIES:
             if not _CATEGORY.fullmatch(column):
                 return f"{name} is {_shown(column)}, not 8 hexadecimal digits"
-        elif not _INTEGER.fullmatch(column):
+        elif not (integer := _INTEGER.fullmatch(column)):
             return f"{name} is {_shown(column)}, not an integer"
-        elif abs(int(column)) > LARGEST:
+        elif len(integer[2]) > 10 or not -LARGEST - 1 <= int(integer[1] + integer[2]) <= LARGEST:
             return f"{name} is {_shown(column)}, beyond 32 bits"
     return None
 
@@ -141,7 +141,7 @@ def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
     import pyarrow
     from pyarrow import csv
 
-    types = {"label": pyarrow.uint8(), **dict.fromkeys(INTEGERS, pyarrow.int32())}
+    types = {"label": pyarrow.binary(1), **dict.fromkeys(INTEGERS, pyarrow.int32())}
     types |= dict.fromkeys(CATEGORIES, pyarrow.binary(8))
     try:
         table = csv.read_csv(
@@ -152,10 +152,11 @@ def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
         ).combine_chunks()
     except pyarrow.ArrowInvalid:
         return None
-    labels = table.column("label")
-    if labels.null_count or (len(table) and labels.to_numpy().max() > 1):
+    label = table.column("label").combine_chunks()
+    labels = np.frombuffer(label.buffers()[1], np.uint8)[label.offset : label.offset + len(label)] - ord("0")
+    if label.null_count or (labels > 1).any():
         return None
-    columns = table.columns[: 1 + len(INTEGERS)]
+    columns = [pyarrow.array(labels), *table.columns[1 : 1 + len(INTEGERS)]]
     for name in CATEGORIES:
         column = table.column(name).combine_chunks()
         values, good = hexadecimal(_texts(column))

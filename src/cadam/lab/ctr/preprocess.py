@@ -9,7 +9,8 @@ source's sha256 in tokens/_common_metadata. ids.i32 is a flat file because a shu
 from anywhere: memory-mapped it needs no more memory than the system can spare, which no row group of Parquet allows.
 
 Each finished piece is written under another name, synced, renamed, and then entered in manifest.json in the same way,
-so that whatever ends the process leaves a folder from which the next run goes on.
+so that whatever ends the process leaves a folder from which the next run goes on. One process at a time works on a
+folder; once it is complete, any number of them read it, without a lock and without the right to write there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,17 +34,20 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..code import files, meaning
 from ..experiment import Array
 from .fields import FIELDS, INTEGERS, offsets
 from .parse import BadLine, parse, require_pyarrow
-from .split import PARTS, folds
+from .split import FOLDS, PARTS, folds
 
 if TYPE_CHECKING:
     import pyarrow
 
 CHUNK = 32 << 20
+LONGEST = 1 << 20
+"""Bytes of a line, beyond which this is no such text: it would be read whole."""
 MIN_COUNT = 10
-FORMAT = 1
+FORMAT = 2
 FIRST_FEW = 5
 
 Stage = Literal["read", "count", "encode"]
@@ -77,6 +82,10 @@ class Manifest:
     source: str
     bytes: int
     modified: int
+    sample: str
+    """A hash of pieces of the source: its time alone does not tell every change."""
+    made_by: str
+    """A hash of the code that reads the text."""
     wanted: int | None
     min_count: int
     format: int = FORMAT
@@ -108,12 +117,15 @@ class Manifest:
         path = folder / "manifest.json"
         if not path.exists():
             return None
-        content = json.loads(path.read_bytes())
-        if content.get("format") != FORMAT:
-            return None
-        chunks = [Chunk(**chunk) for chunk in content.pop("chunks")]
-        first_bad = [BadLine(**line) for line in content.pop("first_bad")]
-        return cls(**content, chunks=chunks, first_bad=first_bad)
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                return None
+            chunks = [Chunk(**chunk) for chunk in content.pop("chunks")]
+            first_bad = [BadLine(**line) for line in content.pop("first_bad")]
+            return cls(**content, chunks=chunks, first_bad=first_bad)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged, delete {folder}: {error}") from error
 
 
 def preprocess(
@@ -127,15 +139,22 @@ def preprocess(
     tell: Tell = lambda stage, share, rows: None,
 ) -> Manifest:
     """Bring a folder up to date with a source, or with its first `rows` lines; what is there already is kept."""
-    require_pyarrow()
     if rows is not None and rows < 10:
         raise ValueError(f"rows must be at least 10, got {rows}")
+    found = _found(source, folder, rows, min_count)
+    if found is not None and found.complete and _whole(folder, found):
+        if strict:
+            _refuse(found)
+        return found
+    require_pyarrow()
     folder.mkdir(parents=True, exist_ok=True)
     workers = workers or min(4, 1 + (os.cpu_count() or 1))  # one waits for the disk while the others compute
     with _alone(folder), ThreadPoolExecutor(workers) as pool:
         manifest = _begin(source, folder, rows, min_count)
         if strict:
             _refuse(manifest)
+        if not _whole(folder, manifest):
+            manifest.encoded = 0
         if manifest.complete:
             return manifest
         if manifest.sha256 is None:
@@ -143,6 +162,9 @@ def preprocess(
         if manifest.rows < 10:
             raise ValueError(f"{source}: {manifest.rows} good rows are too few{_report(manifest)}")
         labels = _labels(folder, manifest)
+        clicks = int(labels.sum())
+        if not FOLDS <= clicks <= len(labels) - FOLDS:
+            raise ValueError(f"{source}: {clicks} clicks in {len(labels)} rows: the {FOLDS} folds need both kinds each")
         fold_of = folds(labels)
         if manifest.vocabulary is None:
             _count(folder, manifest, np.isin(fold_of, PARTS["train"]), pool, tell)
@@ -153,23 +175,63 @@ def preprocess(
 
 def _begin(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest:
     """The manifest of a folder that was begun from this source, else an empty one and an empty folder."""
+    found = _found(source, folder, rows, min_count)
+    if found is not None:
+        return found
+    (folder / "manifest.json").unlink(missing_ok=True)  # first: it must never speak of what is gone
+    for name in ("tokens", "bad", "vocabulary"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir()
+    for name in ("ids.i32", "labels.u8", "bad-lines.tsv"):
+        (folder / name).unlink(missing_ok=True)
+    fresh = _fresh(source, rows, min_count)
+    fresh.save(folder)
+    return fresh
+
+
+def _found(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest | None:
+    """The manifest of a folder that was begun from this source and can be gone on with. Complete, it needs neither
+    the source nor the code that made it."""
     found = Manifest.load(folder)
     if not source.exists():
         if found is not None and found.complete and (found.wanted, found.min_count) == (rows, min_count):
             return found
         raise FileNotFoundError(f"there is no {source}, and no complete cache of it in {folder}")
+    if found is None:
+        return None
+    fresh = _fresh(source, rows, min_count)
+    same = ["bytes", "modified", "sample", "wanted", "min_count", *([] if found.complete else ["made_by"])]
+    return found if all(getattr(found, name) == getattr(fresh, name) for name in same) else None
+
+
+def _fresh(source: Path, rows: int | None, min_count: int) -> Manifest:
     status = source.stat()
-    fresh = Manifest(source.name, status.st_size, status.st_mtime_ns, rows, min_count)
-    same = ("bytes", "modified", "wanted", "min_count")
-    if found is not None and all(getattr(found, name) == getattr(fresh, name) for name in same):
-        return found
-    for name in ("tokens", "bad", "vocabulary"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir()
-    for name in ("ids.i32", "labels.u8", "bad-lines.tsv", "manifest.json"):
-        (folder / name).unlink(missing_ok=True)
-    fresh.save(folder)
-    return fresh
+    return Manifest(source.name, status.st_size, status.st_mtime_ns, _sample(source), made_by(), rows, min_count)
+
+
+def _sample(source: Path, pieces: int = 64, size: int = 4096) -> str:
+    """A hash of pieces from all over a file, its begin and its end among them."""
+    total = hashlib.sha256()
+    with source.open("rb") as file:
+        last = max(0, file.seek(0, os.SEEK_END) - size)
+        for number in range(pieces):
+            file.seek(last * number // (pieces - 1))
+            total.update(file.read(size))
+    return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def made_by() -> str:
+    """A hash of the code that makes a folder."""
+    modules = [f"cadam.lab.ctr.{name}" for name in ("fields", "parse", "preprocess", "split")]
+    code = b"".join(meaning(path) for module in modules for path in files(module))
+    return hashlib.sha256(code).hexdigest()[:12]
+
+
+def _whole(folder: Path, manifest: Manifest) -> bool:
+    """Are the files there that rows are read from, as long as they must be?"""
+    sizes = {"ids.i32": 4 * len(FIELDS) * manifest.rows, "labels.u8": manifest.rows}
+    return all((folder / name).exists() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
 def _refuse(manifest: Manifest) -> None:
@@ -224,6 +286,7 @@ def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: Th
     _write_metadata(folder, manifest)
     _write_bad_lines(folder, manifest)
     manifest.save(folder)
+    shutil.rmtree(folder / "bad")  # not before the manifest says that all was read: a run that goes on would miss them
     tell("read", 1.0, manifest.rows)
 
 
@@ -248,16 +311,19 @@ def _pieces(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, float]]:
     with source.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        text = _Unpacked(gzip.GzipFile(fileobj=file), manifest) if packed else file
+        text = _Unpacked(gzip.GzipFile(fileobj=file), source, manifest) if packed else file
         while piece := text.read(CHUNK):
-            yield piece + text.readline(), min(1.0, file.tell() / max(1, manifest.bytes))
+            end = text.readline(LONGEST)
+            if len(end) == LONGEST:
+                raise ValueError(f"{source} has a line of more than {LONGEST:,} bytes: it is not of Criteo's format")
+            yield piece + end, min(1.0, file.tell() / max(1, manifest.bytes))
 
 
 class _Unpacked:
     """A gzipped text. One that ends early is read up to there, which the manifest notes."""
 
-    def __init__(self, file: gzip.GzipFile, manifest: Manifest) -> None:
-        self.file, self.manifest = file, manifest
+    def __init__(self, file: gzip.GzipFile, source: Path, manifest: Manifest) -> None:
+        self.file, self.source, self.manifest = file, source, manifest
 
     def read(self, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -266,8 +332,8 @@ class _Unpacked:
             size -= len(piece)
         return b"".join(pieces)
 
-    def readline(self) -> bytes:
-        return self._tried(self.file.readline, -1)
+    def readline(self, size: int) -> bytes:
+        return self._tried(self.file.readline, size)
 
     def _tried(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
@@ -276,6 +342,8 @@ class _Unpacked:
             note = "the gzip stream ends early; what it has up to there was read"
             self.manifest.notes[:] = [note]
             return b""
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{self.source}: the gzip stream is damaged: {error}") from error
 
 
 def _end_of_line(text: bytes, number: int) -> int:
@@ -320,7 +388,6 @@ def _write_bad_lines(folder: Path, manifest: Manifest) -> None:
             for part in sorted((folder / "bad").glob("*.tsv")):
                 with part.open("rb") as lines:
                     shutil.copyfileobj(lines, file)
-    shutil.rmtree(folder / "bad")
 
 
 # count ---------------------------------------------------------------------------------------------------------

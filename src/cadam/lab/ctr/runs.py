@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,20 +74,19 @@ def generated(rows: int, most_ids: int | None, drift: str) -> Generated:
 
 @lru_cache(maxsize=1)
 def own(path: str, rows: int | None) -> Criteo:
-    """Criteo's file, or its first lines; read into numbers on first use. Processes open it one after the other."""
+    """Criteo's file, or its first lines; read into numbers on first use."""
     from .command import Progress
-    from .criteo import Criteo, cache_folder, find_source
+    from .criteo import Criteo
 
-    folder = cache_folder(find_source(Path(path)), rows, None)
-    with (folder / "opening").open("w") if folder.exists() else nullcontext() as turn:
-        if turn is not None:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-        return Criteo(path, rows, tell=Progress())
+    return Criteo(path, rows, tell=Progress())
 
 
-def reading_code() -> str:
-    """A hash of the code that reads Criteo's file. Cells on generated clicks do not depend on it."""
-    return fingerprint(tuple(f"cadam.lab.ctr.{module}" for module in ("criteo", "parse", "preprocess", "split")))[:12]
+def read_by(criteo: Criteo) -> str:
+    """A hash of the code that read Criteo's file, and of that which reads what is kept of it.
+
+    Cells on generated clicks do not depend on it.
+    """
+    return f"{criteo.manifest.made_by} {fingerprint(('cadam.lab.ctr.criteo', 'cadam.lab.ctr.split'))[:12]}"
 
 
 def clicks_of(cell: Cell) -> Clicks:

@@ -22,6 +22,8 @@ from .fields import FIELDS, INTEGERS, OOV, offsets
 from .generator import Generated
 
 CHUNK = 50_000
+MOST_INTEGERS = 341
+"""Ids of an integer field: the smallest integer of the last one has eight digits."""
 _EMPTY = 20
 """The purpose of the random bits that say which fields are left empty."""
 
@@ -46,6 +48,8 @@ def write(
 
     `tell` hears how many are written.
     """
+    if max(clicks.vocabulary[: len(INTEGERS)]) > MOST_INTEGERS:
+        raise ValueError(f"an integer field has at most {MOST_INTEGERS} ids in this format, got {clicks.vocabulary}")
     rows = clicks.rows if rows is None else min(rows, clicks.rows)
     cpu, start = torch.device("cpu"), 0
     with _open(path) as file:

@@ -4,8 +4,7 @@ Two readings. `read_table` learns from one shuffled epoch and then predicts vali
 the rows in the order of time, predicts each batch first and then learns from it. On CUDA a graph holds the whole
 step, from making the batch to the update of the tables; on the CPU the same functions are called one by one.
 
-Matrix products on CUDA are TF32 by default: inputs rounded to 11 bits, sums in float32. Logits in bfloat16 would
-have so few values that predictions tie, and ties cost more AUC than optimizers differ by.
+Matrix products on CUDA are TF32 by default: inputs rounded to 11 bits, sums in float32.
 """
 
 from __future__ import annotations
