@@ -185,7 +185,10 @@ def test_a_command_that_cannot_be_meant_says_why(
 
 
 def test_a_run_that_diverges_fails_and_says_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     write_jsonl(tmp_path / "a.jsonl", table(2000))
@@ -194,4 +197,6 @@ def test_a_run_that_diverges_fails_and_says_where(
     error = capsys.readouterr().err
     assert "the model has diverged" in error
     assert "failed at" in error
-    assert not list((tmp_path / "state").glob("checkpoint-*"))
+    assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # from before the first event
+    assert run(*data, "--lr", 0.01) == 0  # with another learning rate it goes on from there
+    assert "the learning rate was 1e+38 until here and is 0.01 from now on" in caplog.text

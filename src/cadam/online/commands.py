@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import open_source
 from .sources.uri import FORMS
+
+logger = logging.getLogger("cadam.online")
 
 DONE, FAILED, USAGE = 0, 1, 2
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
@@ -99,11 +102,12 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
         learner, source = prepare(options)
-    except (ValueError, RuntimeError, FileNotFoundError, ImportError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
         return USAGE
     try:
         with stopping(learner):
+            begin(learner, options)
             learner.run(source, events=options.events)
     except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
         print(f"cadam run: failed at {learner.events:,} events: {error}", file=sys.stderr)
@@ -141,9 +145,18 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         set_aside=options.set_aside,
         reports=_reports(options),
     )
-    if options.take_over and not learner.resume():
-        learner.take_over(options.take_over)
     return learner, source
+
+
+def begin(learner: Learner, options: argparse.Namespace) -> None:
+    """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
+    if learner.resume():
+        for group in learner.optimizer.param_groups:
+            if group["lr"] != options.lr:
+                logger.warning("the learning rate was %g until here and is %g from now on", group["lr"], options.lr)
+                group["lr"] = options.lr
+    elif options.take_over:
+        learner.take_over(options.take_over)
 
 
 def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
@@ -200,8 +213,9 @@ def stopping(learner: Learner) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         for signalled, handler in before.items():
             signal.signal(signalled, handler)
-        print(f"\n{signal.Signals(number).name}: finishing the batch", file=sys.stderr)
         learner.stop()
+        # Not by print: the signal may have come in the middle of one.
+        os.write(2, f"\n{signal.Signals(number).name}: finishing the batch\n".encode())
 
     for number in before:
         signal.signal(number, stop)
