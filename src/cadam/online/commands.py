@@ -22,6 +22,8 @@ import cadam
 
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
+from .metrics import KINDS, StreamMetrics
+from .progress import Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import open_source
@@ -89,6 +91,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
     parser.add_argument("--events", type=int, metavar="N", help="stop after so many in all")
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
+    parser.add_argument(
+        "--metrics", metavar="A,B", help=f"beside the log loss, per window, decayed and in all: {', '.join(KINDS)}"
+    )
+    parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events of a window (default: 10000)")
     parser.add_argument("--set-aside", type=Path, metavar="FILE", help="for events that cannot be used")
     parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
@@ -128,6 +134,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
     model = build()
     if not isinstance(model, nn.Module):
@@ -138,6 +145,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         getattr(module, "loss", nn.functional.binary_cross_entropy_with_logits),
         horizon=options.horizon,
         unmatched=options.unmatched,
+        metrics=metrics,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         keep=options.keep,
@@ -190,6 +198,15 @@ def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
         raise UsageError(f"no optimizer {name!r}; there are {names}")
     made: cadam.Optimizer = family[name.lower()](model.named_parameters(), lr=lr)
     return made
+
+
+def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:
+    if options.metrics is None:
+        return []
+    kinds = [kind.strip().replace("-", " ") for kind in options.metrics.split(",")]
+    if "gauc" in kinds and schema.user is None:
+        raise UsageError("--metrics gauc: the schema names no user")
+    return [StreamMetrics(options.window, kinds=kinds)]
 
 
 def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
