@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from cadam.cli import main
 from cadam.intervals import Interval
@@ -100,6 +101,50 @@ def test_arms_start_alike_and_meet_the_same_events(place: Path) -> None:
     adam, other = (runs.compute(cell(place, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
     assert adam.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=1e-6)
     assert np.array_equal(adam.curves["user impressions"], other.curves["user impressions"])
+
+
+RANDOM = """
+import random
+import numpy as np
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(1000, 1)
+        self.table.weight.data[:] = torch.from_numpy(np.random.normal(size=(1000, 1))) * random.random()
+
+    def forward(self, user, item):
+        return torch.nn.functional.dropout(self.table(item), 0.5, self.training).squeeze(1)
+
+def build():
+    return Model()
+"""
+
+
+def test_a_model_that_draws_from_any_generator_starts_and_learns_alike(place: Path) -> None:
+    (place / "model.py").write_text(RANDOM)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    first, second = runs.compute(cell(place)), runs.compute(cell(place))
+    assert first.metrics == second.metrics
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert runs.compute(cell(place, seed=1)).metrics != first.metrics
+
+
+def test_labels_that_are_no_clicks_are_refused(place: Path) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    pq.write_table(pa.table({**table, "click": [0.5 * c for c in table["click"]]}), place / "clicks.parquet")
+    with pytest.raises(ValueError, match=r"labels must be 0 or 1 for GAUC and AUC; there is 0\.5"):
+        runs.compute(cell(place))
+
+
+def test_arms_that_did_not_meet_the_same_events_are_no_comparison() -> None:
+    def short(result: Result) -> Result:
+        metrics = {**result.outcome.metrics, **({"events": 4799.0} if result.cell.optimizer == "CAdam" else {})}
+        return replace(result, outcome=replace(result.outcome, metrics=metrics))
+
+    assert "As it is: not comparable" in study.summary(STUDY, Results([short(r) for r in everything(0.02)])).verdict
 
 
 def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
@@ -321,7 +366,7 @@ def command(place: Path, *more: str) -> list[str]:
 
 
 def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = command(place, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item")
+    arguments = command(place, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item", "--events", "1500")
     assert main(arguments) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "SGDM GAUC" in output

@@ -39,7 +39,7 @@ def redis_stream(server: Server) -> str:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "redis"])
-@pytest.mark.parametrize("kills", [pytest.param(4, id="4"), pytest.param(50, id="50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(kind: str, kills: int, tmp_path: Path) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:

@@ -171,6 +171,68 @@ def test_a_model_that_refuses_everything_or_has_diverged_is_an_error() -> None:
         ours.learn(events(8, first=8))
 
 
+def test_a_batch_of_nothing_but_poison_is_set_aside_once_the_model_has_worked(tmp_path: Path) -> None:
+    ours = learner(set_aside=tmp_path / "aside.jsonl")
+
+    def bad(first: int, count: int) -> Events:
+        batch = events(count, first=first)
+        batch.features["item"][:] = 10**6
+        return batch
+
+    assert np.isnan(ours.learn(bad(0, 1))).all()  # a single event says nothing of the model
+    ours.learn(events(8, first=1))
+    ours.learn(bad(9, 1))
+    ours.learn(bad(10, 300))
+    ours.learn(events(8, first=310))
+    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (16, 302)
+    assert len((tmp_path / "aside.jsonl").read_text().splitlines()) == 302
+    with pytest.raises(RuntimeError, match="refused 1001 events in a row; the model refused it: IndexError"):
+        ours.learn(bad(400, 1001))
+
+
+def test_any_exception_of_the_model_at_one_event_sets_that_event_aside() -> None:
+    class Choosy(Small):
+        def forward(self, user, item, price):  # type: ignore[no-untyped-def]
+            {0: "known"}[int((item == 7).sum())]
+            return super().forward(user, item, price)
+
+    ours, batch = learner(Choosy()), events(32)
+    batch.features["item"][:] = 3
+    batch.features["item"][5] = 7
+    ours.learn(batch)
+    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (31, 1)
+
+
+def test_labels_and_times_that_are_not_finite_are_set_aside(tmp_path: Path) -> None:
+    ours = learner(set_aside=tmp_path / "aside.jsonl", horizon=50)
+    batch = events(20)
+    batch.labels[3], batch.time[4], batch.time[5] = math.inf, math.nan, math.inf
+    ours.learn(batch)
+    ours.predict(events(20, first=20, labels=False))
+    numbers = ours.metrics()
+    assert (numbers["learned"], numbers["set aside"], numbers["pending"]) == (17, 3, 20)
+    assert math.isfinite(numbers["log loss"])
+    assert ours.clock == 29.5
+    text = (tmp_path / "aside.jsonl").read_text()
+    assert [f"its {what}" in text for what in ("label is inf", "time is nan", "time is inf")] == [True] * 3
+
+
+def test_the_horizon_passes_with_events_that_bring_their_labels_too() -> None:
+    ours = learner(horizon=50)
+    ours.observe([10**6], [1])
+    ours.predict(events(10, labels=False))
+    ours.learn(events(10, first=100))
+    assert (ours.metrics()["expired"], ours.metrics()["strange labels"]) == (10, 1)
+
+
+def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None:
+    ours = learner()
+    ours.observe([3], [1])
+    ours.learn(events(8))
+    assert (ours.metrics()["learned"], ours.metrics()["repeated labels"]) == (8, 1)
+    assert not ours.pending.early
+
+
 def test_wrong_use_names_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="unmatched"):
         learner(unmatched="forget")
@@ -240,6 +302,47 @@ def test_what_was_set_aside_after_the_checkpoint_is_set_aside_once(tmp_path: Pat
     assert (len(lines), len(set(lines)), again.metrics()["set aside"]) == (2, 2, 2)
 
 
+def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> None:
+    class Crashing(Replayed):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            yield from super().__iter__()
+            raise KeyboardInterrupt
+
+    def ours(name: str) -> Learner:
+        return learner(build(), checkpoint=tmp_path / name, log=tmp_path / f"{name}-log", log_rows=30)
+
+    batches = [events(20, seed=n, first=20 * n) for n in range(8)]
+    batches[1].features["item"][7] = 10**6
+    crashed = ours("crashed")
+    with pytest.raises(KeyboardInterrupt):
+        crashed.run(Crashing(batches[:4]))
+    crashed.close()
+    assert len(files(tmp_path / "crashed-log")) == 2
+    resumed, whole = ours("crashed").run(Replayed(batches)), ours("whole").run(Replayed(batches))
+    assert weights(resumed) == weights(whole)
+    assert files(tmp_path / "crashed-log") == files(tmp_path / "whole-log")
+    aside = [(tmp_path / name / "set-aside.jsonl").read_text() for name in ("crashed", "whole")]
+    assert aside[0] == aside[1]
+    assert aside[0].count("\n") == 1
+
+
+def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = learner(checkpoint=tmp_path)
+    monkeypatch.setattr(ours, "resume", lambda: bool(ours.stop()))
+    ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
+    assert ours.events == 20
+
+
+def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    ours = learner(checkpoint=tmp_path)
+    ours.run(Replayed([events(20)]))
+    ours.close()
+    model = build()
+    other = Learner(model, cadam.Adam(model.named_parameters()), ours.loss, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="a learner with CAdam, here is Adam"):
+        other.run(Replayed([]))
+
+
 def test_the_log_has_every_prediction_once(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -281,8 +384,11 @@ def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(tmp_path: Path, 
     if damage == "header":
         content[40] ^= 1
     path.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
-    with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
-        learner(checkpoint=tmp_path).resume()
+    for _ in range(2):  # at every attempt: it never starts anew by itself
+        again = learner(checkpoint=tmp_path)
+        with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
+            again.run(Replayed([]))
+        again.close()
 
 
 def test_two_learners_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -52,6 +52,7 @@ def events(count: int, users: int, levels: int = 0, seed: int = 0) -> Events:
     return (np.floor(scores * levels) / levels if levels else scores), labels, user
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([-1.5, -0.0, 0.0, 0.25, 7.0]), st.booleans(), st.integers(-(2**63), 2**63 - 1)),
@@ -122,6 +123,7 @@ def fed(metrics: StreamMetrics, made: Events, sizes: list[int]) -> StreamMetrics
     return metrics
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 300), max_size=12))
 def test_batches_do_not_matter(sizes: list[int]) -> None:
     made = events(2000, 30, levels=8)
@@ -243,6 +245,19 @@ def test_metrics_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path, named: bool)
     learner(second, checkpoint=tmp_path).run(Batches(named))
     assert first.results() != whole.results()
     assert second.results() == whole.results()
+
+
+def test_only_what_is_asked_for_is_given() -> None:
+    metrics = StreamMetrics(5, kinds=["gauc", "calibration"])
+    metrics.update(*events(10, 3))
+    assert {name.partition("/")[0] for name in metrics.results()} == {
+        "events", "gauc by impressions", "gauc by user", "users of both classes", "users of one class", "calibration",
+        "click rate",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no metric auroc; there are auc, gauc"):
+        StreamMetrics(kinds=["auroc"])
+    with pytest.raises(ValueError, match="gauc needs to know the users"):
+        StreamMetrics(kinds=["gauc"]).update(*events(10, 3)[:2])
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,7 +21,7 @@ from online_streams import Replayed, build, events, learner, table
 from test_online_sources import write_jsonl, write_parquet
 
 from cadam import cli
-from cadam.online import Console, Prometheus, Scalars
+from cadam.online import Console, Prometheus, Scalars, measure, recompute
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'online_model.py'}:build"
@@ -167,6 +168,8 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
         ({"--every": "0"}, "checkpoint_every must be at least 1"),
+        ({"--metrics": "auroc"}, "no metric auroc; there are auc, gauc"),
+        ({"--metrics": "auc", "--window": "0"}, "window must be at least 1"),
     ],
 )
 def test_a_command_that_cannot_be_meant_says_why(
@@ -184,8 +187,50 @@ def test_a_command_that_cannot_be_meant_says_why(
     assert message in capsys.readouterr().err
 
 
-def test_a_run_that_diverges_fails_and_says_where(
+def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(1000))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--batch-size", 50, "--metrics", "gauc,auc,log-loss,calibration")
+    shown = []
+    for name, stops in (("whole", [1000]), ("stopped", [350, 1000])):
+        for stop in stops:
+            more = ("--checkpoint", tmp_path / name, "--log", tmp_path / f"{name}-log", "--events", stop)
+            assert run(*data, *more, "--window", 500) == 0
+            out = capsys.readouterr().out
+        shown.append({m[1]: float(m[2]) for m in re.finditer(r"(?m)^([a-z ]+/[a-z ]+?)  +([-.e\d]+|nan)$", out)})
+    assert shown[0] == shown[1]
+    afterwards = recompute(tmp_path / "stopped-log")
+    for name in ("log loss", "calibration"):
+        assert shown[0][f"{name}/total"] == pytest.approx(afterwards[name], rel=1e-5)
+    log = pq.read_table(tmp_path / "whole-log").to_pydict()
+    last = measure(*(np.array(log[name][500:]) for name in ("score", "label", "user")))
+    for name in ("auc", "gauc by impressions", "gauc by user"):
+        assert shown[0][f"{name}/window"] == pytest.approx(last[name], rel=1e-5)
+
+
+def test_labels_that_a_metric_cannot_take_are_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", {**table(100), "click": np.full(100, 0.5)})
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
+    assert run(*data, "--checkpoint", tmp_path / "a") == 0
+    assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 1
+    assert "labels must be 0 or 1 for gauc, auc; there is 0.5" in capsys.readouterr().err
+    schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    more = ("--schema", tmp_path / "schema.json", "--metrics", "gauc")
+    assert run(*data, "--checkpoint", tmp_path / "c", *more) == 2
+    assert "--metrics gauc: the schema names no user" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_fails_and_says_where(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     write_jsonl(tmp_path / "a.jsonl", table(2000))
@@ -194,4 +239,6 @@ def test_a_run_that_diverges_fails_and_says_where(
     error = capsys.readouterr().err
     assert "the model has diverged" in error
     assert "failed at" in error
-    assert not list((tmp_path / "state").glob("checkpoint-*"))
+    assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # from before the first event
+    assert run(*data, "--lr", 0.01) == 0  # with another learning rate it goes on from there
+    assert "the learning rate was 1e+38 until here and is 0.01 from now on" in caplog.text

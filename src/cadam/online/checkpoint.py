@@ -182,19 +182,27 @@ class Checkpoints:
         return path
 
     def newest(self) -> tuple[Path, Any] | None:
-        """The newest good checkpoint, None if there is none; a damaged one is put aside with a message.
+        """The newest good checkpoint, None if there is none; damaged ones after it are put aside with a message.
 
-        If there are checkpoints and none is good, that is an error: to start anew must be somebody's decision.
+        If there are checkpoints and none is good, that is an error, and they stay where they are, so that it is one at
+        every attempt: to start anew must be somebody's decision.
         """
         files = self.files()
+        damaged: list[Path] = []
         for path in reversed(files):
             try:
-                return path, read(path)
+                tree = read(path)
             except DamagedCheckpointError as error:
                 logger.error("damaged checkpoint, the one before it is used: %s", error)
-                os.replace(path, path.with_name(f"{path.name}.damaged"))
+                damaged.append(path)
+                continue
+            for other in damaged:
+                os.replace(other, other.with_name(f"{other.name}.damaged"))
+            return path, tree
         if files:
-            raise DamagedCheckpointError(f"none of the {len(files)} checkpoints in {self.folder} is good")
+            raise DamagedCheckpointError(
+                f"none of the {len(files)} checkpoints in {self.folder} is good: move them away to start anew"
+            )
         return None
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -21,10 +22,14 @@ import cadam
 
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
+from .metrics import KINDS, StreamMetrics
+from .progress import Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import open_source
 from .sources.uri import FORMS
+
+logger = logging.getLogger("cadam.online")
 
 DONE, FAILED, USAGE = 0, 1, 2
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
@@ -86,6 +91,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
     parser.add_argument("--events", type=int, metavar="N", help="stop after so many in all")
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
+    parser.add_argument(
+        "--metrics", metavar="A,B", help=f"beside the log loss, per window, decayed and in all: {', '.join(KINDS)}"
+    )
+    parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events of a window (default: 10000)")
     parser.add_argument("--set-aside", type=Path, metavar="FILE", help="for events that cannot be used")
     parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
@@ -99,11 +108,12 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
         learner, source = prepare(options)
-    except (ValueError, RuntimeError, FileNotFoundError, ImportError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
         return USAGE
     try:
         with stopping(learner):
+            begin(learner, options)
             learner.run(source, events=options.events)
     except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
         print(f"cadam run: failed at {learner.events:,} events: {error}", file=sys.stderr)
@@ -124,6 +134,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
     model = build()
     if not isinstance(model, nn.Module):
@@ -134,6 +145,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         getattr(module, "loss", nn.functional.binary_cross_entropy_with_logits),
         horizon=options.horizon,
         unmatched=options.unmatched,
+        metrics=metrics,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         keep=options.keep,
@@ -141,9 +153,18 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         set_aside=options.set_aside,
         reports=_reports(options),
     )
-    if options.take_over and not learner.resume():
-        learner.take_over(options.take_over)
     return learner, source
+
+
+def begin(learner: Learner, options: argparse.Namespace) -> None:
+    """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
+    if learner.resume():
+        for group in learner.optimizer.param_groups:
+            if group["lr"] != options.lr:
+                logger.warning("the learning rate was %g until here and is %g from now on", group["lr"], options.lr)
+                group["lr"] = options.lr
+    elif options.take_over:
+        learner.take_over(options.take_over)
 
 
 def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
@@ -179,6 +200,15 @@ def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
     return made
 
 
+def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:
+    if options.metrics is None:
+        return []
+    kinds = [kind.strip().replace("-", " ") for kind in options.metrics.split(",")]
+    if "gauc" in kinds and schema.user is None:
+        raise UsageError("--metrics gauc: the schema names no user")
+    return [StreamMetrics(options.window, kinds=kinds)]
+
+
 def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
     reports: list[Callable[[Learner], None]] = [] if options.quiet else [Console()]
     if options.tensorboard:
@@ -200,8 +230,9 @@ def stopping(learner: Learner) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         for signalled, handler in before.items():
             signal.signal(signalled, handler)
-        print(f"\n{signal.Signals(number).name}: finishing the batch", file=sys.stderr)
         learner.stop()
+        # Not by print: the signal may have come in the middle of one.
+        os.write(2, f"\n{signal.Signals(number).name}: finishing the batch\n".encode())
 
     for number in before:
         signal.signal(number, stop)

@@ -26,6 +26,8 @@ logger = logging.getLogger("cadam.online")
 Loss = Callable[[Tensor, Tensor], Tensor]
 Unmatched = Literal["drop", "negative"]
 UNSCORED = 1000  # so many events in a row without a finite score are the model's fault
+FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
+NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
 Stream = Iterable["Events | Labels | Batch | None"]
 
 
@@ -93,7 +95,7 @@ class Learner:
         self.clock, self.last_time = -math.inf, math.nan
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
         self._saved_when, self._unsaved = time.monotonic(), False
-        self.started, self.resumed_at = time.time(), 0
+        self.started, self.resumed, self.resumed_at = time.time(), False, 0
         self._ready: list[Columns] = []  # labelled, to be learnt from
         self._waiting_to_learn = 0
         self._alignment: dict[str, Ratio] = {}  # counted before the last resume
@@ -112,6 +114,7 @@ class Learner:
         scores, columns = self._predict(events)
         columns.pop("label", None)
         self._wait(columns)
+        self._expired(self.pending.expire(self.clock))
         self._learn()
         return scores
 
@@ -152,16 +155,13 @@ class Learner:
     def _take_events(self, events: Events) -> Array:
         scores, columns = self._predict(events)
         known = ~np.isnan(columns["label"]) if "label" in columns else np.zeros(len(columns["id"]), dtype=bool)
-        if known.all() and len(known):
-            self.pending.finish(columns["id"].tolist())
-            self._settle(columns, files.LABEL)
-            return scores
         if known.any():
-            labelled = {name: values[known] for name, values in columns.items()}
+            labelled = columns if known.all() else {name: values[known] for name, values in columns.items()}
             self.pending.finish(labelled["id"].tolist())
             self._settle(labelled, files.LABEL)
-        columns.pop("label", None)
-        self._wait({name: values[~known] for name, values in columns.items()})
+        if not known.all():
+            self._wait({name: values[~known] for name, values in columns.items() if name != "label"})
+        self._expired(self.pending.expire(self.clock))
         return scores
 
     def _predict(self, events: Events) -> tuple[Array, Columns]:
@@ -174,11 +174,15 @@ class Learner:
         columns.setdefault("time", numbers.astype(np.float64))
         columns["score"] = scores
         self.events += count
-        if count:
-            self.last_time = float(columns["time"].max())
-            self.clock = max(self.clock, float(np.median(columns["time"])))
-        usable = np.isfinite(scores)
-        self.unscored = 0 if usable.any() else self.unscored + count
+        scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
+        if timed.any():
+            known = columns["time"][timed]
+            self.last_time = float(known.max())
+            self.clock = max(self.clock, float(np.median(known)))
+        self.unscored = 0 if scored.any() else self.unscored + count
+        usable = scored & timed
+        if "label" in columns:  # nan: not known yet
+            usable &= ~np.isinf(columns["label"])
         if not usable.all():
             self._refuse(columns, np.flatnonzero(~usable), failed)
             columns = {name: values[usable] for name, values in columns.items()}
@@ -189,31 +193,36 @@ class Learner:
         return scores, columns
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
-        """Scores, nan where the model refused the event; and why it did."""
+        """Scores, nan where the model refused the event; and why it did.
+
+        A model that refuses all of its first events is wrong itself; later, `UNSCORED` in a row say so.
+        """
         self.model.eval()
         try:
             with torch.no_grad():
                 return self._forward(events.features, len(events)).cpu().numpy(), {}
-        except (IndexError, ValueError, RuntimeError) as error:
-            if len(events) <= 1:
-                raise
+        except NOT_THE_EVENTS:
+            raise
+        except Exception as error:
             whole = error
         scores, failed = np.full(len(events), np.nan, dtype=np.float32), {}
-        halves = [slice(0, len(events) // 2), slice(len(events) // 2, len(events))]
+        halves = [slice(0, len(events))]
         while halves:  # one event may spoil a batch: look for it, half by half
             half = halves.pop()
             try:
                 with torch.no_grad():
                     part = {name: values[half] for name, values in events.features.items()}
                     scores[half] = self._forward(part, half.stop - half.start).cpu().numpy()
-            except (IndexError, ValueError, RuntimeError) as error:
+            except NOT_THE_EVENTS:
+                raise
+            except Exception as error:
                 middle = (half.start + half.stop) // 2
                 if middle == half.start:
                     failed[half.start] = f"the model refused it: {type(error).__name__}: {error}"
                 else:
                     halves += [slice(half.start, middle), slice(middle, half.stop)]
-        if len(failed) == len(events):
-            raise whole  # not the events are to blame
+        if len(failed) == len(events) > 1 and self.unscored == self.events:
+            raise whole
         return scores, failed
 
     def _forward(self, features: Columns, count: int) -> Tensor:
@@ -229,16 +238,19 @@ class Learner:
         return torch.from_numpy(values).to(self._device)
 
     def _refuse(self, columns: Columns, rows: Array, failed: Mapping[int, str]) -> None:
-        """Set aside events without a finite score; if it is the model that is no longer finite, that is an error."""
-        if len(rows) == len(columns["id"]):
+        """Set aside events whose score, time or label is not finite; where the model is to blame, that is an error."""
+        if self.unscored:
             self._check_finite()
+        if self.unscored > UNSCORED and failed:
+            raise RuntimeError(f"the model refused {self.unscored} events in a row; {failed[max(failed)]}")
         if self.unscored > UNSCORED:
             raise FloatingPointError(f"the model has diverged: {self.unscored} events in a row have no finite score")
         poison = []
         for row in rows.tolist():
-            event = {name.removeprefix(FEATURE): values[row].tolist() for name, values in columns.items()}
+            event = {name.removeprefix(FEATURE): _shown(values[row]) for name, values in columns.items()}
             text = str(event)
-            reason = failed.get(row, f"its score is {columns['score'][row]}")
+            wrong = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
+            reason = failed.get(row, f"its {wrong} is {columns[wrong][row]}")
             poison.append(Poison(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
         self._put_aside(poison)
 
@@ -328,12 +340,16 @@ class Learner:
         """
         if self.checkpoints is not None and not hasattr(source, "load_state_dict"):
             raise TypeError(f"{type(source).__name__} has no state_dict and load_state_dict, so it cannot be resumed")
-        if not self.events:
-            self.resume()
-        self._source, self.stopped, self._saved_when = source, False, time.monotonic()
+        self.stopped = False
+        new = not self.events and not self.resumed and not self.resume()
+        self._source, self._saved_when = source, time.monotonic()
         if self._position is not None:
             source.load_state_dict(self._position)  # type: ignore[attr-defined]
             self._position = None
+        if self.log is not None:
+            self.log.check()
+        if new and self.checkpoints is not None:
+            self.save()  # a crash from here on finds where log and set-aside file began
         self.started, self.resumed_at = time.time(), self.events
         if events is None or self.events < events:
             for batch in source:
@@ -410,6 +426,7 @@ class Learner:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer's name": type(self.optimizer).__name__,
             "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._position,
             "pending": self.pending.state_dict(),
             "ready": concatenated(self._ready) if self._ready else {},
@@ -425,6 +442,9 @@ class Learner:
         """Go on from a state. Files written since are taken back to where they were."""
         if len(state["metrics"]) != 1 + len(self.own_metrics):
             raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
+        name, here = state["optimizer's name"], type(self.optimizer).__name__
+        if name != here:
+            raise ValueError(f"the state is of a learner with {name}, here is {here}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.pending.load_state_dict(state["pending"])
@@ -462,6 +482,7 @@ class Learner:
             return False
         path, state = found
         self.load_state_dict(state)
+        self.resumed = True
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
@@ -490,6 +511,11 @@ class Learner:
 
 
 _COUNTS = ("events", "learned", "steps", "poisoned", "unscored", "clock", "last_time", "saves")
+
+
+def _shown(value: Any) -> Any:
+    """A value of a column for people: as Python has it."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _random_state() -> dict[str, Any]:

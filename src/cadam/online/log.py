@@ -48,9 +48,13 @@ class PredictionLog:
             self.fresh = True
         self.part, self.waiting, self.parts_waiting, self.lost = 0, 0, [], 0  # type: int, int, list[Columns], int
 
-    def add(self, columns: Columns, outcome: int) -> None:
+    def check(self) -> None:
+        """That the folder is this run's."""
         if not self.fresh:
             raise FileExistsError(f"{self.folder} has the log of another run: resume that run, or log elsewhere")
+
+    def add(self, columns: Columns, outcome: int) -> None:
+        self.check()
         count = len(columns["score"])
         kept = {name: values for name, values in columns.items() if not name.startswith(FEATURE)}
         kept["outcome"] = np.full(count, outcome, dtype=np.int8)

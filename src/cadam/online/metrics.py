@@ -13,7 +13,7 @@ Scores are logits, labels 0 or 1, users whole numbers or text (slower). What is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,6 +31,14 @@ RANKED = ("auc", "gauc by impressions", "gauc by user")
 """Metrics that compare events with each other."""
 SUMMED = ("log loss", "normalised entropy", "calibration", "click rate")
 """Metrics that follow from sums over events."""
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "auc": ("auc",),
+    "gauc": ("gauc by impressions", "gauc by user", "users of both classes", "users of one class"),
+    "log loss": ("log loss",),
+    "normalised entropy": ("normalised entropy",),
+    "calibration": ("calibration", "click rate"),
+}
+"""What one may ask for, and the metrics it stands for."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,14 @@ def _codes(user: Array) -> tuple[Any, Array]:
     return lambda code: names[code], code.astype(np.int64)
 
 
+def clicks(labels: Array, for_what: str) -> Array:
+    """Labels as booleans; an error if they are anything but 0 and 1."""
+    other = labels[(labels != 0) & (labels != 1)]
+    if len(other):
+        raise ValueError(f"labels must be 0 or 1 for {for_what}; there is {other[0]:g}")
+    return labels.astype(bool)
+
+
 # One stretch of events -----------------------------------------------------------------------------------------
 
 
@@ -166,7 +182,8 @@ class Sums:
 
 def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[str, float]:
     """Every metric over these events, exactly. Without users there is no GAUC."""
-    ranked = {"auc": auc(np.asarray(scores), np.asarray(labels))}
+    labels = clicks(np.asarray(labels), "these metrics")
+    ranked = {"auc": auc(np.asarray(scores), labels)}
     if users is not None:
         within = user_auc(scores, labels, users)
         ranked |= {
@@ -203,9 +220,16 @@ class StreamMetrics:
 
     `half_life`, in events, is how far back a window counts half in the decayed metrics; by default ten windows. AUC
     and GAUC of windows are averaged by their events; a window in which they do not exist (one class) is left out.
+    `kinds` says which are wanted, by the names in `KINDS`; by default all.
     """
 
-    def __init__(self, window: int = 10_000, half_life: float | None = None) -> None:
+    def __init__(
+        self, window: int = 10_000, half_life: float | None = None, kinds: Sequence[str] = tuple(KINDS)
+    ) -> None:
+        unknown = [kind for kind in kinds if kind not in KINDS]
+        if unknown or not kinds:
+            raise ValueError(f"no metric {', '.join(unknown) or 'is named'}; there are {', '.join(KINDS)}")
+        self.kinds = tuple(kinds)
         if window < 1:
             raise ValueError(f"window must be at least 1 event, got {window}")
         if half_life is not None and not half_life > 0:
@@ -220,7 +244,9 @@ class StreamMetrics:
 
     def update(self, scores: Array, labels: Array, users: Array | None = None, time: Array | None = None) -> None:
         """Take in events in the order they were predicted."""
-        columns = _columns(scores, labels, users, time)
+        columns = _columns(scores, labels, users, time, for_what=", ".join(self.kinds))
+        if "gauc" in self.kinds and "users" not in columns and self.kinds != tuple(KINDS):
+            raise ValueError("gauc needs to know the users, and the events have none")
         if self._held and set(columns) != set(self._held):
             raise ValueError(f"this stream has {', '.join(self._held)}; now it came with {', '.join(columns)}")
         held = {name: np.concatenate([self._held[name], new]) if self._held else new for name, new in columns.items()}
@@ -249,7 +275,8 @@ class StreamMetrics:
 
     def results(self) -> dict[str, float]:
         """Numbers by name, as `auc/window`: metric and stretch. The total counts the unfinished window too."""
-        return dict(self._results())
+        wanted = {"events", "time", *(name for kind in self.kinds for name in KINDS[kind])}
+        return {name: value for name, value in self._results() if name.partition("/")[0] in wanted}
 
     def _results(self) -> Iterator[tuple[str, float]]:
         unfinished = Sums.of(self._held["scores"], self._held["labels"]) if self._held else Sums()
@@ -289,17 +316,14 @@ class StreamMetrics:
         self._means = {name: list(numbers) for name, numbers in state["means"].items()}
 
 
-def _columns(scores: Array, labels: Array, users: Array | None, time: Array | None) -> dict[str, Array]:
+def _columns(scores: Array, labels: Array, users: Array | None, time: Array | None, for_what: str) -> dict[str, Array]:
     """The events as arrays of one length; an error names what does not fit."""
     given = {"scores": scores, "labels": labels, "users": users, "time": time}
     columns = {name: np.asarray(values) for name, values in given.items() if values is not None}
     lengths = {name: column.shape for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or columns["scores"].ndim != 1:
         raise ValueError(f"scores, labels, users and time must be of one length, got {lengths}")
-    label = columns["labels"]
-    if not ((label == 0) | (label == 1)).all():
-        raise ValueError("labels must be 0 or 1")
-    columns["labels"] = label.astype(bool)
+    columns["labels"] = clicks(columns["labels"], for_what)
     if "users" in columns and columns["users"].dtype.kind not in "iuOU":
         raise TypeError(f"users must be whole numbers or text, got {columns['users'].dtype}")
     return columns

@@ -120,8 +120,11 @@ class Pending:
         return mask
 
     def finish(self, ids: list[Key]) -> None:
-        """Remember events that had their labels with them."""
+        """Remember events that had their labels with them; one that came before them has nothing left to wait for."""
         self.done.add(ids, True)
+        if self.early:
+            before = [key for key in ids if self.early.pop(key, None) is not None]
+            self.counts.repeated_labels += len(before)
 
     def add(self, columns: Columns, clock: float) -> None:
         """Let new events wait."""
@@ -245,7 +248,10 @@ class Pending:
             "rows": self._rows(places) if self.size else {},
             "head": self.head,
             "place": _table(self.place),
-            "arrivals": [list(arrival) for arrival in self.arrivals],
+            "arrivals": {
+                "clock": np.array([clock for clock, _ in self.arrivals], dtype=np.float64),
+                "end": np.array([end for _, end in self.arrivals], dtype=np.int64),
+            },
             "done": self.done.state_dict(),
             "early": _table(self.early) if self.early else None,
             "counts": vars(self.counts).copy(),
@@ -263,7 +269,8 @@ class Pending:
                 self.ring[name][places % self.size] = values
             self.tail += count
         self.place = _dict(state["place"])
-        self.arrivals = deque((clock, end) for clock, end in state["arrivals"])
+        arrivals = state["arrivals"]
+        self.arrivals = deque(zip(arrivals["clock"].tolist(), arrivals["end"].tolist(), strict=True))
         self.done.load_state_dict(state["done"])
         early = _dict(state["early"]) if state["early"] else {}
         self.early = {key: (label, clock) for key, (label, clock) in early.items()}

@@ -57,8 +57,13 @@ class Console:
                 self.next *= 2
 
     def end(self, learner: Learner) -> None:
-        """The last line, and the alignment of each parameter."""
+        """The last line, the metrics that were asked for, and the alignment of each parameter."""
         self._line(learner)
+        numbers = {name: value for metric in learner.own_metrics for name, value in metric.results().items()}
+        if numbers:
+            width = max(map(len, numbers)) + 2
+            lines = (f"{name:<{width}}{value:.6g}" for name, value in numbers.items())
+            print("", *lines, sep="\n", file=self.stream, flush=True)
         alignment = learner.alignment()
         if alignment:
             total = sum(alignment.values(), Ratio(0, 0, 0))

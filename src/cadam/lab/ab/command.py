@@ -59,6 +59,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
     if not isinstance(schema, Schema):
         raise ValueError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    if options.data.partition(":")[2] == "-":
+        raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")

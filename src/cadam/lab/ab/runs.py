@@ -7,7 +7,9 @@ has learnt before it is measured; only the rest is measured, as a whole, user by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +22,7 @@ from cadam.online import drift
 from cadam.online.commands import load, optimizer_of
 from cadam.online.events import Array
 from cadam.online.learner import Learner, Loss
-from cadam.online.metrics import measure, user_auc
+from cadam.online.metrics import clicks, measure, user_auc
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
@@ -40,7 +42,7 @@ class Recorder:
 
     def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
         whose = np.zeros(len(scores), dtype=np.int64) if users is None else users
-        self.parts.append({"scores": scores, "labels": labels > 0, "users": whose})
+        self.parts.append({"scores": scores, "labels": clicks(labels, "GAUC and AUC"), "users": whose})
 
     def results(self) -> Mapping[str, float]:
         return {"recorded": float(sum(len(part["scores"]) for part in self.parts))}
@@ -116,28 +118,43 @@ def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, An
     return source
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """All that a model may draw from, at its start and in training, begins at a seed; as it was before, afterwards."""
+    before = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
 def compute(cell: Cell) -> Outcome:
     """Run an arm along the stream, or along its tuning part."""
     settings = cell.settings
     given = subject(cell)
     parts = Parts.of(given.events, settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(cell.seed)
-        model = given.build()
-    optimizer = optimizer_of(cell.optimizer, model, cell.lr)
     recorder = Recorder()
-    learner = Learner(model, optimizer, given.loss, metrics=[recorder])
+    source = planted(given.source, given.fields, settings, parts)
     try:
-        source = planted(given.source, given.fields, settings, parts)
-        learner.run(source, events=parts.tuning if settings["tuning"] else parts.events)
-        learner.finish()
+        with seeded(cell.seed):
+            model = given.build()
+            optimizer = optimizer_of(cell.optimizer, model, cell.lr)
+            learner = Learner(model, optimizer, given.loss, metrics=[recorder])
+            learner.run(source, events=parts.tuning if settings["tuning"] else parts.events)
+            learner.finish()
     except FloatingPointError:  # it diverged
         nothing = np.full(settings["blocks"], math.nan)
         return Outcome(dict.fromkeys((*METRICS, "alignment"), math.nan), dict.fromkeys(BY_BLOCK, nothing))
     scores, labels, users = (recorder.column(name) for name in ("scores", "labels", "users"))
     if settings["tuning"]:
-        half = len(scores) // 2  # how it learns from scratch is not how it will do later
-        return Outcome(measure(scores[half:], labels[half:], users[half:]))
+        # How it learns from scratch is not how it will do later. The last batch may reach beyond the part.
+        half = slice(parts.tuning // 2, parts.tuning)
+        return Outcome(measure(scores[half], labels[half], users[half]))
     start = Parts.of(len(scores), settings).start
     measured = scores[start:], labels[start:], users[start:]
     within = user_auc(*measured)

@@ -152,11 +152,13 @@ class Evidence:
 
 
 def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
-    """From results in the same order of seeds; None if a run diverged.
+    """From results in the same order of seeds; None if a run diverged, wholly or so that it lost events.
 
     Blocks in which the metric does not exist (one class) are left out; a single user gives no interval over users.
     """
     if not all(math.isfinite(result.outcome.metrics[metric]) for result in (*arm, *baseline)):
+        return None
+    if len({result.outcome.metrics["events"] for result in (*arm, *baseline)}) > 1:
         return None
     by_block = (arm.curve(metric) - baseline.curve(metric)).mean(0)
     by_block = by_block[np.isfinite(by_block)]

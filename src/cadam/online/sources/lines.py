@@ -15,12 +15,13 @@ from typing import Any, Literal
 from ..events import Batch, Poison
 from ..schema import KEPT, Schema
 from .record import json_record
-from .source import check_state
+from .source import check_state, digest
 
 logger = logging.getLogger("cadam.online")
 
 Format = Literal["csv", "jsonl"]
 READ = 1 << 18
+KNOWN_BY = 4096  # bytes before the position, by which a file is known again
 
 
 class LinesSource:
@@ -120,7 +121,10 @@ class LinesSource:
             self.offset += size
             self.line += 1
             if self.format == "csv" and self.fields is None:
-                self.fields = text.decode(errors="replace").strip().lstrip("\ufeff").split(",")
+                self.fields = next(csv.reader([text.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
+                missing = [name for name in self.schema.features if name not in self.fields]
+                if missing:
+                    raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
                 continue
             if not text.strip():
                 continue
@@ -149,7 +153,9 @@ class LinesSource:
         return dict(zip(self.fields, values, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        fields = {"fields": self.fields} if self.fields is not None else {}
+        fields: dict[str, Any] = {"fields": self.fields} if self.fields is not None else {}
+        if not self.pipe:
+            fields["before"] = digest(self.path, self.offset - KNOWN_BY, self.offset)
         return {"source": self.format, "offset": self.offset, "line": self.line, **fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -162,4 +168,6 @@ class LinesSource:
             return
         if os.path.getsize(self.path) < state["offset"]:
             raise ValueError(f"{self.path} is shorter than the position, byte {state['offset']}: is it another file?")
+        if digest(self.path, state["offset"] - KNOWN_BY, state["offset"]) != state["before"]:
+            raise ValueError(f"{self.path} is not what it was before the position, byte {state['offset']}")
         self.offset, self.line = state["offset"], state["line"]

@@ -14,9 +14,10 @@ import numpy as np
 from ..events import Array, Batch, Poison
 from ..log import NEEDS
 from ..schema import Schema
-from .source import check_state
+from .source import check_state, digest
 
 CHUNK = 64  # batches converted at one go
+KNOWN_BY = 65_536  # bytes at the end of a file, where Parquet says what is in it, by which it is known again
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,13 @@ class ParquetSource:
                 self.chunk, self.batch = self.chunk + 1, 0
             self._next()
         except (OSError, pa.ArrowException) as error:
-            if self.follow and time.time() - path.stat().st_mtime < self.settled:
+            size, changed = (path.stat().st_size, path.stat().st_mtime) if path.exists() else (0, 0.0)
+            if self.follow and time.time() - changed < self.settled:
                 yield None  # somebody may still be writing it
                 time.sleep(self.poll)
                 return
             rest = f"from chunk {self.chunk} of {self.batch_size * CHUNK} rows on" if self.chunk else "all of it"
-            poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", path.stat().st_size)
+            poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", size)
             self._next()
             yield Batch(poison=[poison])
 
@@ -160,12 +162,26 @@ class ParquetSource:
             "done": list(self.done),
             "chunk": self.chunk,
             "batch": self.batch,
+            "begun": self._begun(),
         }
+
+    def _begun(self) -> str | None:
+        """What the file that is being read is known by; None between files, or if it is gone."""
+        if not (self.queue and (self.chunk or self.batch)):
+            return None
+        path = self._full(self.queue[0])
+        if not path.exists():
+            return None
+        size = path.stat().st_size
+        return digest(path, size - KNOWN_BY, size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state(state, source="parquet", batch_size=self.batch_size)
         self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
         self.chunk, self.batch = state["chunk"], state["batch"]
+        if state["begun"] is not None and self._begun() != state["begun"]:
+            path = self._full(self.queue[0])
+            raise ValueError(f"{path} is not the file that was being read: the position in it means nothing now")
 
 
 def _plain(column: Any) -> Array | list[Any]:

@@ -58,6 +58,7 @@ class RedisSource:
         self.patience, self.longest, self.poll, self.retry = patience, longest, poll, retry
         self.position = "0-0"
         self._looked_at = False
+        self._gaps = 0
 
     def __iter__(self) -> Iterator[Batch | None]:
         """Batches; None while there is nothing new, or no server."""
@@ -69,6 +70,8 @@ class RedisSource:
             try:
                 self._look_for_gap()
                 page = self._page(last, min(PAGE, self.batch_size - len(held)))
+                if page and last != "0-0":
+                    self._look_for_trimming(last)
             except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError) as error:
                 if not away:
                     logger.error("Redis is away, waiting for it: %s", error)
@@ -123,7 +126,31 @@ class RedisSource:
                     begins,
                     self.position,
                 )
+            newest: Any = self.client.xrevrange(self.stream, count=1)
+            if newest and _order(newest[0][0].decode()) < _order(self.position):
+                logger.error(
+                    "the newest entry of the stream %s is %s, older than the position %s: it is another stream, or has "
+                    "lost entries, and those up to the position are not read",
+                    self.stream,
+                    newest[0][0].decode(),
+                    self.position,
+                )
         self._looked_at = True
+
+    def _look_for_trimming(self, last: str) -> None:
+        """After a page: say so if the stream may have been cut between it and the entry read before it."""
+        first: Any = self.client.xrange(self.stream, count=1)
+        if first and _order(first[0][0].decode()) <= _order(last):
+            return
+        before, self._gaps = self._gaps, self._gaps + 1
+        if before.bit_length() != self._gaps.bit_length():  # at 1, 2, 4, 8...
+            logger.warning(
+                "the stream %s was cut past entry %s, the last one read: entries after it may be removed unread; "
+                "the stream is trimmed faster than it is learnt from (seen %d times)",
+                self.stream,
+                last,
+                self._gaps,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"source": "redis", "stream": self.stream, "position": self.position}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..events import Batch, Events, Labels
@@ -18,6 +20,13 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def digest(path: str | Path, start: int, end: int) -> str:
+    """A hash of some bytes of a file, to know it again by."""
+    with open(path, "rb") as file:
+        file.seek(max(start, 0))
+        return hashlib.sha256(file.read(end - max(start, 0))).hexdigest()
 
 
 def check_state(state: Mapping[str, Any], **expected: Any) -> None:
