@@ -391,7 +391,7 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
         (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
-        (["--model", "nowhere.py:build"], "'nowhere.py:build' should be a file and a function in it"),
+        (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),
     ],
 )

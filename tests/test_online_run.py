@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -161,7 +162,8 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--model": "nowhere.py:build"}, "should be a file and a function"),
+        ({"--model": "nowhere.py:build"}, "nowhere.py does not exist"),
+        ({"--model": "build"}, "should be a file and a function"),
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
         ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
         ({"--data": "ftp://x"}, "is no source"),
@@ -224,6 +226,27 @@ def test_labels_that_a_metric_cannot_take_are_an_error_that_names_it(
     more = ("--schema", tmp_path / "schema.json", "--metrics", "gauc")
     assert run(*data, "--checkpoint", tmp_path / "c", *more) == 2
     assert "--metrics gauc: the schema names no user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": np.array([f"u{n}" for n in range(20)])}, "none of 20 events could be used; their reasons are in"),
+        ({"click": np.array([None] * 20)}, "20 events came, and no label that was waited for"),
+        ({name: np.array([]) for name in table(1)}, "there were no events"),
+    ],
+)
+def test_a_stream_from_which_nothing_was_learnt_is_a_failure(
+    change: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", {**table(20), **change})
+    assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet") == 1
+    assert f"nothing was learnt: {message}" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_fails_and_says_where(

@@ -46,7 +46,7 @@ SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a s
 
 exit codes:
   0  the stream has ended, or the run was stopped; the same command goes on from there
-  1  it failed; what was saved before stays
+  1  it failed, or the stream ended and nothing was learnt; what was saved before stays
   2  the command was not understood
 """
 
@@ -120,10 +120,26 @@ def run(options: argparse.Namespace) -> int:
         return FAILED
     finally:
         learner.close()
+    useless = _useless(learner)
+    if useless and not learner.stopped:
+        print(f"cadam run: {useless}", file=sys.stderr)
+        return FAILED
     if not options.quiet:
         why = "stopped" if learner.stopped else "the stream has ended" if options.events is None else "done"
         print(f"{why} at {learner.events:,} events; the state is in {options.checkpoint}", file=sys.stderr)
     return DONE
+
+
+def _useless(learner: Learner) -> str | None:
+    """Why nothing was learnt from a stream that has ended, if nothing was."""
+    if learner.learned:
+        return None
+    if learner.poisoned and not learner.events:
+        where = "" if learner.set_aside is None else f"; their reasons are in {learner.set_aside.path}"
+        return f"nothing was learnt: none of {learner.poisoned:,} events could be used{where}"
+    if learner.events:
+        return f"nothing was learnt: {learner.events:,} events came, and no label that was waited for"
+    return "nothing was learnt: there were no events"
 
 
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
@@ -171,8 +187,10 @@ def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
     """The module and the function that FILE:FUNCTION names."""
     file, _, name = place.rpartition(":")
     path = Path(file)
-    if not file or not path.is_file():
+    if not file:
         raise UsageError(f"{place!r} should be a file and a function in it, as in model.py:build")
+    if not path.is_file():
+        raise UsageError(f"{file} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} is not a Python file")

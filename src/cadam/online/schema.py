@@ -345,7 +345,8 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
         return _text(value, kind)
     if isinstance(value, str):
         if not text:
-            raise UnusableError(f"text {value[:40]!r}, not a number")
+            advice = "; the schema can say name:text" if kind.name == "integer" else ""
+            raise UnusableError(f"text {value[:40]!r}, not a number{advice}")
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
