@@ -20,7 +20,9 @@ from cadam.intervals import Interval
 from cadam.lab import catalogue
 from cadam.lab.ab import runs, streams, study
 from cadam.lab.ab.command import _optimizer
+from cadam.lab.demo import Scoreboard
 from cadam.lab.experiment import Cell, Cost, Outcome, Plan, Result, Results
+from cadam.lab.runner import Event
 from cadam.lab.statistics import Comparison
 from cadam.lab.stream import ITEMS, SETTINGS, USERS, ClickStream
 
@@ -241,9 +243,9 @@ def test_a_planted_difference_is_found_and_none_is_not() -> None:
 
 def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     def turned(result: Result) -> Result:
-        """On the measured part Adam's other learning rate is the better one."""
+        """On the measured part Adam's other learning rate has the better GAUC, which decides, at a worse log loss."""
         adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == 0.01
-        metrics = {**result.outcome.metrics, **({"log loss": 0.1, "gauc by impressions": 0.9} if adam else {})}
+        metrics = {**result.outcome.metrics, **({"log loss": 9.0, "gauc by impressions": 0.9} if adam else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
@@ -466,3 +468,18 @@ def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"flights from New York.*set CADAM_DATA"):
         streams.flights()
+
+
+def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
+    board = Scoreboard("ab", "", ("Adam", "CAdam"), {"auc": "AUC"})
+
+    def came(optimizer: str, lr: float, seed: int, auc: float) -> tuple[str, ...] | None:
+        cell = Cell("ab", "model", "data", optimizer, lr, "as it is", seed)
+        result = Result(cell, Outcome({"auc": auc}), Cost(0.0, 0, "cpu", {}))
+        return board.note(Event("done", catalogue.find("demo-stream"), cell, result))
+
+    assert came("Adam", 0.1, 0, 0.70) is None
+    assert came("CAdam", 0.1, 0, 0.75) == ("0", "0.7000", "0.7500", "+0.0500")
+    assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
+    came("Adam", 0.1, 1, 0.71)
+    assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")

@@ -33,6 +33,7 @@ class Scoreboard:
         self.head = ["seed"]
         for name in shown.values():
             self.head += [f"{arms[0]} {name}", *(text for arm in arms[1:] for text in (f"{arm} {name}", "difference"))]
+        self.rates: dict[str, float] = {}
         self.metrics: dict[int, dict[str, Mapping[str, float]]] = {}
 
     def note(self, event: Event) -> tuple[str, ...] | None:
@@ -41,6 +42,9 @@ class Scoreboard:
         if event.result is None or cell.experiment != self.experiment or cell.seed >= TUNING_SEEDS:
             return None
         if self.condition not in (None, cell.condition):
+            return None
+        # An arm's first test run is at its chosen learning rate; runs at others only look back at the choice.
+        if self.rates.setdefault(cell.optimizer, cell.lr) != cell.lr:
             return None
         arms = self.metrics.setdefault(cell.seed, {})
         arms[cell.optimizer] = event.result.outcome.metrics

@@ -123,6 +123,11 @@ class Results(Sequence[Result]):
         """Those whose cell has these values; a name that is no field of the cell is looked up in its settings."""
         return Results([r for r in self if all(_field(r.cell, name) == value for name, value in fields.items())])
 
+    def has(self, cells: Sequence[Cell]) -> bool:
+        """Is there a result of each of these cells?"""
+        known = {result.cell for result in self}
+        return all(cell in known for cell in cells)
+
     def metric(self, name: str) -> dict[int, float]:
         """One metric by seed. Two results of one seed are an error: pick by more fields first."""
         values: dict[int, float] = {}

@@ -117,11 +117,13 @@ def at_their_best(study: Study, results: Results) -> Results:
     return Results([result for result in results.tests() if result.cell.lr == rates[result.cell.optimizer]])
 
 
-def looking_back(study: Study, results: Results) -> dict[str, Choice]:
-    """What the choice would have been, had one known the measured part: by one seed."""
+def looking_back(
+    study: Study, results: Results, metric: str = "log loss", better: Better = "lower"
+) -> dict[str, Choice]:
+    """What the choice by a metric would have been, had one known the measured part: by one seed."""
     seed = min(result.cell.seed for result in results.tests())
     tests = results.tests().where(condition=AS_IT_IS, seed=seed)
-    return {arm: choose_lr(arm, tests.where(optimizer=arm), "log loss", "lower") for arm in study.arms}
+    return {arm: choose_lr(arm, tests.where(optimizer=arm), metric, better) for arm in study.arms}
 
 
 # Evidence ------------------------------------------------------------------------------------------------------
@@ -286,8 +288,8 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
 
 
 def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
-    """Each arm at the learning rate that was best where it is measured: no result, but a check of the choice."""
-    chosen = looking_back(study, results)
+    """Each arm at the learning rate with the best value of what the row above compares: a check of the choice."""
+    chosen = looking_back(study, results, MAIN, "higher")
     seed = min(result.cell.seed for result in results.tests())
     value = {
         name: results.where(optimizer=name, lr=chosen[name].lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]

@@ -137,11 +137,6 @@ def choice(found: Results, model: str, optimizer: str, condition: Condition) -> 
     return statistics.choose_lr(f"{optimizer} on {model}", tuning, condition.tuned_by, "higher")
 
 
-def _all_there(found: Results, cells: Sequence[Cell]) -> bool:
-    known = {result.cell for result in found}
-    return all(each in known for each in cells)
-
-
 def test_cells(
     plan: Plan, rates: Mapping[tuple[str, str], float], condition: Condition, baselines: Sequence[str]
 ) -> list[Cell]:
@@ -165,7 +160,7 @@ def chosen(
 
 def criteo_cells(plan: Plan, found: Results) -> list[Cell]:
     tuning = tuning_cells(plan, OPTIMIZERS, TABLE)
-    if not _all_there(found, tuning):
+    if not found.has(tuning):
         return tuning
     return [*tuning, *test_cells(plan, chosen(found, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
 
@@ -183,7 +178,7 @@ def readings(found: Results) -> dict[str, Rates]:
 
 def noise_cells(plan: Plan, found: Results) -> list[Cell]:
     tuning = [*tuning_cells(plan, ARMS, TABLE), *tuning_cells(plan, ARMS, TABLE_NOISY)]
-    if not _all_there(found, tuning):
+    if not found.has(tuning):
         return tuning
     cells = [*tuning, *test_cells(plan, chosen(found, ARMS, TABLE), TABLE, ("Adam",))]
     for rates in readings(found).values():
@@ -197,7 +192,7 @@ PAIRS = (SGDM, ARMS, AMSGRAD)
 def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
     optimizers = [optimizer for pair in PAIRS for optimizer in pair]
     tuning = tuning_cells(plan, optimizers, TABLE)
-    if not _all_there(found, tuning):
+    if not found.has(tuning):
         return tuning
     return [*tuning, *test_cells(plan, chosen(found, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
 
@@ -208,7 +203,7 @@ STREAMED = ("DeepFM",)
 def stream_cells(plan: Plan, found: Results) -> list[Cell]:
     conditions = [STREAM] if plan.data else STREAMS
     tuning = [each for condition in conditions for each in tuning_cells(plan, ARMS, condition, STREAMED)]
-    if not _all_there(found, tuning):
+    if not found.has(tuning):
         return tuning
     tests = [test_cells(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
     return [*tuning, *(each for cells in tests for each in cells)]

@@ -155,16 +155,11 @@ def choice(found: Results, condition: Condition, arm: str) -> Choice:
     return statistics.choose_lr(arm, tuning, "accuracy", "higher")
 
 
-def _among(found: Results, cells: Sequence[Cell]) -> bool:
-    known = {result.cell for result in found}
-    return all(each in known for each in cells)
-
-
 def condition_cells(plan: Plan, found: Results, family: str, name: str) -> list[Cell]:
     """Learning rates for both arms; then both at Adam's, at each strength, and Adam once more at the reference."""
     condition = CONDITIONS[name]
     tuning = tuning_cells(plan, family, condition, ARMS)
-    if not _among(found, tuning):
+    if not found.has(tuning):
         return tuning
     lr = choice(found, condition, "Adam").lr
     tests = [
@@ -184,7 +179,7 @@ def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition)
 def detail_cells(plan: Plan, found: Results) -> list[Cell]:
     condition = CONDITIONS["sudden"]
     tuning = tuning_cells(plan, "vgg", condition, ARMS)
-    if not _among(found, tuning):
+    if not found.has(tuning):
         return tuning
     lr = choice(found, condition, "Adam").lr
     stream = condition.make(DETAIL)
@@ -195,7 +190,7 @@ def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
     """A learning rate for each optimizer without confidence under each condition; then it and its pair at that."""
     bases = [base for _, base in PAIRS]
     tuning = [each for c in CONDITIONS.values() for each in tuning_cells(plan, "vgg", c, bases)]
-    if not _among(found, tuning):
+    if not found.has(tuning):
         return tuning
     cells = list(tuning)
     for condition in CONDITIONS.values():
