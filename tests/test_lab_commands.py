@@ -173,15 +173,16 @@ def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
 
 
 def test_list_says_what_each_scale_needs(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = Data("Photographs", "photos", "nowhere", "2 GB"), Data("digits", "", "a package", "")
+    large, small = Data("Photographs", "photos", "nowhere", "2 GB"), Data("digits", "", "a package", "in it")
     walk = dataclasses.replace(lab_experiments.WALK, data=large, quick_data=small)
     monkeypatch.setattr(lab_experiments, "WALK", walk)
     out = cadam("list")[1]
-    assert "--quick: about 1.0 s, needs digits\n" in out
-    assert "--full: about 2.0 s, needs Photographs\n" in out
+    assert "--quick: about 1.0 s, needs digits (from a package, in it)\n" in out
+    assert "--full: about 2.0 s, needs Photographs (from nowhere, 2 GB)\n" in out
     assert out.count("needs no data") == 2
     rows = json.loads(cadam("list", "--json")[1])
-    assert [row["data"] for row in rows] == [{"quick": "digits", "full": "Photographs"}, {"quick": None, "full": None}]
+    walk_needs = {"quick": "digits (from a package, in it)", "full": "Photographs (from nowhere, 2 GB)"}
+    assert [row["data"] for row in rows] == [walk_needs, {"quick": None, "full": None}]
 
 
 def test_list_shows_state_and_time(cadam: Cadam) -> None:

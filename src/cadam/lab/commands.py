@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import folders
 from . import catalogue, console, palette, report, runner
-from .experiment import Experiment, Plan, Results, Scale
+from .experiment import Data, Experiment, Plan, Results, Scale
 from .statistics import NoLearningRateError
 from .store import DamagedCellError, Store
 
@@ -134,7 +134,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "name": experiment.name,
                 "title": experiment.title,
                 "shows": experiment.shows,
-                "data": {scale: data.name if (data := experiment.needed(scale)) else None for scale in SCALES},
+                "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
                 "state": console.state(experiment, request) if request else "not run",
                 "seconds": dict(experiment.seconds),
             }
@@ -153,6 +153,10 @@ def list_experiments(options: argparse.Namespace) -> int:
         lines.append("")
     _print([*lines, "cadam reproduce NAME computes one, cadam report shows what there is."])
     return DONE
+
+
+def _in_words(data: Data | None) -> str | None:
+    return None if data is None else f"{data.name} (from {data.source}, {data.size})"
 
 
 def _print(lines: Sequence[str]) -> None:
