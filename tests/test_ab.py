@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from cadam.cli import main
 from cadam.intervals import Interval
 from cadam.lab import catalogue
 from cadam.lab.ab import runs, streams, study
-from cadam.lab.ab.command import _optimizer
+from cadam.lab.ab.command import _optimizer, add_arguments, experiment
 from cadam.lab.demo import Scoreboard
 from cadam.lab.experiment import Cell, Cost, Outcome, Plan, Result, Results
 from cadam.lab.runner import Event
@@ -403,6 +405,81 @@ def test_what_the_command_cannot_do_is_said(
     assert main(command(place, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (place / "cells").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"features": {"user": "category:200", "itme": "category:100"}},
+            "clicks.parquet has no column 'itme', which the schema asks for; it has user, item, click, at",
+        ),
+        ({"label": "clicked"}, "clicks.parquet has no column 'clicked', which the schema asks for; it has user, item"),
+        ({"user": "person"}, "clicks.parquet has no column 'person', which the schema asks for"),
+        (
+            {"features": {"item": "category:100"}},
+            "model.py:build cannot be called with the features by name: its forward takes user, item; "
+            "the schema has item (missing a required argument: 'user')",
+        ),
+        (
+            {"features": {"user": "category:200", "item": "category:100", "at": "number"}},
+            "its forward takes user, item; the schema has user, item, at (got an unexpected keyword argument 'at')",
+        ),
+        (
+            {"features": {"user": "category:1", "item": "category:1"}},
+            "events of parquet:PLACE/clicks.parquet can be used; the last: user: ",
+        ),
+    ],
+)
+def test_names_that_do_not_fit_are_said_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    kept = {name: [v for v, user in zip(table[name], table["user"], strict=True) if user] for name in table}
+    pq.write_table(pa.table(kept), place / "clicks.parquet")  # no user is 0
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, **change}))
+    assert main(command(place)) == 2
+    error = capsys.readouterr().err
+    assert message.replace("PLACE", str(place)) in error
+    assert error.count("\n") == 1
+    assert not (place / "cells").exists()
+
+
+@pytest.mark.parametrize("option", ["--store", "--output"])
+def test_a_folder_that_cannot_be_written_to_is_said_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (place / "file").touch()
+    arguments = command(place, option, str(place / "file" / "below"))
+    assert main([*arguments, "--model", "nowhere.py:build"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam ab: {option}: {place / 'file'}")
+    assert error.endswith(f"cannot be written to: {place / 'file'} is not a folder\n")
+
+
+def test_without_pyarrow_the_command_says_what_to_install(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(command(place)) == 5
+    assert capsys.readouterr().err.endswith("need pyarrow: pip install pyarrow\n")
+    monkeypatch.setenv("CADAM_DATA", str(place))
+    (place / "elec2.parquet").touch()
+    assert main(["reproduce", "ab-electricity", "--store", str(place / "cells")]) == 5
+    assert capsys.readouterr().err == "cadam reproduce: pyarrow missing: pip install pyarrow\n"
+    assert not (place / "cells").exists()
+
+
+def test_a_number_of_events_is_said_as_whole_batches(place: Path) -> None:
+    options = argparse.ArgumentParser()
+    add_arguments(options)
+    options.add_argument("--seeds", type=int, default=1)
+    arguments = command(place, "--events", "1480")[1:]
+    study, _ = experiment(options.parse_known_args(arguments)[0])
+    assert study.events == {"quick": 1500, "full": 1500}
+    outcome = runs.compute(study.cell(Plan("full", 1), "Adam", 0.03, 0, "as it is"))
+    assert outcome.metrics["events"] == 1500 - 300
 
 
 def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
 import torch
 
 import cadam
+from cadam import cli
+from cadam.lab import catalogue, report, runner, store
+from cadam.lab.experiment import Results
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +38,38 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+REPORTS = [
+    pytest.param(page, name, id=f"{page.name}-{name}")
+    for page in sorted((ROOT / "docs").glob("*.html"))
+    for name in re.findall(r'<section id="([^"]+)">', page.read_text())
+]
+
+
+@pytest.mark.parametrize(("page", "name"), REPORTS)
+def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> None:
+    """The table and the verdict on the page are those that the cells in results/kept give, whatever code made them."""
+    kept = ROOT / "results" / "kept"
+    plan = json.loads((kept / name / "plan.json").read_text())
+    request = runner.Request(catalogue.find(name), catalogue.find(name).plan(plan["scale"], plan["seeds"]))
+    study = kept / request.experiment.cells(request.plan, Results())[0].experiment
+    paths = [path for path in study.glob("*.json") if path.name != "plan.json"]
+    results = {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
+    runner.look_up(request, lambda experiment, cell: results.get(cell))
+    assert request.complete
+    summary, text = request.experiment.summary(request.results), page.read_text()
+    assert report._table(summary.rows) in text
+    assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
+
+
+def test_every_command_is_in_the_lab_s_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    names = re.search(r"\{([a-z,]+)\}", capsys.readouterr().out)
+    assert names
+    commands = (ROOT / "docs" / "lab.md").read_text().split("## Commands")[1].split("```")[1]
+    assert re.findall(r"^cadam (\w+)", commands, re.MULTILINE) == names[1].split(",")
 
 
 def test_every_public_optimizer_is_in_the_readme() -> None:

@@ -151,11 +151,46 @@ def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: py
     assert "store cannot be written to" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["reproduce", "walk"], "--store"),
+        (["demo"], "--store"),
+        (["demo"], "--output"),
+        (["report"], "--output"),
+        (["report"], "--images"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
+    cadam: Cadam, arguments: list[str], option: str
+) -> None:
+    Path("file").touch()
+    code, out, err = cadam(*arguments, option, "file/below")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"cadam {arguments[0]}: {option}: file")
+    assert err.endswith("cannot be written to: file is not a folder\n")
+    assert not Path("results").exists()
+
+
+def test_list_says_what_each_scale_needs(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = Data("Photographs", "photos", "nowhere", "2 GB"), Data("digits", "", "a package", "in it")
+    walk = dataclasses.replace(lab_experiments.WALK, data=large, quick_data=small)
+    monkeypatch.setattr(lab_experiments, "WALK", walk)
+    out = cadam("list")[1]
+    assert "--quick: about 1.0 s, needs digits (from a package, in it)\n" in out
+    assert "--full: about 2.0 s, needs Photographs (from nowhere, 2 GB)\n" in out
+    assert out.count("needs no data") == 2
+    rows = json.loads(cadam("list", "--json")[1])
+    walk_needs = {"quick": "digits (from a package, in it)", "full": "Photographs (from nowhere, 2 GB)"}
+    assert [row["data"] for row in rows] == [walk_needs, {"quick": None, "full": None}]
+
+
 def test_list_shows_state_and_time(cadam: Cadam) -> None:
     code, out, _ = cadam("list")
     assert code == 0
     assert out.count("not run") == 2
-    assert "about 1.0 s (--full 2.0 s)" in out
+    assert "--quick: about 1.0 s" in out
+    assert "--full: about 2.0 s" in out
     cadam("reproduce", "walk", "--seeds", "2")
     rows = json.loads(cadam("list", "--json")[1])
     assert {row["name"]: row["state"] for row in rows} == {"walk": "done (quick, 2 seeds)", "tuned": "not run"}
@@ -217,6 +252,28 @@ def test_a_reader_may_close_the_pipe() -> None:
     assert process.wait(60) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -> None:
+    """As in `cadam reproduce NAME | head -1`: it ends without a word, and what is done is stored."""
+    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--store", str(tmp_path / "cells")]
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+    assert len(list((tmp_path / "cells" / "walk").glob("*.json"))) == 6 + 1  # and the plan
+
+
+def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: object) -> int:
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(commands, "list_experiments", fail)
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        cli.main(["list"])
 
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:

@@ -18,11 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from online_streams import Replayed, build, events, learner, table
-from test_online_sources import write_jsonl, write_parquet
+from online_streams import SCHEMA, Replayed, build, events, learner, table
+from test_online_sources import write_csv, write_jsonl, write_parquet
 
-from cadam import cli
-from cadam.online import Console, Prometheus, Scalars, measure, recompute
+from cadam import cli, folders
+from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
+from cadam.online.beforehand import MismatchError, check_arguments, check_columns
+from cadam.online.portion import Portion
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'online_model.py'}:build"
@@ -187,6 +189,180 @@ def test_a_command_that_cannot_be_meant_says_why(
     arguments = [part for pair in {**given, **change}.items() for part in pair]
     assert cli.main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+WRONG = {
+    "features": {"user": "category:50", "item": "category:20", "prize": "number"},
+    "label": "click", "id": "event", "time": "at",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder", "csv", "jsonl"])
+def test_a_misspelt_column_is_named_beside_those_that_are_there(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    columns, data = table(10), tmp_path / "data"
+    data.mkdir()
+    if kind in ("parquet", "folder"):
+        write_parquet(data / "a.parquet", columns)
+    elif kind == "csv":
+        write_csv(data / "a.csv", columns)
+    else:
+        write_jsonl(data / "a.jsonl", columns)
+    uri = f"parquet:{data}" if kind == "folder" else f"{kind}:{data / f'a.{kind}'}"
+    (tmp_path / "schema.json").write_text(json.dumps(WRONG))
+    assert run("--data", uri, "--checkpoint", tmp_path / "state", "--schema", tmp_path / "schema.json") == 2
+    message = "has no column 'prize', which the schema asks for; it has event, user, item, price, click, at\n"
+    assert capsys.readouterr().err == f"cadam run: {uri.partition(':')[2]} {message}"
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("label_first", [True, False])
+def test_labels_may_come_in_records_of_their_own(label_first: bool, tmp_path: Path) -> None:
+    schema = Schema(**{**WRONG, "features": {"price": "number"}})
+    event, label = {"event": 1, "price": 2.0, "at": 3.0}, {"event": 1, "click": 1.0}
+    lines = [label] if label_first else [event]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    check_columns(LinesSource(tmp_path / "a.jsonl", schema, "jsonl"), schema)
+    without = Schema({"price": "number"}, label="click")
+    if not label_first:  # without an id a label can only come with its event
+        with pytest.raises(MismatchError, match="has no column 'click'"):
+            check_columns(LinesSource(tmp_path / "a.jsonl", without, "jsonl"), without)
+
+
+def test_a_model_with_other_arguments_than_the_features_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    schema = {"features": {"user": "category:50", "item": "category:20"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--schema", tmp_path / "schema.json")
+    assert run(*data, "--checkpoint", tmp_path / "state") == 2
+    error = capsys.readouterr().err
+    assert "its forward takes user, item, price; the schema has user, item (missing a required argument: 'p" in error
+    assert error.count("\n") == 1
+
+
+class AnyFeatures(torch.nn.Module):
+    def forward(self, **features: torch.Tensor) -> torch.Tensor:
+        return features["price"]
+
+
+class Optional(torch.nn.Module):
+    def forward(self, price: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        return weight * price
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_a_model_may_take_features_in_any_way() -> None:
+    schema = Schema({"price": "number"})
+    for model in (AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())):
+        check_arguments(model, schema, "here")
+    with pytest.raises(MismatchError, match=r"its forward takes input; the schema has price"):
+        check_arguments(torch.nn.Sequential(torch.nn.Linear(1, 1)), schema, "here")
+
+
+@pytest.mark.parametrize(
+    ("package", "more", "advice"),
+    [
+        ("safetensors", [], "checkpoints need safetensors: pip install safetensors"),
+        ("pyarrow", ["--log", "log"], "need pyarrow: pip install pyarrow"),
+        ("pyarrow", ["--data", "parquet:here"], "need pyarrow: pip install pyarrow"),
+        ("redis", ["--data", "redis://localhost/clicks"], "need redis-py: pip install"),
+        ("confluent_kafka", ["--data", "kafka://localhost/clicks"], "needs confluent-kafka: pip install"),
+        ("tensorboard", ["--tensorboard", "board"], "needs TensorBoard: pip install tensorboard"),
+    ],
+)
+def test_a_package_that_is_missing_is_said_before_anything_is_learnt(
+    package: str,
+    more: list[str],
+    advice: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    assert run("--data", "jsonl:a.jsonl", "--checkpoint", "state", *more) == 2
+    error = capsys.readouterr().err
+    assert advice in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("state/*.safetensors"))
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--log", "--set-aside", "--tensorboard", "--prometheus"])
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_learnt(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "below"
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*data, option, place) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam run: {option}: {tmp_path / 'file'}")
+    assert error.endswith(f"cannot be written to: {tmp_path / 'file'} is not a folder\n")
+    assert not (tmp_path / "state").exists()
+
+
+def test_permissions_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(Path(path)))
+    with pytest.raises(folders.UnwritableError, match=f"--log: {tmp_path}/a/b cannot be written to: permission denied"):
+        folders.check_folder(tmp_path / "a" / "b", "--log")
+    assert asked == [tmp_path]
+    with pytest.raises(folders.UnwritableError, match=f"--log: {tmp_path} is a folder, not a file"):
+        folders.check_file(tmp_path, "--log")
+
+
+def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path: Path) -> None:
+    """Also where the cut batch holds labels on their own and events that cannot be used."""
+    lines, columns = tmp_path / "a.jsonl", table(200)
+    records = [{name: values[n].item() for name, values in columns.items()} for n in range(200)]
+    del records[10]["click"]
+    records[40]["item"] = 10**6
+    records.insert(60, {"event": 10, "click": 1.0})
+    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for most, expected in ((30, 30), (30, 30), (77, 77), (None, 199)):
+        ours = learner(checkpoint=tmp_path / "state", log=tmp_path / "log")
+        ours.resume()
+        left = None if most is None else most - ours.events
+        ours.run(Portion(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
+        assert ours.events == expected
+        ours.close()
+    assert (ours.learned, ours.poisoned) == (199, 1)
+    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
+
+
+def test_the_command_stops_after_exactly_so_many_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(1500))
+    for most in (500, 600):
+        data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+        assert run(*data, "--events", most) == 0
+        assert f"done at {most} events" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_console_ends_the_run_and_the_state_is_saved(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", table(1000))
+    arguments = command("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--follow")
+    with subprocess.Popen([*arguments, "--batch-size", "50"], env=ENVIRONMENT, stdout=-1, stderr=-1) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+    ours = learner(checkpoint=tmp_path / "state")
+    assert ours.resume()
+    assert ours.events > 0
+    ours.close()
 
 
 def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(

@@ -20,6 +20,7 @@ from online_redis import Server
 from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
 from cadam.online import Batch, KafkaSource, LinesSource, ParquetSource, RedisSource, Schema, Source, open_source
+from cadam.online.beforehand import MismatchError, check_columns
 
 
 def all_ids(batches: list[Batch]) -> list[int]:
@@ -343,6 +344,20 @@ def test_a_redis_stream_that_began_anew_is_said(server: Server, caplog: pytest.L
     source.load_state_dict({"source": "redis", "stream": "clicks", "position": "9-9"})
     assert read(source) == []
     assert "older than the position" in caplog.text
+
+
+def test_columns_of_redis_are_looked_at_too(server: Server) -> None:
+    source = RedisSource(server.url, "clicks", Schema({"prize": "number"}, label="click", id="event"))
+    check_columns(source, source.schema)  # nothing there yet
+    server.client.xadd("clicks", {"event": 1, "click": 1})
+    check_columns(source, source.schema)  # a label on its own
+    server.client.xadd("clicks", {"json": json.dumps({"event": 2, "user": 3, "item": 4, "price": 5.0, "at": 6.0})})
+    with pytest.raises(
+        MismatchError, match=r"clicks has no column 'prize'.*it has event, click, user, item, price, at"
+    ):
+        check_columns(source, source.schema)
+    server.client.xadd("clicks", {"event": 3, "user": 3, "item": 4, "prize": 5.0, "at": 6.0})
+    check_columns(source, source.schema)  # some events have it: the others are set aside
 
 
 def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:

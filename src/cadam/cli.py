@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import select
 import sys
 
 from . import __version__
@@ -32,7 +33,24 @@ def main(arguments: list[str] | None = None) -> int:
     criteo.add_arguments(command)
     command.set_defaults(run=criteo.run)
     options = parser.parse_args(arguments)
-    return int(options.run(options))
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        lab.stop_printing()
+        return lab.UNREAD
+
+
+def _nobody_reads() -> bool:
+    """Whether what is printed goes into a pipe that its reader has closed."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False  # printed into this process, not into a pipe
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

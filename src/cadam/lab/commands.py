@@ -15,23 +15,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import folders
 from . import catalogue, console, palette, report, runner
-from .experiment import Experiment, Plan, Results, Scale
+from .experiment import Data, Experiment, Plan, Results, Scale
 from .statistics import NoLearningRateError
 from .store import DamagedCellError, Store
 
 if TYPE_CHECKING:
     from .demo import Scoreboard
 
-DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+SCALES: tuple[Scale, ...] = ("quick", "full")
+DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED, UNREAD = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES = """exit codes:
   0    everything asked for is there
   1    a cell failed, or is missing from a report; the others are stored
-  2    the command was not understood: a name or an option that does not exist
+  2    the command was not understood: a name or an option that does not exist, a folder that cannot be written to
   3    data is missing; nothing was computed
   4    there is nothing to report yet
-  5    a package is missing that figures need; nothing was computed
+  5    a package is missing; nothing was computed
   130  interrupted; the same command goes on from there
+  141  whoever read the output has closed it, as `| head` does; the same command goes on from there
 """
 
 
@@ -131,7 +134,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "name": experiment.name,
                 "title": experiment.title,
                 "shows": experiment.shows,
-                "data": experiment.data.name if experiment.data else None,
+                "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
                 "state": console.state(experiment, request) if request else "not run",
                 "seconds": dict(experiment.seconds),
             }
@@ -142,11 +145,18 @@ def list_experiments(options: argparse.Namespace) -> int:
     width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
-        times = f"about {report.duration(row['seconds']['quick'])} (--full {report.duration(row['seconds']['full'])})"
         lines.append(f"{row['name']:{width}}  {row['title']}: {row['shows']}")
-        lines.append(f"{'':{width}}  {row['state']}; {times}; {row['data'] or 'needs no data'}\n")
+        lines.append(f"{'':{width}}  {row['state']}")
+        for scale in SCALES:
+            needs = f"needs {data}" if (data := row["data"][scale]) else "needs no data"
+            lines.append(f"{'':{width}}  --{scale}: about {report.duration(row['seconds'][scale])}, {needs}")
+        lines.append("")
     _print([*lines, "cadam reproduce NAME computes one, cadam report shows what there is."])
     return DONE
+
+
+def _in_words(data: Data | None) -> str | None:
+    return None if data is None else f"{data.name} (from {data.source}, {data.size})"
 
 
 def _print(lines: Sequence[str]) -> None:
@@ -154,9 +164,14 @@ def _print(lines: Sequence[str]) -> None:
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # else Python complains once more when it ends
-        os.close(nowhere)
+        stop_printing()
+
+
+def stop_printing() -> None:
+    """Whatever is printed from now on goes nowhere: else Python complains of a closed pipe once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: int | None) -> runner.Request:
@@ -190,10 +205,17 @@ def reproduce(options: argparse.Namespace) -> int:
             f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr
         )
         return USAGE
+    if not _can_write("reproduce", store=options.store):
+        return USAGE
     own = "" if options.data is None else str(options.data.absolute())
     plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
     requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
-    missing = [lack for request in requests if (lack := _lacking_data(request, options.store, options.force))]
+    lacking = [r for r in requests if _lacking_data(r) or _lacking_packages(r.experiment)]
+    new = [r for r in lacking if not _all_stored(r, options.store, options.force)]
+    if packages := list(dict.fromkeys(name for request in new for name in _lacking_packages(request.experiment))):
+        print(f"cadam reproduce: {', '.join(packages)} missing: pip install {' '.join(packages)}", file=sys.stderr)
+        return NO_PACKAGE
+    missing = [lack for request in new if (lack := _lacking_data(request))]
     if own and not options.data.exists():
         missing.append(f"there is nothing at {own}")
     if missing:
@@ -223,13 +245,20 @@ def reproduce(options: argparse.Namespace) -> int:
     return code
 
 
-def _lacking_data(request: runner.Request, folder: Path, force: bool) -> str | None:
-    """What data has to be fetched first; none where all cells are stored already."""
+def _lacking_data(request: runner.Request) -> str | None:
+    """What data has to be fetched first."""
     needed = request.experiment.needed(request.plan.scale)
-    lack = None if needed is None else needed.missing()
-    if lack is None or force or not folder.is_dir():
-        return lack
-    return None if runner.read(Store(folder), request.experiment, request.plan).complete else lack
+    return None if needed is None else needed.missing()
+
+
+def _lacking_packages(experiment: Experiment) -> list[str]:
+    """The packages that have to be installed first."""
+    return [name for name in experiment.packages if find_spec(name) is None]
+
+
+def _all_stored(request: runner.Request, folder: Path, force: bool) -> bool:
+    """Whether there is nothing left to compute."""
+    return not force and folder.is_dir() and runner.read(Store(folder), request.experiment, request.plan).complete
 
 
 def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
@@ -315,6 +344,8 @@ def write_report(options: argparse.Namespace) -> int:
         return USAGE
     if not _can_draw():
         return NO_PACKAGE
+    if not _can_write("report", output=options.output, images=options.images):
+        return USAGE
     if not options.store.is_dir():
         print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
         return NOTHING
@@ -335,6 +366,18 @@ def write_report(options: argparse.Namespace) -> int:
             f"{request.experiment.name}: {len(request.missing)} cells failed or were not run: {again}", file=sys.stderr
         )
     return DONE if all(request.complete for request in requests) else FAILED
+
+
+def _can_write(command: str, **places: Path | None) -> bool:
+    """Whether the places that options name can be written; says so if not. The store and images are folders."""
+    try:
+        for option, place in places.items():
+            if place is not None:
+                (folders.check_file if option == "output" else folders.check_folder)(place, f"--{option}")
+    except folders.UnwritableError as error:
+        print(f"cadam {command}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _can_draw() -> bool:
@@ -369,6 +412,8 @@ def demo(options: argparse.Namespace) -> int:
 
     if not _can_draw():
         return NO_PACKAGE
+    if not _can_write("demo", store=options.store, output=options.output):
+        return USAGE
     print(
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
@@ -407,8 +452,13 @@ def ab(options: argparse.Namespace) -> int:
 
     if not _can_draw():
         return NO_PACKAGE
+    if not _can_write("ab", store=options.store, output=options.output):
+        return USAGE
     try:
         study, experiment = command.experiment(options)
+    except ImportError as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return NO_PACKAGE
     except (ValueError, OSError, AttributeError) as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return USAGE

@@ -292,6 +292,8 @@ class Experiment:
     """Which cells `compute_many` is for."""
     takes_data: bool = False
     """Can a plan name data and a number of rows?"""
+    packages: Sequence[str] = ()
+    """What has to be installed to compute it, beside what the lab needs anyway."""
 
     def needed(self, scale: Scale) -> Data | None:
         """The data of a scale."""

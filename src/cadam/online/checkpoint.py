@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 FORMAT = "cadam online 1"
+NEEDS = "checkpoints need safetensors: pip install safetensors"
 logger = logging.getLogger("cadam.online")
 
 
@@ -159,6 +161,8 @@ class Checkpoints:
     def __init__(self, folder: Path | str, keep: int = 3) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
+        if find_spec("safetensors") is None:
+            raise ImportError(NEEDS)
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115

@@ -20,9 +20,12 @@ from torch import nn
 
 import cadam
 
+from .. import folders
+from .beforehand import check_arguments, check_columns
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
+from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
@@ -45,9 +48,10 @@ the data:
 SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a second one ends at once.
 
 exit codes:
-  0  the stream has ended, or the run was stopped; the same command goes on from there
-  1  it failed, or the stream ended and nothing was learnt; what was saved before stays
-  2  the command was not understood
+  0    the stream has ended, or the run was stopped; the same command goes on from there
+  1    it failed, or the stream ended and nothing was learnt; what was saved before stays
+  2    the command was not understood, a package is missing, or a folder cannot be written to; nothing was learnt
+  141  whoever read the console has closed it; the state is saved
 """
 
 
@@ -89,7 +93,12 @@ def add_commands(commands: Any) -> None:
         help="events between checkpoints, which are 30 seconds apart at most (default: 1000000)",
     )
     parser.add_argument("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
-    parser.add_argument("--events", type=int, metavar="N", help="stop after so many in all")
+    parser.add_argument(
+        "--events",
+        type=int,
+        metavar="N",
+        help="stop after exactly so many in all; the rest of the batch comes first when the run goes on",
+    )
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="write the prediction log there, as Parquet")
     parser.add_argument(
         "--metrics", metavar="A,B", help=f"beside the log loss, per window, decayed and in all: {', '.join(KINDS)}"
@@ -114,7 +123,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         with stopping(learner):
             begin(learner, options)
-            learner.run(source, events=options.events)
+            left = None if options.events is None else max(0, options.events - learner.events)
+            learner.run(Portion(source, left), events=options.events)
+    except BrokenPipeError:  # nobody reads the console any more
+        learner.save()
+        raise
     except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
         print(f"cadam run: failed at {learner.events:,} events: {error}", file=sys.stderr)
         return FAILED
@@ -145,16 +158,14 @@ def _useless(learner: Learner) -> str | None:
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     """The learner and the source that the options ask for."""
     module, build = load(options.model)
-    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
-    if not isinstance(schema, Schema):
-        raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    schema = schema_of(options, module)
+    _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    check_columns(source, schema)
     metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
-    model = build()
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{options.model} gave a {type(model).__name__}, not a torch.nn.Module")
+    model = model_of(options.model, build, schema)
     learner = Learner(
         model,
         optimizer_of(options.optimizer, model, options.lr),
@@ -202,6 +213,33 @@ def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
     if not callable(build):
         raise UsageError(f"{file} has no function {name!r}")
     return module, build
+
+
+def schema_of(options: argparse.Namespace, module: ModuleType) -> Schema:
+    """The schema of --schema, else of the model's file."""
+    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
+    if not isinstance(schema, Schema):
+        raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    return schema
+
+
+def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:
+    """A new model, which can be called with the features of the schema."""
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{place} gave a {type(model).__name__}, not a torch.nn.Module")
+    check_arguments(model, schema, place)
+    return model
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """That all that is to be written can be."""
+    for name in ("checkpoint", "log", "tensorboard"):
+        if (folder := getattr(options, name)) is not None:
+            folders.check_folder(folder, f"--{name}")
+    for name in ("set_aside", "prometheus"):
+        if (file := getattr(options, name)) is not None:
+            folders.check_file(file, f"--{name.replace('_', '-')}")
 
 
 def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:

@@ -22,7 +22,7 @@ logger = logging.getLogger("cadam.online")
 
 OUTCOMES = ("label", "assumed", "dropped")
 LABEL, ASSUMED, DROPPED = range(3)
-NEEDS = "the prediction log and Parquet streams need pyarrow: pip install 'cadam[online]'"
+NEEDS = "the prediction log and Parquet streams need pyarrow: pip install pyarrow"
 
 
 class PredictionLog:

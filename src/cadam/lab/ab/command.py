@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from cadam.online.commands import load, optimizer_of
+from cadam.online.beforehand import check_columns
+from cadam.online.commands import load, model_of, optimizer_of, schema_of
 from cadam.online.events import Batch
 from cadam.online.schema import Schema
-from cadam.online.sources import open_source
+from cadam.online.sources import Source, open_source
 
 from ..experiment import Experiment
 from . import runs
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
     )
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
-    parser.add_argument("--events", type=int, metavar="N", help="use the first N events (default: all there are)")
+    parser.add_argument("--events", type=int, metavar="N", help="use the first N, in whole batches (default: all)")
     parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
     parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
     planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
@@ -55,20 +56,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    module, _ = load(options.model)
-    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
-    if not isinstance(schema, Schema):
-        raise ValueError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
+    module, build = load(options.model)
+    schema = schema_of(options, module)
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
     grid = tuple(_rate(text) for text in options.lr.split(","))
-    events, poison = _count(options.data, schema, options.batch_size)
+    planted = _planted(options, schema)
+    source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
+    check_columns(source, schema)
+    model_of(options.model, build, schema)
+    events, poison = _count(source, options.data)
     if poison:
         print(f"{poison} events of {options.data} cannot be used and are left out")
-    events = min(events, options.events or events)
+    if options.events is not None:
+        events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     file = options.model.rpartition(":")[0]
@@ -87,7 +91,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         tuning_share=options.tuning_share,
         blocks=options.blocks,
         events={"quick": events, "full": events},
-        planted=_planted(options, schema),
+        planted=planted,
         more=more,
     )
     runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
@@ -128,13 +132,17 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(uri: str, schema: Schema, batch_size: int) -> tuple[int, int]:
-    """How many events the stream has, and how many things that cannot be used."""
+def _count(source: Source, uri: str) -> tuple[int, int]:
+    """How many events the stream has, and how many things that cannot be used; ValueError if that is all there is."""
     events = poison = 0
-    for batch in open_source(uri, schema, batch_size=batch_size, patience=None):
+    reason = ""
+    for batch in source:
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
             poison += len(batch.poison)
+            reason = batch.poison[-1].reason if batch.poison else reason
+    if poison and not events:
+        raise ValueError(f"none of {poison} events of {uri} can be used; the last: {reason}")
     return events, poison
 
 

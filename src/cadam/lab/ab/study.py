@@ -512,7 +512,9 @@ def _real(name: str, title: str, question: str, data: Data, feature: str, batch_
         f"{question} Adam and CAdam predict each event and then learn from it, on the stream as it is, with the values "
         f"of {feature} changing places twice, and with wrong labels."
     )
-    return experiment_of(study, title, shows, {"quick": 60, "full": 240}, {"quick": 3, "full": 6}, data=data)
+    return experiment_of(
+        study, title, shows, {"quick": 60, "full": 240}, {"quick": 3, "full": 6}, data=data, packages=["pyarrow"]
+    )
 
 
 FLIGHTS = _real(

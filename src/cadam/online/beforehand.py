@@ -1,0 +1,113 @@
+"""What can be known to be wrong with a stream or a model before anything is learnt from it."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from .schema import Schema
+from .sources import LinesSource, ParquetSource, RedisSource, Source
+from .sources.record import json_record
+
+LOOKED_AT = 1000
+"""Records, or files of a folder, whose fields are looked at."""
+
+
+class MismatchError(ValueError):
+    """Names that the schema has and the data or the model has not."""
+
+
+def check_columns(source: Source, schema: Schema) -> None:
+    """That the data has the columns of the schema, as far as a look at its beginning can tell.
+
+    A label may come later, in a record of its own, where the schema has an id and not all records have the same fields.
+    Standard input and Kafka are not looked at: what they give could not be read again.
+    """
+    found = list(dict.fromkeys(_columns(source)))
+    needed = schema.fields()
+    features = [name for name in needed if name in schema.features]
+    alike = isinstance(source, (ParquetSource, LinesSource)) and _all_alike(source)
+    if not found or (not alike and set(found) <= set(needed) - set(features)):
+        return  # nothing yet, or labels only so far
+    if not alike and schema.id is not None:
+        needed.remove(schema.label)
+    missing = [name for name in needed if name not in found]
+    if missing:
+        place = source.stream if isinstance(source, RedisSource) else getattr(source, "path", source)
+        asked = ", ".join(repr(name) for name in missing)
+        raise MismatchError(f"{place} has no column {asked}, which the schema asks for; it has {', '.join(found)}")
+
+
+def _all_alike(source: ParquetSource | LinesSource) -> bool:
+    """Whether one place says what fields there are, for all records."""
+    return source.path.is_file() if isinstance(source, ParquetSource) else source.format == "csv"
+
+
+def _columns(source: Source) -> Iterator[str]:
+    """The names of the fields that the data begins with."""
+    if isinstance(source, ParquetSource):
+        yield from _parquet_columns(source)
+    elif isinstance(source, LinesSource) and source.fields is not None:
+        yield from source.fields
+    elif isinstance(source, LinesSource) and not source.pipe:
+        with open(source.path, "rb") as file:
+            if source.format == "csv":
+                first = file.readline(source.longest).decode(errors="replace").strip().lstrip("\ufeff")
+                yield from next(csv.reader([first]), [])
+            else:
+                lines = iter(lambda: file.readline(source.longest), b"")
+                yield from _record_columns(islice(lines, LOOKED_AT), json_record)
+    elif isinstance(source, RedisSource):
+        yield from _redis_columns(source)
+
+
+def _parquet_columns(source: ParquetSource) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = [source.path] if source.path.is_file() else sorted(source.path.rglob("*.parquet"))
+    for file in islice((f for f in files if not f.name.startswith((".", "_"))), LOOKED_AT):
+        try:
+            yield from pq.read_schema(file).names
+        except (OSError, pa.ArrowException):
+            continue  # it is set aside when its turn comes
+
+
+def _redis_columns(source: RedisSource) -> Iterator[str]:
+    import redis
+
+    try:
+        entries: Any = source.client.xrange(source.stream, count=LOOKED_AT)
+    except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
+        return  # it is waited for
+    yield from _record_columns(entries, lambda entry: source._record(*entry).read(source.longest))
+
+
+def _record_columns(records: Iterable[Any], read: Callable[[Any], Mapping[str, Any]]) -> Iterator[str]:
+    for record in records:
+        try:
+            yield from read(record)
+        except (ValueError, RecursionError):
+            continue  # it is set aside when its turn comes
+
+
+def check_arguments(model: nn.Module, schema: Schema, place: str) -> None:
+    """That the model can be called with the schema's features by name; `place` says where the model comes from."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (ValueError, TypeError):
+        return  # not written in Python
+    try:
+        signature.bind(**dict.fromkeys(schema.features))
+    except TypeError as error:
+        taken = ", ".join(signature.parameters) or "nothing"
+        given = ", ".join(schema.features)
+        raise MismatchError(
+            f"the model of {place} cannot be called with the features by name: its forward takes {taken}; "
+            f"the schema has {given} ({error})"
+        ) from error
