@@ -159,6 +159,8 @@ def on_terminal() -> bool:
 
 def state(experiment: Experiment, request: Request) -> str:
     """How much of an experiment a store has, in a few words."""
+    if request.unknown:
+        return f"not known: {request.unknown}"
     if request.complete:
         return f"done ({request.plan.scale}, {request.plan.seeds} seeds)"
     data = experiment.needed(request.plan.scale)

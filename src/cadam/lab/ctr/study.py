@@ -6,8 +6,10 @@ Results are test AUC, from other seeds. Experiments share cells: what two of the
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,18 +107,37 @@ STREAMS = [
 
 
 def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition, seed: int) -> Cell:
-    settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings}
-    if plan.rows is not None:
-        settings["rows"] = plan.rows
+    settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings, "rows": rows_wanted(plan)}
     if plan.data:
-        if plan.scale == "full" and plan.rows is None:
-            settings["rows"] = None
         criteo = runs.own(plan.data, settings["rows"])
         settings |= {"source": "file", "most_ids": None, "read_by": runs.read_by(criteo)}
         data = criteo.description
     else:
         data = runs.generated(settings["rows"], settings["most_ids"], settings["drift"]).description
     return Cell("ctr", model, data, optimizer, lr, condition.name, seed, settings)
+
+
+def rows_wanted(plan: Plan) -> int | None:
+    """The rows of a plan; None for all that a file has."""
+    if plan.rows is None and plan.data and plan.scale == "full":
+        return None
+    rows: int = SETTINGS[plan.scale]["rows"]
+    return rows if plan.rows is None else plan.rows
+
+
+def unread(plan: Plan) -> str | None:
+    """What to run first where the numbers of the user's file are not there."""
+    from .criteo import cache_folder, find_source
+    from .preprocess import finished
+
+    if not plan.data:
+        return None
+    source, rows = find_source(Path(plan.data)), rows_wanted(plan)
+    folder = cache_folder(source, rows, None)
+    if finished(source, folder, rows=rows) is not None:
+        return None
+    first = "" if rows is None else f" --rows {rows}"
+    return f"the numbers of {source} are not in {folder}: run `cadam criteo {shlex.quote(plan.data)}{first}`"
 
 
 def tuning_cells(
@@ -481,6 +502,8 @@ _SHARED: dict[str, Any] = {
         "optimizers of the paper's table differ by hundredths."
     ),
     "takes_data": True,
+    "unread": unread,
+    "rows": {scale: settings["rows"] for scale, settings in SETTINGS.items()},
 }
 _NOTES = (
     "Made on generated clicks with Criteo's 39 fields and click rate unless --data names Criteo's own train.txt. "
