@@ -646,6 +646,7 @@ def test_the_command_preprocesses_and_says_what_it_found(
     assert "bad lines, left out: 7" in said.out
     assert "line 700: 41 columns instead of 40" in said.out
     assert "3 of 3: encode 100%" in said.err
+    assert said.err.count("read 100%") == 1
     assert cli.main(["criteo", str(path), "--strict", "--rows", "500"]) == 1
     assert "line 1: 39 columns" in capsys.readouterr().err
     assert cli.main(["criteo", str(tmp_path / "nowhere.txt")]) == 3

@@ -96,7 +96,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
     finished: set[str] = set()
 
     def tell(event: Event) -> None:
-        nonlocal said
+        nonlocal said, finished
         complain(event)
         progress.note(event)
         now = time.monotonic()
@@ -104,7 +104,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
             said = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
             print(f"{lines}; {progress.outlook()}", flush=True)
-            finished.update(r.experiment.name for r in requests if _all_done(progress, r))
+            finished = {r.experiment.name for r in requests if _all_done(progress, r)}  # until it names more cells
 
     yield tell
     progress.recount()

@@ -281,7 +281,7 @@ def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: Th
             waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early, total.hexdigest()))
         if len(waiting) > pool._max_workers:
             keep()
-        tell("read", place, manifest.rows)
+        tell("read", min(place, 0.99), manifest.rows)  # the last of it is still in work
     while waiting:
         keep()
     if strict:

@@ -291,7 +291,7 @@ def _about(results: Results) -> str:
     cell = results[0].cell
     small = "" if cell.settings["hidden"] is None else "small models on "
     if cell.settings["source"] == "file" and not small and f", {ROWS:,} rows" in cell.data:
-        return f"On {cell.data}. "
+        return f"On {cell.data}: the paper's data, if the file is Criteo's own. "
     data = cell.data.replace(f"drift {cell.settings['drift']}", "drift")
     return f"Not the paper's run: {small}{data}; its numbers do not compare with the paper's. "
 
@@ -416,7 +416,7 @@ def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float
 
 def _legend(figure: Figure, panel: Axes) -> None:
     panel.plot([], [], "o-", ms=5, color=palette.INK, label="measured, 95% interval")
-    panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper")
+    panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper, on all of Criteo")
     figure.legend(fontsize=8, loc="outside upper right", ncols=2)
 
 
@@ -435,7 +435,8 @@ def criteo_figures(results: Results) -> dict[str, Figure]:
     for panel in axes[-1]:
         panel.set_xlabel("AUC x 100, less Adam's")
     _legend(figure, axes[0, 0])
-    return {"Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)": figure}
+    caption = "Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)"
+    return {f"{caption}. Every panel has a scale of its own.": figure}
 
 
 def noise_figures(results: Results) -> dict[str, Figure]:
@@ -549,7 +550,8 @@ TAB_CRITEO_NOISE = Experiment(
         *_NOTES,
         "Exactly 1% of the training negatives, the same ones for every optimizer; validation and test are clean.",
         "The paper does not say at which learning rates it learnt from noisy data. Its noisy Adam row equals what "
-        "others report for clean data at the default learning rate, so all three readings are given.",
+        "others report for clean data at the default learning rate, so all three readings are given. Where two of them "
+        "come to the same learning rates, their rows are of the same runs.",
     ),
     **_SHARED,
 )
