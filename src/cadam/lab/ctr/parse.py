@@ -7,7 +7,7 @@ and categories may be empty. Lines that are not like this are left out, and told
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -156,29 +156,34 @@ def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
     labels = np.frombuffer(label.buffers()[1], np.uint8)[label.offset : label.offset + len(label)] - ord("0")
     if label.null_count or (labels > 1).any():
         return None
-    categories = [table.column(name).combine_chunks() for name in CATEGORIES]
-    values, good = hexadecimal(_texts(categories))  # all at once: threads wait for each other at every call of numpy
-    if not good:
-        return None
     columns = [pyarrow.array(labels), *table.columns[1 : 1 + len(INTEGERS)]]
-    for column, numbers in zip(categories, values, strict=True):
-        buffers = [column.buffers()[0], pyarrow.py_buffer(numbers)]  # missing is what was missing
-        columns.append(pyarrow.Array.from_buffers(pyarrow.uint32(), len(column), buffers))
+    for name in CATEGORIES:
+        column = table.column(name).combine_chunks()
+        values, good = hexadecimal(_texts(column))
+        if not good:
+            return None
+        columns.append(pyarrow.Array.from_buffers(pyarrow.uint32(), len(column), _kept(column, values)))
     return pyarrow.Table.from_arrays(columns, schema=_schema())
 
 
-def _texts(columns: Sequence[pyarrow.Array]) -> Array:
-    """The eight characters of each value as one integer, a row for each column; a missing value as eight zeros."""
-    texts = np.empty((len(columns), len(columns[0])), np.uint64)
-    for row, column in zip(texts, columns, strict=True):
-        if column.offset:
-            raise AssertionError(f"a column that was just read begins at {column.offset}")
-        valid, values = column.buffers()
-        row[:] = np.frombuffer(values, np.uint64)[: len(row)]
-        if column.null_count:
-            missing = np.unpackbits(np.frombuffer(valid, np.uint8), count=len(row), bitorder="little") == 0
-            row[missing] = _EACH * np.uint64(ord("0"))
+def _texts(column: pyarrow.Array) -> Array:
+    """The eight characters of each value as one integer; a missing value as eight zeros."""
+    texts: Array = np.frombuffer(column.buffers()[1], np.uint64)[column.offset : column.offset + len(column)]
+    if column.null_count:
+        texts = np.where(column.is_null().to_numpy(zero_copy_only=False), _EACH * np.uint64(ord("0")), texts)
     return texts
+
+
+def _kept(column: pyarrow.Array, values: Array) -> list[pyarrow.Buffer | None]:
+    """The buffers of an array of these values that is missing what the column is missing."""
+    import pyarrow
+
+    if not column.null_count:
+        return [None, pyarrow.py_buffer(values)]
+    return [
+        pyarrow.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little")),
+        pyarrow.py_buffer(values),
+    ]
 
 
 _EACH = np.uint64(0x0101010101010101)
@@ -191,22 +196,13 @@ def hexadecimal(texts: Array) -> tuple[Array, bool]:
     digits, one in each byte, are pushed together.
     """
     digits = texts & (_EACH * np.uint64(0x0F))
-    other = texts >> np.uint64(6)
-    other &= _EACH
-    other *= np.uint64(9)
-    digits += other
-    np.add(digits, _EACH * np.uint64(6), out=other)  # 16 and more for letters
-    other >>= np.uint64(4)
-    other &= _EACH
-    other *= np.uint64(ord("a") - ord("9") - 1)
-    other += digits
-    other += _EACH * np.uint64(ord("0"))
-    other ^= texts  # nothing is left where the digits give the text back
-    if other.any() or (digits & (_EACH * np.uint64(0x10))).any():
+    digits += (texts >> np.uint64(6) & _EACH) * np.uint64(9)
+    letters = (digits + _EACH * np.uint64(6)) >> np.uint64(4) & _EACH
+    wrong = digits + _EACH * np.uint64(ord("0")) + letters * np.uint64(ord("a") - ord("9") - 1)
+    wrong ^= texts
+    wrong |= digits & (_EACH * np.uint64(0x10))
+    if wrong.any():
         return digits.astype(np.uint32), False
     for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF)):
-        np.left_shift(digits, np.uint64(shift), out=other)
-        digits >>= np.uint64(2 * shift)
-        digits |= other
-        digits &= np.uint64(mask)
+        digits = (digits << np.uint64(shift) | digits >> np.uint64(2 * shift)) & np.uint64(mask)
     return (digits << np.uint64(16) | digits >> np.uint64(32)).astype(np.uint32), True
