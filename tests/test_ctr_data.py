@@ -19,6 +19,7 @@ import torch
 from cadam import cli
 from cadam.lab.ctr import criteo as reading
 from cadam.lab.ctr import preprocess as stages
+from cadam.lab.ctr import text
 from cadam.lab.ctr.criteo import Criteo
 from cadam.lab.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scaled
 from cadam.lab.ctr.generator import Generated
@@ -645,10 +646,42 @@ def test_the_command_preprocesses_and_says_what_it_found(
     assert "bad lines, left out: 7" in said.out
     assert "line 700: 41 columns instead of 40" in said.out
     assert "3 of 3: encode 100%" in said.err
+    assert said.err.count("read 100%") == 1
     assert cli.main(["criteo", str(path), "--strict", "--rows", "500"]) == 1
     assert "line 1: 39 columns" in capsys.readouterr().err
     assert cli.main(["criteo", str(tmp_path / "nowhere.txt")]) == 3
     assert "nowhere.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_the_command_generates_a_file_and_never_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / name
+    assert cli.main(["criteo", str(path), "--generate", "2000"]) == 0
+    assert f"{name}: 2,000 generated rows" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+    content = path.read_bytes()
+    assert content.startswith(b"\x1f\x8b") == (path.suffix == ".gz")
+    assert (Criteo(path).manifest.rows, Criteo(path).manifest.bad) == (2000, 0)
+    assert cli.main(["criteo", str(path), "--generate", "3000"]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_bytes() == content
+    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "9"]) == 1
+    assert "rows must be at least 10" in capsys.readouterr().err
+    assert cli.main(["criteo", str(tmp_path / "no" / "few.txt"), "--generate", "20"]) == 3
+    assert not (tmp_path / "few.txt").exists()
+    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "20", "--rows", "20"]) == 2
+    assert "leave --rows" in capsys.readouterr().err
+
+
+def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text, "_lines", stopped)
+    assert cli.main(["criteo", str(tmp_path / "train.txt"), "--generate", "2000"]) == 130
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_pyarrow_it_says_what_to_install(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -151,13 +152,17 @@ def test_only_all_of_criteo_is_the_papers_run() -> None:
     cell = study.cell(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
 
     def about(rows: str, lines: int | None) -> str:
-        data = f"Criteo train.txt, all lines, {rows} rows, sha256 0"
+        data = f"a file of Criteo's format, train.txt, all lines, {rows} rows, sha256 0"
         other = replace(cell, data=data, settings={**cell.settings, "source": "file", "rows": lines})
         return study._about(Results([Result(other, Outcome({}), COST)]))
 
-    assert about("45,840,617", None) == "On Criteo train.txt, all lines, 45,840,617 rows, sha256 0. "
-    assert about("2,000", None).startswith("Not the paper's run: Criteo train.txt")
-    assert about("145,840,617", None).startswith("Not the paper's run: Criteo train.txt")
+    whole = about("45,840,617", None)
+    assert whole.startswith(
+        "On a file of Criteo's format, train.txt, all lines, 45,840,617 rows, sha256 0: the paper's"
+    )
+    assert "if the file is Criteo's own" in whole  # a generated one can be as long
+    assert about("2,000", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
+    assert about("145,840,617", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
 
 
 def test_a_mean_over_models_counts_a_divergence() -> None:
@@ -246,7 +251,59 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
         assert cli.main(command) == 1
         assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
     assert cli.main(["list", "--store", str(tmp_path)]) == 0
-    assert "stream-criteo: CAdam on DeepFM diverged" in capsys.readouterr().err
+    assert "not known: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
+
+
+def test_looking_at_results_never_reads_the_users_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the numbers of a file are gone, that is said with what brings them back; then the results are there."""
+    monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
+    monkeypatch.delenv(OWN_DATA, raising=False)
+    path, store = tmp_path / "my train.txt", f"--store={tmp_path / 'store'}"
+    text.write(runs.generated(2500, 40, "none"), path)
+    run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", store]
+    assert cli.main(run) == 0
+    listing, page = ["list", store], ["report", store, f"--output={tmp_path / 'report.html'}"]
+    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert "done (quick, 1 seeds)" in capsys.readouterr().out
+
+    cache = tmp_path / "my train.txt.cache"
+    shutil.rmtree(cache)
+    runs.own.cache_clear()
+    assert [cli.main(listing), cli.main(page), cli.main([*page, "stream-criteo"])] == [0, 4, 4]
+    told = capsys.readouterr()
+    advice = f"cadam criteo '{path}' --rows 1500"
+    assert f"not known: the numbers of {path} are not in {cache / 'first-1500'}: run `{advice}`" in told.out
+    assert advice in told.err
+    assert not cache.exists()
+
+    assert cli.main(["criteo", str(path), "--rows", "1500"]) == 0
+    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert "done (quick, 1 seeds)" in capsys.readouterr().out
+
+
+def test_reading_the_users_file_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "train.txt"
+    text.write(runs.generated(2500, 40, "none"), path)
+    monkeypatch.setattr(preprocess, "_encode", stopped)
+    command = ["reproduce", "stream-criteo", "--data", str(path), f"--store={tmp_path / 'store'}"]
+    assert cli.main(command) == 130
+    assert "interrupted: what is read is kept" in capsys.readouterr().err
+
+
+def test_a_plan_of_fewer_rows_takes_less_time() -> None:
+    experiment = catalogue.find("tab-criteo")
+    whole = experiment.estimate(experiment.plan("full"))
+    assert whole == experiment.seconds["full"]
+    assert experiment.estimate(experiment.plan("full", rows=4_584_062)) == pytest.approx(whole / 10, rel=1e-3)
+    assert experiment.estimate(experiment.plan("quick", rows=60_000)) == 3 * experiment.seconds["quick"]
+    assert experiment.estimate(experiment.plan("full", 6, "train.txt")) == 2 * whole
 
 
 def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

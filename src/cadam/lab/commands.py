@@ -175,7 +175,7 @@ def stop_printing() -> None:
 
 
 def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: int | None) -> runner.Request:
-    """What a store has of an experiment: of the plan that is asked for, else of the one last run."""
+    """What a store has of an experiment: of the plan that is asked for, else of the one last run. Computes nothing."""
     plan: Plan | None = None
     if scale is None and seeds is None:
         try:
@@ -184,10 +184,11 @@ def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: in
             print(f"damaged: {error}", file=sys.stderr)
     plan = plan or experiment.plan(scale or "quick", seeds)
     try:
+        if experiment.unread is not None and (advice := experiment.unread(plan)):
+            return runner.Request(experiment, plan, unknown=advice)
         return runner.read(store, experiment, plan, console.complain)
     except (OSError, ValueError, RuntimeError, ImportError) as error:  # such as the user's own data, which is gone
-        print(f"{experiment.name}: {error}", file=sys.stderr)
-        return runner.Request(experiment, plan)
+        return runner.Request(experiment, plan, unknown=str(error))
 
 
 # reproduce -----------------------------------------------------------------------------------------------------
@@ -227,6 +228,9 @@ def reproduce(options: argparse.Namespace) -> int:
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             print(f"cadam reproduce: {error}", file=sys.stderr)
             return NO_DATA if own else USAGE
+        except KeyboardInterrupt:
+            print("interrupted: what is read is kept, the same command goes on from there", file=sys.stderr)
+            return INTERRUPTED
     show = console.live if console.on_terminal() else console.plain
     try:
         with (console.silent if options.quiet or options.json else show)(requests) as tell:
@@ -351,7 +355,12 @@ def write_report(options: argparse.Namespace) -> int:
         return NOTHING
     store = Store(options.store)
     requests = [_stored(store, e, options.scale, options.seeds) for e in experiments]
-    requests = [r for r in requests if r.results or options.names]
+    requests = [r for r in requests if r.results or r.unknown or options.names]
+    unknown = [f"{request.experiment.name}: {request.unknown}" for request in requests if request.unknown]
+    if unknown:
+        print("\n".join(unknown), file=sys.stderr)
+    if unknown and not any(request.results for request in requests):
+        return NOTHING
     if not any(request.results for request in requests):
         names = " ".join(options.names) or "NAME"
         of = f" of {', '.join(options.names)}" if options.names else ""
@@ -360,7 +369,7 @@ def write_report(options: argparse.Namespace) -> int:
     _write_page(requests, options.output)
     if options.images:
         _write_images(requests, options.images)
-    for request in (r for r in requests if not r.complete):
+    for request in (r for r in requests if r.missing):
         again = report.command(request.experiment, request.plan)
         print(
             f"{request.experiment.name}: {len(request.missing)} cells failed or were not run: {again}", file=sys.stderr

@@ -96,7 +96,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
     finished: set[str] = set()
 
     def tell(event: Event) -> None:
-        nonlocal said
+        nonlocal said, finished
         complain(event)
         progress.note(event)
         now = time.monotonic()
@@ -104,7 +104,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
             said = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
             print(f"{lines}; {progress.outlook()}", flush=True)
-            finished.update(r.experiment.name for r in requests if _all_done(progress, r))
+            finished = {r.experiment.name for r in requests if _all_done(progress, r)}  # until it names more cells
 
     yield tell
     progress.recount()
@@ -159,6 +159,8 @@ def on_terminal() -> bool:
 
 def state(experiment: Experiment, request: Request) -> str:
     """How much of an experiment a store has, in a few words."""
+    if request.unknown:
+        return f"not known: {request.unknown}"
     if request.complete:
         return f"done ({request.plan.scale}, {request.plan.seeds} seeds)"
     data = experiment.needed(request.plan.scale)

@@ -294,6 +294,10 @@ class Experiment:
     """Can a plan name data and a number of rows?"""
     packages: Sequence[str] = ()
     """What has to be installed to compute it, beside what the lab needs anyway."""
+    unread: Callable[[Plan], str | None] | None = None
+    """What to do first where naming the cells of a plan would take reading through its data; asking reads nothing."""
+    rows: Mapping[Scale, int] | None = None
+    """How many rows `seconds` is about, where a plan can name fewer."""
 
     def needed(self, scale: Scale) -> Data | None:
         """The data of a scale."""
@@ -304,4 +308,5 @@ class Experiment:
 
     def estimate(self, plan: Plan) -> float:
         """About how many seconds a plan takes."""
-        return self.seconds[plan.scale] * plan.seeds / self.seeds[plan.scale]
+        share = 1.0 if plan.rows is None or self.rows is None else plan.rows / self.rows[plan.scale]
+        return self.seconds[plan.scale] * share * plan.seeds / self.seeds[plan.scale]

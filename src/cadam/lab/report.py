@@ -74,6 +74,8 @@ def _measure(experiment: Experiment) -> str:
 
 
 def _state(request: Request) -> str:
+    if request.unknown:
+        return f"Not known: {request.unknown}."
     done, missing = len(request.results), len(request.missing)
     return f"Not complete: {done} of at least {done + missing} cells are there, the others failed or were not run."
 

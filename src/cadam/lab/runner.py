@@ -52,10 +52,12 @@ class Request:
     results: Results = field(default_factory=Results)
     missing: Sequence[Cell] = ()
     failed: dict[Cell, str] = field(default_factory=dict)
+    unknown: str = ""
+    """Why its cells cannot be named, such as data that has to be read through first."""
 
     @property
     def complete(self) -> bool:
-        return not self.missing
+        return not self.missing and not self.unknown
 
 
 def look_up(request: Request, find: Callable[[Experiment, Cell], Result | None]) -> None:

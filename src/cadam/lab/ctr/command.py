@@ -1,4 +1,4 @@
-"""Preprocess Criteo's train.txt for the study of click-through rates."""
+"""Preprocess Criteo's train.txt for the study of click-through rates, or generate a file like it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ from pathlib import Path
 
 from ..report import duration
 from .criteo import cache_folder, find_source
+from .generator import Generated
 from .preprocess import STAGES, BadLinesError, Manifest, SourceChangedError, Stage, preprocess
+from .text import write
 
-DONE, FAILED, NO_DATA, NO_PACKAGE, INTERRUPTED = 0, 1, 3, 5, 130
+DONE, FAILED, USAGE, NO_DATA, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 5, 130
 DESCRIPTION = """Preprocess Criteo's train.txt for the study of click-through rates.
 
 Reads the text once, counts vocabularies on the training part of split x4 and writes every row as 39 ids. Stop it as
-you like: the same command goes on from there. The file may be gzipped."""
+you like: the same command goes on from there. The file may be gzipped. --generate writes a file of Criteo's format
+instead, with clicks of a known teacher."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="train.txt, train.txt.gz, or the folder it is in")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N lines")
+    parser.add_argument("--generate", type=int, metavar="N", help="write N generated lines to PATH, and do no more")
     parser.add_argument("--strict", action="store_true", help="refuse a file with bad lines (default: leave them out)")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where to write (default: PATH.cache)")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.generate is not None and (options.rows is not None or options.strict or options.cache):
+        return _fail("--generate writes a file and does no more: leave --rows, --strict and --cache out", USAGE)
     try:
+        if options.generate is not None:
+            generate(options.path, options.generate)
+            print(f"{options.path}: {options.generate:,} generated rows")
+            return DONE
         source = find_source(options.path)
         folder = cache_folder(source, options.rows, options.cache)
         manifest = preprocess(source, folder, rows=options.rows, strict=options.strict, tell=Progress())
@@ -37,9 +47,23 @@ def run(options: argparse.Namespace) -> int:
     except (BadLinesError, SourceChangedError, ValueError, RuntimeError, OSError) as error:
         return _fail(error, FAILED)
     except KeyboardInterrupt:
+        if options.generate is not None:
+            return _fail("interrupted: nothing was written", INTERRUPTED)
         return _fail("interrupted: what is done is kept, the same command goes on from there", INTERRUPTED)
     print("\n".join(summary(manifest, folder)))
     return DONE
+
+
+def generate(path: Path, rows: int) -> None:
+    """Write generated clicks; the file is there when it is whole."""
+    if path.exists():
+        raise FileExistsError(f"{path} is there already: it may be Criteo's own")
+    clicks, unfinished = Generated(rows), path.with_name(f"unfinished-{path.name}")
+    try:
+        write(clicks, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _fail(error: object, code: int) -> int:

@@ -69,7 +69,7 @@ class Criteo:
         which = f"first {wanted:,} lines" if wanted is not None else "all lines"
         left_out = f", {self.manifest.bad:,} bad lines left out" if self.manifest.bad else ""
         return (
-            f"Criteo {self.manifest.source}, {which}, {self.manifest.rows:,} rows{left_out}, "
+            f"a file of Criteo's format, {self.manifest.source}, {which}, {self.manifest.rows:,} rows{left_out}, "
             f"sha256 {str(self.manifest.sha256)[:16]}"
         )
 

@@ -141,8 +141,8 @@ def preprocess(
     """Bring a folder up to date with a source, or with its first `rows` lines; what is there already is kept."""
     if rows is not None and rows < 10:
         raise ValueError(f"rows must be at least 10, got {rows}")
-    found = _found(source, folder, rows, min_count)
-    if found is not None and found.complete and _whole(folder, found):
+    found = finished(source, folder, rows=rows, min_count=min_count)
+    if found is not None:
         if strict:
             _refuse(found)
         return found
@@ -171,6 +171,12 @@ def preprocess(
         _write(folder / "labels.u8", labels.tobytes())
         _encode(folder, manifest, pool, tell)
     return manifest
+
+
+def finished(source: Path, folder: Path, *, rows: int | None = None, min_count: int = MIN_COUNT) -> Manifest | None:
+    """The manifest of a folder that needs no more work, else None."""
+    found = _found(source, folder, rows, min_count)
+    return found if found is not None and found.complete and _whole(folder, found) else None
 
 
 def _begin(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest:
@@ -275,7 +281,7 @@ def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: Th
             waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early, total.hexdigest()))
         if len(waiting) > pool._max_workers:
             keep()
-        tell("read", place, manifest.rows)
+        tell("read", min(place, 0.99), manifest.rows)  # the last of it is still in work
     while waiting:
         keep()
     if strict:

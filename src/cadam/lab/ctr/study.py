@@ -6,8 +6,10 @@ Results are test AUC, from other seeds. Experiments share cells: what two of the
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,18 +107,37 @@ STREAMS = [
 
 
 def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition, seed: int) -> Cell:
-    settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings}
-    if plan.rows is not None:
-        settings["rows"] = plan.rows
+    settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings, "rows": rows_wanted(plan)}
     if plan.data:
-        if plan.scale == "full" and plan.rows is None:
-            settings["rows"] = None
         criteo = runs.own(plan.data, settings["rows"])
         settings |= {"source": "file", "most_ids": None, "read_by": runs.read_by(criteo)}
         data = criteo.description
     else:
         data = runs.generated(settings["rows"], settings["most_ids"], settings["drift"]).description
     return Cell("ctr", model, data, optimizer, lr, condition.name, seed, settings)
+
+
+def rows_wanted(plan: Plan) -> int | None:
+    """The rows of a plan; None for all that a file has."""
+    if plan.rows is None and plan.data and plan.scale == "full":
+        return None
+    rows: int = SETTINGS[plan.scale]["rows"]
+    return rows if plan.rows is None else plan.rows
+
+
+def unread(plan: Plan) -> str | None:
+    """What to run first where the numbers of the user's file are not there."""
+    from .criteo import cache_folder, find_source
+    from .preprocess import finished
+
+    if not plan.data:
+        return None
+    source, rows = find_source(Path(plan.data)), rows_wanted(plan)
+    folder = cache_folder(source, rows, None)
+    if finished(source, folder, rows=rows) is not None:
+        return None
+    first = "" if rows is None else f" --rows {rows}"
+    return f"the numbers of {source} are not in {folder}: run `cadam criteo {shlex.quote(plan.data)}{first}`"
 
 
 def tuning_cells(
@@ -270,7 +291,7 @@ def _about(results: Results) -> str:
     cell = results[0].cell
     small = "" if cell.settings["hidden"] is None else "small models on "
     if cell.settings["source"] == "file" and not small and f", {ROWS:,} rows" in cell.data:
-        return f"On {cell.data}. "
+        return f"On {cell.data}: the paper's data, if the file is Criteo's own. "
     data = cell.data.replace(f"drift {cell.settings['drift']}", "drift")
     return f"Not the paper's run: {small}{data}; its numbers do not compare with the paper's. "
 
@@ -395,7 +416,7 @@ def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float
 
 def _legend(figure: Figure, panel: Axes) -> None:
     panel.plot([], [], "o-", ms=5, color=palette.INK, label="measured, 95% interval")
-    panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper")
+    panel.plot([], [], "D", ms=4, mfc="none", color=palette.TARGET, label="paper, on all of Criteo")
     figure.legend(fontsize=8, loc="outside upper right", ncols=2)
 
 
@@ -414,7 +435,8 @@ def criteo_figures(results: Results) -> dict[str, Figure]:
     for panel in axes[-1]:
         panel.set_xlabel("AUC x 100, less Adam's")
     _legend(figure, axes[0, 0])
-    return {"Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)": figure}
+    caption = "Test AUC of each optimizer less that of Adam, each at its own learning rate (blue: confidence)"
+    return {f"{caption}. Every panel has a scale of its own.": figure}
 
 
 def noise_figures(results: Results) -> dict[str, Figure]:
@@ -481,6 +503,8 @@ _SHARED: dict[str, Any] = {
         "optimizers of the paper's table differ by hundredths."
     ),
     "takes_data": True,
+    "unread": unread,
+    "rows": {scale: settings["rows"] for scale, settings in SETTINGS.items()},
 }
 _NOTES = (
     "Made on generated clicks with Criteo's 39 fields and click rate unless --data names Criteo's own train.txt. "
@@ -526,7 +550,8 @@ TAB_CRITEO_NOISE = Experiment(
         *_NOTES,
         "Exactly 1% of the training negatives, the same ones for every optimizer; validation and test are clean.",
         "The paper does not say at which learning rates it learnt from noisy data. Its noisy Adam row equals what "
-        "others report for clean data at the default learning rate, so all three readings are given.",
+        "others report for clean data at the default learning rate, so all three readings are given. Where two of them "
+        "come to the same learning rates, their rows are of the same runs.",
     ),
     **_SHARED,
 )
