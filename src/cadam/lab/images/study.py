@@ -97,7 +97,7 @@ MODELS: dict[str, dict[Scale, str]] = {
 }
 DATA: dict[Scale, str] = {"quick": DIGITS.name, "full": CIFAR10.name}
 GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (1e-3, 3e-3, 1e-2, 3e-2), "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)}
-SGDM_GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (0.1, 0.3, 1.0), "full": (0.01, 0.03, 0.1, 0.3, 1.0)}
+SGDM_GRIDS: dict[Scale, tuple[float, ...]] = {"quick": (0.1, 0.3, 1.0), "full": (0.003, 0.01, 0.03, 0.1, 0.3)}
 SETTINGS: dict[Scale, dict[str, Any]] = {
     "quick": {
         "epochs": 4,
@@ -118,6 +118,8 @@ SETTINGS: dict[Scale, dict[str, Any]] = {
 }
 TUNING_EPOCHS: dict[Scale, int] = {"quick": 4, "full": 10}
 """How long the runs are that learning rates are chosen by."""
+TUNING_RUNS: dict[Scale, int] = {"quick": 1, "full": 3}
+"""How many there are of them at each rate: seeds move accuracy as far as neighbouring rates do."""
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 """Steps that one point of a kept curve stands for; those of the closer look are kept step by step."""
 
@@ -144,8 +146,8 @@ def tuning_cells(plan: Plan, family: str, condition: Condition, arms: Sequence[s
     stream, cells = condition.make(condition.reference), []
     for arm in arms:
         grid = (SGDM_GRIDS if "SGDM" in arm else GRIDS)[plan.scale]
-        epochs = TUNING_EPOCHS[plan.scale]
-        cells += [cell(plan, family, arm, lr, stream, seed, epochs=epochs) for lr in grid for seed in tuning_seeds(1)]
+        epochs, seeds = TUNING_EPOCHS[plan.scale], tuning_seeds(TUNING_RUNS[plan.scale])
+        cells += [cell(plan, family, arm, lr, stream, seed, epochs=epochs) for lr in grid for seed in seeds]
     return cells
 
 
