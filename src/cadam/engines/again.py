@@ -1,18 +1,18 @@
 """The same step on CUDA once more: one call of a compiled function from `step()` to the launch.
 
-From one step to the next, as a rule, nothing changes but where the gradients lie, the learning rate and the step count.
-Python's way to find that out, and then to the launch, takes longer than the step of a small model, and keeps the device
-waiting in front of a large one. So everything is prepared: the compiled function looks whether the state, the parameters
-and the options are the objects they were and lie where they did, writes the gradients' addresses and the coefficients
-into pinned memory, has them copied to the device and launches the kernels. Where anything else is new it does nothing,
-and the step is taken the usual way.
+From one step to the next, as a rule, nothing changes but where the gradients lie, the learning rate and the step
+count. Python's way to find that out, and then to the launch, takes longer than the step of a small model, and keeps
+the device waiting in front of a large one. So everything is prepared: the compiled function looks whether the state,
+the parameters and the options are the objects they were and lie where they did, writes the gradients' addresses and
+the coefficients into pinned memory, has them copied to the device and launches the kernels. Where anything else is
+new it does nothing, and the step is taken the usual way.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
@@ -118,7 +118,7 @@ class Again:
             _python().ctypes.data,
             self.driver.functions.ctypes.data,
             _bump_version(),
-            self._keep(place.storage, place.offset, place.size, place.data).ctypes.data,
+            self._keep(*astuple(place)).ctypes.data,
             eyes.place,
             len(self.containers),
             self.containers.ctypes.data,
@@ -218,6 +218,8 @@ class Again:
             len(grads.tensors),
             grads.objects.ctypes.data,
             self._keep(*[0] * GRAD_IMAGE * len(grads.tensors)).ctypes.data,
+            grads.sizes.ctypes.data,
+            grads.kinds.ctypes.data,
             c.batch.grad_dtype.itemsize,
             c.steps.ctypes.data,
             len(c.row),

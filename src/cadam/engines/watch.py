@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -164,29 +164,36 @@ class Layout:
     size: int
     """The word after it holds dtype, device and flags, and the next one the keys that say of what kind it is."""
     data: int
+    meant: int = -1
+    """The bits of that word with dtype, device and flags that mean something; others may hold anything."""
 
     def image(self, tensor: Tensor) -> tuple[int, ...]:
-        words = _words(tensor._cdata, TENSOR_WORDS)
-        return tuple(words[self.size : self.size + 3])
+        size, flags, keys = _words(tensor._cdata, TENSOR_WORDS)[self.size : self.size + 3]
+        return size, flags & self.meant, keys
 
 
-TENSOR_WORDS, STORAGE_WORDS = 23, 6  # that there are at the least
+TENSOR_WORDS, STORAGE_WORDS = 23, 5  # that there are at the least
 
 
 @cache
 def layout() -> Layout | None:
     """The layout, if some samples show one that tells apart all that must be told apart."""
-    sample = torch.zeros(7919).as_strided((70, 100), (100, 1), 13)
+    sample = torch.zeros(150_000).as_strided((127, 331), (331, 1), 104_729)
     storage = sample.untyped_storage()
-    places = [_only(_words(sample._cdata, TENSOR_WORDS), number) for number in (storage._cdata, 13, 7000)]
+    places = [_only(_words(sample._cdata, TENSOR_WORDS), n) for n in (storage._cdata, 104_729, 127 * 331)]
     places.append(_only(_words(storage._cdata, STORAGE_WORDS - 2), storage.data_ptr()))
     if any(place is None for place in places) or (places[2] or 0) + 3 > TENSOR_WORDS:
         return None
     found = Layout(*places)  # type: ignore[arg-type]
-    plain, zeros = torch.zeros(6, 6), torch.zeros(6, 6, device="meta")
+    plain = torch.zeros(6, 6)
     alike = [torch.ones(6, 6), torch.ones(36).view(6, 6), torch.ones(100)[3:39].view(6, 6)]
-    other: list[Tensor] = [plain.t(), plain.int(), plain.double(), zeros, plain[:5], torch._neg_view(plain)]
-    other += [plain.to_sparse(), torch._efficientzerotensor((6, 6)), plain.expand(6, 6, 6)[0].t()]
+    alike += [torch.ones(6, 6) for _ in range(200)]
+    varying = 0
+    for x in alike:
+        varying |= found.image(x)[1] ^ found.image(plain)[1]
+    found = replace(found, meant=~varying)
+    other = [plain.t(), plain.int(), plain.double(), torch.zeros(6, 6, device="meta"), plain[:5]]
+    other += [torch._neg_view(plain), plain.to_sparse(), torch._efficientzerotensor((6, 6)), plain[0].expand(6, 6)]
     image = found.image(plain)
     good = all(found.image(x) == image for x in alike) and all(found.image(x) != image for x in other)
     return found if good else None

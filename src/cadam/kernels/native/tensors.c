@@ -171,21 +171,25 @@ typedef struct {
 typedef struct {
     int64_t storage, offset, size; /* after the size: dtype, device and flags; then the keys that say of what kind it is */
     int64_t data;                  /* of a storage; then to whom it belongs and how it is freed */
+    int64_t meant;                 /* bits of the word with dtype, device and flags that mean something */
 } layout;
 
 enum { IMAGE = 9, GRAD_IMAGE = 3 };
 
-/* All that matters about a tensor that is to stay as it is. */
-static void depict(const layout *at, void **tensor, int64_t *image)
+/* All that matters about a tensor that is to stay as it is: note it, and tell whether it is what it was. */
+static int depict(const layout *at, void **tensor, int64_t *image)
 {
+    static const int64_t none[3];
     const int64_t *words = *tensor, *storage = (const int64_t *)words[at->storage];
-    image[0] = (int64_t)words;
-    image[1] = words[at->storage];
-    image[2] = words[at->offset];
-    for (int i = 0; i < 3; i++) {
-        image[3 + i] = words[at->size + i];
-        image[6 + i] = storage ? storage[at->data + i] : 0;
+    const int64_t *about = words + at->size, *data = storage ? storage + at->data : none;
+    const int64_t now[IMAGE] = {(int64_t)words, (int64_t)storage, words[at->offset], about[0], about[1],
+                                about[2],       data[0],          data[1],           data[2]};
+    int64_t news = 0;
+    for (int i = 0; i < IMAGE; i++) {
+        news |= now[i] ^ image[i];
+        image[i] = now[i];
     }
+    return !news;
 }
 
 /* The same of a gradient, of which there is another in each step. Returns where it lies; its elements have so many
@@ -193,7 +197,9 @@ static void depict(const layout *at, void **tensor, int64_t *image)
 static int64_t depict_grad(const layout *at, void **grad, int64_t bytes, int64_t *image)
 {
     const int64_t *words = *grad;
-    memcpy(image, words + at->size, GRAD_IMAGE * sizeof *image);
+    image[0] = words[at->size];
+    image[1] = words[at->size + 1] & at->meant;
+    image[2] = words[at->size + 2];
     const int64_t *storage = (const int64_t *)words[at->storage];
     return storage ? storage[at->data] + words[at->offset] * bytes : 0;
 }
@@ -206,6 +212,7 @@ typedef struct {
     int64_t count;   /* of the parameters */
     char **params;
     int64_t *grad_images; /* GRAD_IMAGE words each */
+    const int64_t *grad_sizes, *grad_kinds;
     int64_t bytes;        /* of an element of a gradient */
     float *steps;
     int64_t columns;
@@ -246,16 +253,19 @@ enum { DONE = 0, OTHERWISE = -1 }; /* and positive: an error of the driver */
  * at. */
 enum { FAR = 24, MIDDLE = 16, NEAR = 8 };
 
-static void fetch_tensor(const char *tensor)
+static void fetch_tensor(const layout *at, const int64_t *tensor)
 {
-    for (int line = 0; tensor && line < 3; line++)
-        __builtin_prefetch(tensor + 64 * line);
+    if (!tensor)
+        return;
+    __builtin_prefetch(tensor + at->storage);
+    __builtin_prefetch(tensor + at->size);
+    __builtin_prefetch(tensor + at->size + 2);
 }
 
 static void fetch_storage(const layout *at, const int64_t *tensor)
 {
-    if (tensor)
-        __builtin_prefetch((void *)tensor[at->storage]);
+    if (tensor && tensor[at->storage])
+        __builtin_prefetch((const int64_t *)tensor[at->storage] + at->data);
 }
 
 static void fetch_ahead(const layout *at, const tensors *some, int64_t i, int64_t count)
@@ -263,35 +273,50 @@ static void fetch_ahead(const layout *at, const tensors *some, int64_t i, int64_
     if (i + FAR < count)
         __builtin_prefetch(tensor_of(some, i + FAR));
     if (i + MIDDLE < count)
-        fetch_tensor(*tensor_of(some, i + MIDDLE));
+        fetch_tensor(at, *tensor_of(some, i + MIDDLE));
     if (i + NEAR < count)
         fetch_storage(at, *tensor_of(some, i + NEAR));
 }
 
+/* What autograd knows of a tensor follows its storage: if not, the wrong memory is fetched and nothing worse. */
 static void fetch_grads_ahead(const layout *at, const tensors *some, int64_t i, int64_t count)
 {
+    if (i + FAR < count) {
+        const int64_t *tensor = *tensor_of(some, i + FAR);
+        __builtin_prefetch((const char *)tensor[at->storage + 1]);
+        __builtin_prefetch((const char *)tensor[at->storage + 1] + 64);
+    }
     if (i + MIDDLE < count)
-        fetch_tensor(*grad_of(some, i + MIDDLE));
+        fetch_tensor(at, *grad_of(some, i + MIDDLE));
     if (i + NEAR < count)
         fetch_storage(at, *grad_of(some, i + NEAR));
+}
+
+/* A dict keeps its items apart, at an address in its fifth word; the same holds as above. */
+static void fetch_containers_ahead(const container *c, int64_t i, int64_t count)
+{
+    if (i + MIDDLE < count)
+        __builtin_prefetch(c[i + MIDDLE].object);
+    if (i + NEAR < count && c[i + NEAR].is_dict) {
+        const char *items = ((const char **)c[i + NEAR].object)[4];
+        __builtin_prefetch(items);
+        __builtin_prefetch(items + 64);
+    }
 }
 
 /* Is everything as it was when this step was prepared? */
 static int is_the_same(const step_again *s)
 {
     for (int64_t i = 0; i < s->containers; i++) {
-        if (i + NEAR < s->containers)
-            __builtin_prefetch(s->container[i + NEAR].object);
+        fetch_containers_ahead(s->container, i, s->containers);
         if (!holds_what_it_did(s->python, &s->container[i]))
             return 0;
     }
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors lasting = {s->torch, p->lasting_objects, s->place};
         for (int64_t i = 0; i < p->lasting; i++) {
-            int64_t image[IMAGE];
             fetch_ahead(s->layout, &lasting, i, p->lasting);
-            depict(s->layout, tensor_of(&lasting, i), image);
-            if (memcmp(image, p->images + i * IMAGE, sizeof image))
+            if (!depict(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE))
                 return 0;
         }
     }
@@ -321,8 +346,11 @@ static int fill(const step_again *s, int64_t *to)
             if (s->torch->is_defined(grad, &defined) || !defined || p->steps[i] != before)
                 return 0;
             *to++ = depict_grad(s->layout, grad, p->bytes, image);
-            if (memcmp(image, p->grad_images + i * GRAD_IMAGE, sizeof image))
-                return 0;
+            if (memcmp(image, p->grad_images + i * GRAD_IMAGE, sizeof image)) {
+                const sight seen = look_at_grad(&params, i);
+                if (seen.size != p->grad_sizes[i] || seen.kind != p->grad_kinds[i])
+                    return 0;
+            }
         }
     }
     return 1;
