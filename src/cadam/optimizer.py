@@ -70,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""
         cls = type(self)
         plain = cls.step
-        super()._patch_step_function()  # type: ignore[no-untyped-call]
+        super()._patch_step_function()
         if cls.step is not plain:
             cls.step = _past_hooks(plain, cls.step)  # type: ignore[method-assign]
 

@@ -61,7 +61,7 @@ class Driver:
 
     def event(self) -> tuple[Any, Address]:
         """An event that has happened."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event, int(event.cuda_event)
 
@@ -257,7 +257,7 @@ class Coefficients:
 
 
 def _flat(options: Mapping[str, Any]) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for value in options.values():
         if isinstance(value, tuple):
             found += value
