@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
+from torch.optim import optimizer as torchs
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
@@ -63,6 +66,14 @@ class Optimizer(torch.optim.Optimizer):
         self._plan: Plan | None = None
         super().__init__(params, {name: options.scalar(value) for name, value in defaults.items()})
 
+    def _patch_step_function(self) -> None:
+        """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""
+        cls = type(self)
+        plain = cls.step
+        super()._patch_step_function()
+        if cls.step is not plain:
+            cls.step = _past_hooks(plain, cls.step)  # type: ignore[method-assign]
+
     # Groups -----------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -96,6 +107,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure`, if given, computes the loss anew and is returned."""
+        if closure is None and not torch.compiler.is_compiling() and self._once_more():
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -112,6 +125,18 @@ class Optimizer(torch.optim.Optimizer):
                     engine.run(jobs)
                 self._let_go()
         return loss
+
+    def _once_more(self) -> bool:
+        """Take the very step that was taken before, if it is prepared and only gradients and numbers changed."""
+        plan = self._plan
+        if plan is None or plan.again is None:
+            return False
+        if getattr(self, "found_inf", None) is not None or getattr(self, "grad_scale", None) is not None:
+            return False
+        self._plan = None  # what raises leaves no plan behind
+        done = plan.again.step(self.param_groups, self.state)
+        self._plan = plan
+        return done
 
     def _traced_step(self) -> None:
         """A step that becomes part of a compiled graph where the engine can, and breaks the graph elsewhere."""
@@ -146,6 +171,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._plan is not None and not self._plan.lasting:
             self._plan = None
         elif self._plan is not None:
+            self._plan.prepare(self.param_groups, self.state)
             self._plan.let_go()
 
     def _new_plan(self, grad_scale: Tensor | None) -> Plan:
@@ -325,6 +351,26 @@ class Explanation(list[Explained]):
             reasons = {k: v for k, v in row.passed_over.items() if not v.startswith("serves ")}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
         return "\n".join(lines)
+
+
+def _past_hooks(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain` where nobody looks on, else `hooked`: entering the profiler's context takes longer than a small step."""
+
+    @wraps(plain)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or torchs._global_optimizer_pre_hooks
+            or torchs._global_optimizer_post_hooks
+            or profiler._is_profiler_enabled
+            or torch.compiler.is_compiling()
+        ):
+            return hooked(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    step.hooked = True  # type: ignore[attr-defined]
+    return step
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]

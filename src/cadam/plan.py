@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .checkpoint import describe
 from .engines import Choice, Engine, Item, Job, choose, scalars
+from .engines.again import Again, Same
+from .engines.library import UnavailableError
 from .engines.source import Structure
 from .options import HOW_IT_RUNS
 from .rules import Rule
@@ -70,6 +72,12 @@ class Plan:
     absent: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Tensor]] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    again: Again | None = None
+    """This step prepared to be taken once more at once, where that can be done."""
+    renewals: int = 0
+    preparations: int = 0
+    unprepared: str = "no step was like the one before"
+    """Why it is not prepared."""
 
     @classmethod
     def of(
@@ -123,7 +131,20 @@ class Plan:
             return False
         for kept in self.kept:
             kept.job.grad_scale, kept.job.found_inf = grad_scale, None
+        self.renewals += 1
         return not any(engine.stale(jobs) for engine, jobs in self.work)
+
+    def prepare(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+        """Have the next step ready, if it is going to be like this one."""
+        if self.again is not None:
+            self.again = self.again if self.again.renew() else None
+        elif self.renewals >> self.preparations:  # it takes a while: the less often, the less it helped
+            self.preparations += 1
+            states = [state for kept in self.kept for state in kept.states]
+            try:
+                self.again = Again(self.work, Same(groups, state, states, self.absent))
+            except UnavailableError as reason:
+                self.unprepared = str(reason)
 
     def let_go(self) -> None:
         """Forget the gradients."""

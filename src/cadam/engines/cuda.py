@@ -24,6 +24,7 @@ from ..rules import RULES, Options
 from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
+from .library import UnavailableError
 from .source import Structure
 from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
@@ -66,6 +67,31 @@ def _direct() -> bool:
     return str(triton.__version__).startswith(("3.6.",))
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A compiled kernel as the CUDA driver launches it."""
+
+    function: int
+    threads: int
+    shared: int
+    """Bytes of memory that the threads of a block share."""
+    names: tuple[str, ...]
+    """Its arguments, each in a word of 8 bytes; two scratch memories of Triton's follow, which it does not use."""
+
+    @classmethod
+    def of(cls, compiled: Any) -> Bound:
+        """Raises UnavailableError where a launch takes more than is known here."""
+        warps, ctas, shared = compiled.packed_metadata
+        about = compiled.metadata
+        wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+        more = [name for name in wants if getattr(about, name, None)]
+        kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
+        more += [f"{name}: {kind}" for name, kind in kinds.items() if kind[0] != "*" and kind not in ("i32", "i64")]
+        if ctas != 1 or more:
+            raise UnavailableError(f"the kernel {compiled.name} takes more than usual: {ctas} blocks, {more}")
+        return cls(compiled.function, 32 * warps, shared, tuple(kinds))
+
+
 @dataclass
 class Launch:
     """A kernel and its constants.
@@ -94,6 +120,12 @@ class Launch:
         compiled = self.kernel[grid](*args, **self.constants, num_warps=self.warps, enable_fp_fusion=False)
         if compiled is not None and _direct():
             self.compiled[kind] = compiled
+
+    def bound(self, kind: Any) -> Bound:
+        """What a launch like those before takes of the driver. Raises UnavailableError where that is not known."""
+        if kind not in self.compiled:
+            raise UnavailableError("how this version of Triton launches kernels is not known")
+        return Bound.of(self.compiled[kind])
 
 
 @cache

@@ -47,21 +47,29 @@ class Library:
     c: ctypes.CDLL
     torch: Numbers
     """The addresses of what BORROWED names."""
+    locked: ctypes.PyDLL
+    """The same functions, called with Python's lock held: for those that look at Python's dicts and lists."""
 
     @property
     def parallel_for(self) -> int:
         return int(self.torch[0])
 
 
+def torch_library(name: str) -> str:
+    """The path of one of torch's own libraries. Raises OSError where there is none."""
+    for path in (Path(torch.__file__).parent / "lib").glob(f"{name}.*"):
+        return str(path)
+    raise OSError(f"there is no {name}")
+
+
 @cache
 def _borrowed() -> Numbers:
     functions = []
     for library, names in BORROWED.items():
-        found = (Path(torch.__file__).parent / "lib").glob(f"{library}.*")
         try:
-            loaded = ctypes.CDLL(str(next(found)))
+            loaded = ctypes.CDLL(torch_library(library))
             functions += [ctypes.cast(loaded[name], ctypes.c_void_p).value or 0 for name in names]
-        except (AttributeError, OSError, StopIteration) as error:
+        except (AttributeError, OSError) as error:
             raise UnavailableError(
                 f"torch {torch.__version__} does not lend what the kernels need (torch 2.10 and later do): {error}"
             ) from None
@@ -88,7 +96,11 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
-    return Library(c, _borrowed())
+    locked = ctypes.PyDLL(str(path))
+    locked.cadam_step_again.argtypes = [pointer, pointer]
+    locked.cadam_step_again.restype = number
+    locked.cadam_note.argtypes, locked.cadam_note.restype = [pointer], None
+    return Library(c, _borrowed(), locked)
 
 
 def _work_alone(here: int) -> None:

@@ -71,9 +71,10 @@ def build(library: Path = LIBRARY, rules_header: str | None = None, extra: Seque
         for kind, flags in kinds.items():
             objects.append(f"{scratch}/{kind}.o")
             _run([*command, *flags, f"-DINSTRUCTIONS={kind}", "-c", f"{sources}/kernels.c", "-o", objects[-1]])
-        objects.append(f"{scratch}/dispatch.o")
         stamp = f'-DFINGERPRINT="{fingerprint(rules_header)}"'
-        _run([*command, stamp, "-c", f"{sources}/dispatch.c", "-o", objects[-1]])
+        for part in ("dispatch", "tensors"):
+            objects.append(f"{scratch}/{part}.o")
+            _run([*command, stamp, "-c", f"{sources}/{part}.c", "-o", objects[-1]])
         library.parent.mkdir(parents=True, exist_ok=True)
         unfinished = library.with_name(f"{library.name}.{os.getpid()}")
         _run([*command, "-shared", *objects, "-o", str(unfinished)])

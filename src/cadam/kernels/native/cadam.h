@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#define EXPORT __attribute__((visibility("default")))
+
 /* Where the values of a kernel live. State and arithmetic are double for float64, float for the rest. */
 enum dtype { F32, F64, BF16, F16, DTYPES };
 

@@ -13,8 +13,6 @@ extern const instruction_set cadam_portable;
 extern const instruction_set cadam_avx2, cadam_avx512;
 #endif
 
-#define EXPORT __attribute__((visibility("default")))
-
 static int chosen = -1; /* set by cadam_use, for tests and curiosity */
 
 static const instruction_set *instructions(void)
@@ -63,102 +61,6 @@ EXPORT int32_t cadam_here(int64_t begin, int64_t end, int64_t grain, range_fn *f
     (void)grain;
     f(begin, end, context);
     return 0;
-}
-
-/* Tensors ------------------------------------------------------------------------------------------------ */
-
-/* Functions of torch, in the order of library.py. Those that take a tensor want a pointer to an at::Tensor, which is
- * itself one pointer. A Python tensor is an object that holds an at::Tensor at some place; which one may change
- * (torch.utils.swap_tensors), so the object is asked anew in each look. */
-typedef struct {
-    parallel_for_fn *parallel_for;
-    int32_t (*is_defined)(void **tensor, _Bool *defined);
-    int32_t (*layout)(void **tensor, int32_t *layout);
-    int32_t (*data_ptr)(void **tensor, void **data);
-    int32_t (*numel)(void **tensor, int64_t *numel);
-    int32_t (*dtype)(void **tensor, int32_t *dtype);
-    int32_t (*device_type)(void **tensor, int32_t *device_type);
-    int32_t (*device_index)(void **tensor, int32_t *device_index);
-    int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
-    _Bool (*is_neg)(void **tensor);
-    void **(*grad)(void *tensor); /* of the tensor itself */
-} torch_functions;
-
-enum { MOVED = 1, CHANGED = 2 }; /* another address; another size or kind */
-
-typedef struct {
-    const torch_functions *torch;
-    char **objects;
-    int64_t place;
-    int64_t *addresses, *sizes, *kinds;
-    int64_t news;
-} view;
-
-static void **tensor_of(const view *v, int64_t i) { return (void **)(v->objects[i] + v->place); }
-
-/* Is it a dense tensor whose memory holds its values as they are? */
-static int is_plain(const torch_functions *torch, void **tensor)
-{
-    _Bool defined;
-    int32_t layout;
-    return !torch->is_defined(tensor, &defined) && defined && !torch->layout(tensor, &layout) && layout == 0 &&
-           !torch->is_neg(tensor);
-}
-
-/* Look at tensor i, or at what stands for it if that is plain; returns what is new about it. */
-static int64_t look_at(const view *v, int64_t i, void **tensor, int plain)
-{
-    const torch_functions *torch = v->torch;
-    void *data = 0;
-    int64_t size = 0, kind = -1;
-    int32_t dtype = 0, device = 0, index = 0;
-    _Bool contiguous = 0;
-    if (plain && !torch->numel(tensor, &size) && !torch->dtype(tensor, &dtype) &&
-        !torch->device_type(tensor, &device) && !torch->device_index(tensor, &index) &&
-        !torch->is_contiguous(tensor, &contiguous) && !torch->data_ptr(tensor, &data) && (data || !size))
-        kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
-    const int64_t news = (v->addresses[i] != (int64_t)data ? MOVED : 0) |
-                         (v->sizes[i] != size || v->kinds[i] != kind ? CHANGED : 0);
-    v->addresses[i] = (int64_t)data;
-    v->sizes[i] = size;
-    v->kinds[i] = kind;
-    return news;
-}
-
-static void look_range(int64_t begin, int64_t end, void *context)
-{
-    view *v = context;
-    int64_t news = 0;
-    for (int64_t i = begin; i < end; i++)
-        news |= look_at(v, i, tensor_of(v, i), 1);
-    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
-}
-
-static void look_at_grads_range(int64_t begin, int64_t end, void *context)
-{
-    view *v = context;
-    int64_t news = 0;
-    for (int64_t i = begin; i < end; i++) {
-        void **grad = v->torch->grad(*tensor_of(v, i));
-        news |= look_at(v, i, grad, is_plain(v->torch, grad));
-    }
-    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
-}
-
-/* Where the tensors of Python objects (or their gradients) lie, how many elements they have, and their kind: device, dtype and, in the last
- * bit, contiguity; -1 for one that is not plain memory. Returns what is new since the last look. Asking torch for this
- * from Python takes longer than a small step does. Threads are worth it only where they are awake. */
-EXPORT int64_t cadam_look(const torch_functions *torch, char **objects, int64_t place, int64_t count, int64_t grads,
-                          int64_t threads, int64_t *addresses, int64_t *sizes, int64_t *kinds)
-{
-    view v = {torch, objects, place, addresses, sizes, kinds, 0};
-    enum { GRAIN = 512 };
-    range_fn *look = grads ? look_at_grads_range : look_range;
-    if (threads && count > GRAIN)
-        torch->parallel_for(0, count, GRAIN, look, &v);
-    else
-        look(0, count, &v);
-    return v.news;
 }
 
 /* The coefficients of a kernel in either arithmetic: tensors of both may share them. */

@@ -1,0 +1,309 @@
+"""The same step on CUDA once more: one call of a compiled function from `step()` to the launch.
+
+From one step to the next, as a rule, nothing changes but where the gradients lie, the learning rate and the step
+count. Python's way to find that out, and then to the launch, takes longer than the step of a small model, and keeps
+the device waiting in front of a large one. So everything is prepared: the compiled function looks whether the state,
+the parameters and the options are the objects they were and lie where they did, writes the gradients' addresses and
+the coefficients into pinned memory, has them copied to the device and launches the kernels. Where anything else is
+new it does nothing, and the step is taken the usual way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import scalars
+from .cuda import Batch, Bound, Cuda, capturing, stochastic
+from .job import Engine, Job
+from .library import Numbers, UnavailableError, torch_library
+from .watch import Eyes, Layout, layout
+
+CUDA = (
+    "cuCtxGetCurrent",
+    "cuStreamIsCapturing",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuMemcpyHtoDAsync_v2",
+    "cuLaunchKernel",
+)
+PYTHON = ("PyDict_Next", "PyList_Size", "PyList_GetItem")
+BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
+IMAGE, GRAD_IMAGE = 9, 3  # words, as in native/tensors.c
+SLOTS = 8  # steps that the host may be ahead of the device before it goes the usual way
+
+Address = int
+
+
+class Driver:
+    """What the compiled function calls of CUDA, and what is needed of it beforehand."""
+
+    def __init__(self) -> None:
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+            self.functions = _addresses(library, CUDA)
+        except (OSError, AttributeError) as error:
+            raise UnavailableError(f"the CUDA driver does not lend what it takes: {error}") from None
+        self.current_stream: Callable[[int], Address] = torch._C._cuda_getCurrentRawStream
+        self.get_context = library.cuCtxGetCurrent
+
+    def context(self) -> Address:
+        context = ctypes.c_void_p()
+        self.get_context(ctypes.byref(context))
+        return context.value or 0
+
+    def event(self) -> tuple[Any, Address]:
+        """An event that has happened."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event, int(event.cuda_event)
+
+
+@cache
+def driver() -> Driver:
+    return Driver()
+
+
+@cache
+def _python() -> Numbers:
+    return _addresses(ctypes.pythonapi, PYTHON)
+
+
+def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> Numbers:
+    return np.array([ctypes.cast(library[name], ctypes.c_void_p).value for name in names], np.int64)
+
+
+@dataclass(frozen=True)
+class Same:
+    """Whose dicts and lists must hold the very objects they did, apart from the learning rate."""
+
+    groups: list[dict[str, Any]]
+    state: dict[Any, Any]
+    states: Sequence[dict[str, Any]]
+    """Of the parameters that are stepped."""
+    absent: Sequence[Tensor]
+    """Those that have no gradient."""
+
+
+class Again:
+    """A step that was taken before, ready to be taken once more."""
+
+    def __init__(self, work: Sequence[tuple[Engine, Sequence[Job]]], same: Same) -> None:
+        """Raises UnavailableError, with the reason, where this step cannot be prepared."""
+        batches = _batches(work)
+        device = batches[0][1].params[0].device
+        self.driver = driver()
+        self.index = -1 if device.index is None else device.index
+        self.current_stream, self.stream = self.driver.current_stream, self.driver.current_stream(self.index)
+        self.same = same
+        self.numbers = [Coefficients(job, batch) for job, batch in batches]
+        self.kept: list[Any] = []  # what the compiled function has addresses of
+        eyes, place = _eyes(batches), _layout()
+        words = sum(len(c.row) + len(c.batch.params) for c in self.numbers)
+        host = torch.empty((SLOTS, words), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.sent = torch.empty(words, dtype=torch.int64, device=device)
+        events = [self.driver.event() for _ in range(SLOTS)]
+        parts = [self._part(c) for c in self.numbers]
+        launches = self._launches()
+        self.containers = self._watch()
+        self.header = self._keep(
+            eyes.library.torch.ctypes.data,
+            _python().ctypes.data,
+            self.driver.functions.ctypes.data,
+            _bump_version(),
+            self._keep(*astuple(place)).ctypes.data,
+            eyes.place,
+            len(self.containers),
+            self.containers.ctypes.data,
+            len(same.absent),
+            self._keep(*map(id, same.absent)).ctypes.data,
+            len(parts),
+            self._keep(*[word for part in parts for word in part]).ctypes.data,
+            len(launches) // 5,
+            self._keep(*launches).ctypes.data,
+            self.driver.context(),
+            host.data_ptr(),
+            words,
+            SLOTS,
+            0,
+            self._keep(*[address for _, address in events]).ctypes.data,
+            self.sent.data_ptr(),
+        )
+        self.kept += [eyes, host, events]
+        self.call, self.note = eyes.library.locked.cadam_step_again, eyes.library.locked.cadam_note
+        self.address = self.header.ctypes.data
+        self.note(self.address)
+
+    def step(self, groups: Any, state: Any) -> bool:
+        """Take the step, if nothing else has changed. False: nothing was done."""
+        if groups is not self.same.groups or state is not self.same.state:
+            return False
+        if self.current_stream(self.index) != self.stream:
+            return False
+        for coefficients in self.numbers:
+            if coefficients.options["lr"] is not coefficients.lr and not coefficients.renew():
+                return False
+        failed = self.call(self.address, self.stream)
+        if failed < 0:
+            return False
+        if failed:
+            raise RuntimeError(f"the CUDA driver reports error {failed} for a step of the optimizer")
+        for coefficients in self.numbers:  # while the device is at work
+            coefficients.renew()
+        return True
+
+    def renew(self) -> bool:
+        """After a step that was taken the usual way: take the options and step counts as they are now.
+
+        False if this will not serve again: steps are taken on another stream.
+        """
+        for row, group in zip(self.containers, self.same.groups, strict=False):
+            self._expect(row, group)
+        for coefficients in self.numbers:
+            coefficients.renew()
+        self.note(self.address)
+        return self.current_stream(self.index) == self.stream
+
+    def _watch(self) -> Numbers:
+        """The dicts and lists that must hold the very objects they did, the groups first."""
+        same = self.same
+        lists = [same.groups, *(group["params"] for group in same.groups)]
+        held = [*same.groups, *lists, same.state, *same.states]
+        self.expected: dict[int, Numbers] = {}
+        rows = np.zeros((len(held), 4), np.int64)
+        for row, one in zip(rows, held, strict=True):
+            self._expect(row, one)
+        return rows
+
+    def _expect(self, row: Numbers, held: Any) -> None:
+        is_dict = isinstance(held, dict)
+        values = held.items() if is_dict else enumerate(held)
+        ids = np.array([0 if key == "lr" else id(value) for key, value in values], np.int64)
+        row[:] = id(held), is_dict, len(ids), ids.ctypes.data
+        self.expected[id(held)] = ids
+
+    def _launches(self) -> list[int]:
+        """Each as five words: function, blocks, threads, shared memory and where its arguments are."""
+        words, start = [], self.sent.data_ptr()
+        for c in self.numbers:
+            batch = c.batch
+            kind = (None, stochastic(c.options))
+            for blocks, i, alone in batch.launches:
+                bound = batch.launch(alone, *kind).bound(kind)
+                words += self._launch(bound, batch, blocks, i, start, start + 8 * len(c.row))
+            start += 8 * (len(c.row) + len(batch.params))
+        return words
+
+    def _launch(self, bound: Bound, batch: Batch, blocks: int, i: int, row: Address, grads: Address) -> list[int]:
+        values = {"table": batch.table.data_ptr(), "grads": grads, "coefficients": row, "stride": 0}
+        values |= {"owners": batch.owners.data_ptr(), "only": i, "seed": batch.seed}
+        arguments = self._keep(*[values[name] for name in bound.names], 0, 0)  # Triton's two scratch memories: none
+        places = self._keep(*[arguments.ctypes.data + 8 * k for k in range(len(arguments))])
+        return [bound.function, blocks, bound.threads, bound.shared, places.ctypes.data]
+
+    def _part(self, c: Coefficients) -> list[int]:
+        """A batch as the compiled function wants it."""
+        lasting, grads = c.batch.lasting, c.batch.grads
+        return [
+            len(lasting.tensors),
+            lasting.objects.ctypes.data,
+            self._keep(*[0] * IMAGE * len(lasting.tensors)).ctypes.data,
+            len(grads.tensors),
+            grads.objects.ctypes.data,
+            self._keep(*[0] * GRAD_IMAGE * len(grads.tensors)).ctypes.data,
+            grads.sizes.ctypes.data,
+            grads.kinds.ctypes.data,
+            c.batch.grad_dtype.itemsize,
+            c.steps.ctypes.data,
+            len(c.row),
+            c.row.ctypes.data,
+        ]
+
+    def _keep(self, *words: int) -> Numbers:
+        made = np.array(words, np.int64)
+        self.kept.append(made)
+        return made
+
+
+class Coefficients:
+    """The coefficients of the next step of a batch, worked out while the device is at work on this one."""
+
+    def __init__(self, job: Job, batch: Batch) -> None:
+        self.options, self.update, self.batch = job.options, job.update, batch
+        self.row = np.zeros(batch.numbers.columns)
+        self.lr: Any = None
+        steps = batch.numbers.counts
+        if steps is None or not self.renew():
+            raise UnavailableError("numbers of the step are on the device")
+        self.steps = steps
+
+    def renew(self) -> bool:
+        """Work them out; False if that has to wait until they are needed, since an option is a tensor."""
+        options, steps = self.options, self.batch.numbers.counts
+        if steps is None or any(isinstance(value, Tensor) for value in _flat(options)):
+            return False
+        t = float(steps[0] + 1)
+        values = self.update.general_coefficients(t, options, scalars.Scalars)
+        self.row[: 1 + len(values)] = [t, *values.values()]
+        self.lr = options["lr"]
+        return True
+
+
+def _flat(options: Mapping[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in options.values():
+        if isinstance(value, tuple):
+            found += value
+        else:
+            found.append(value)
+    return found
+
+
+def _batches(work: Sequence[tuple[Engine, Sequence[Job]]]) -> list[tuple[Job, Batch]]:
+    if not work or not all(isinstance(engine, Cuda) for engine, _ in work):
+        raise UnavailableError("serves the engine 'cuda' only")
+    batches = [(job, batch) for _, jobs in work for job in jobs for batch in job.memo.get("cuda", ())]
+    if not batches or any("cuda" not in job.memo for _, jobs in work for job in jobs):
+        raise UnavailableError("no step of it was taken yet, but in a graph")
+    for job, batch in batches:
+        if any(param.is_inference() for param in batch.params):
+            raise UnavailableError("a parameter was made in inference mode")
+        if batch.params[0].device != batches[0][1].params[0].device:
+            raise UnavailableError("serves one device only")
+        if job.grad_scale is not None or job.found_inf is not None or batch.numbers.stay:
+            raise UnavailableError("numbers of the step are on the device")
+        if not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all() or not batch.grads.grads:
+            raise UnavailableError("parameters or gradients are not contiguous")
+    if capturing(batches[0][1].params[0].device):
+        raise UnavailableError("a graph is being captured")
+    return batches
+
+
+def _eyes(batches: Sequence[tuple[Job, Batch]]) -> Eyes:
+    eyes = batches[0][1].grads.eyes
+    if eyes is None:
+        raise UnavailableError("the package was installed without its compiled kernels")
+    return eyes
+
+
+def _layout() -> Layout:
+    found = layout()
+    if found is None:
+        raise UnavailableError(f"what tensors of torch {torch.__version__} are made of is not known")
+    return found
+
+
+@cache
+def _bump_version() -> Address:
+    """What tells autograd that a tensor was changed."""
+    try:
+        return int(_addresses(ctypes.CDLL(torch_library("libtorch_cpu")), [BUMP_VERSION])[0])
+    except (AttributeError, OSError) as error:
+        raise UnavailableError(f"torch {torch.__version__} does not lend what it takes: {error}") from None

@@ -1,0 +1,399 @@
+/* What Python calls to look at its tensors, and to take the same step on a CUDA device once more.
+ *
+ * Asking torch about thousands of tensors from Python takes longer than their step. Nothing here links against torch,
+ * Python or CUDA: what is called of them comes as addresses.
+ */
+#include "cadam.h"
+
+#include <string.h>
+
+/* Functions of torch, in the order of library.py. Those that take a tensor want a pointer to an at::Tensor, which is
+ * itself one pointer. A Python tensor is an object that holds an at::Tensor at some place; which one may change
+ * (torch.utils.swap_tensors), so the object is asked anew in each look. */
+typedef struct {
+    parallel_for_fn *parallel_for;
+    int32_t (*is_defined)(void **tensor, _Bool *defined);
+    int32_t (*layout)(void **tensor, int32_t *layout);
+    int32_t (*data_ptr)(void **tensor, void **data);
+    int32_t (*numel)(void **tensor, int64_t *numel);
+    int32_t (*dtype)(void **tensor, int32_t *dtype);
+    int32_t (*device_type)(void **tensor, int32_t *device_type);
+    int32_t (*device_index)(void **tensor, int32_t *device_index);
+    int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
+    _Bool (*is_neg)(void **tensor);
+    void **(*grad)(void *tensor); /* of the tensor itself */
+} torch_functions;
+
+/* Some Python tensors. */
+typedef struct {
+    const torch_functions *torch;
+    char **objects;
+    int64_t place; /* where in an object, in bytes, torch's own tensor is */
+} tensors;
+
+static void **tensor_of(const tensors *some, int64_t i) { return (void **)(some->objects[i] + some->place); }
+
+static void **grad_of(const tensors *some, int64_t i) { return some->torch->grad(*tensor_of(some, i)); }
+
+/* Is it a dense tensor whose memory holds its values as they are? */
+static int is_plain(const torch_functions *torch, void **tensor)
+{
+    _Bool defined;
+    int32_t layout;
+    return !torch->is_defined(tensor, &defined) && defined && !torch->layout(tensor, &layout) && layout == 0 &&
+           !torch->is_neg(tensor);
+}
+
+/* Where a tensor lies, how many elements it has, and its kind: device, dtype and, in the last bit, contiguity; -1 for
+ * one that is not plain memory. */
+typedef struct {
+    int64_t address, size, kind;
+} sight;
+
+static sight look_at(const torch_functions *torch, void **tensor, int plain)
+{
+    void *data = 0;
+    int64_t size = 0, kind = -1;
+    int32_t dtype = 0, device = 0, index = 0;
+    _Bool contiguous = 0;
+    if (plain && !torch->numel(tensor, &size) && !torch->dtype(tensor, &dtype) &&
+        !torch->device_type(tensor, &device) && !torch->device_index(tensor, &index) &&
+        !torch->is_contiguous(tensor, &contiguous) && !torch->data_ptr(tensor, &data) && (data || !size))
+        kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+    return (sight){(int64_t)data, size, kind};
+}
+
+static sight look_at_grad(const tensors *some, int64_t i)
+{
+    void **grad = grad_of(some, i);
+    return look_at(some->torch, grad, is_plain(some->torch, grad));
+}
+
+/* Looking at all of them --------------------------------------------------------------------------------- */
+
+enum { MOVED = 1, CHANGED = 2 }; /* another address; another size or kind */
+
+typedef struct {
+    tensors some;
+    int64_t *addresses, *sizes, *kinds;
+    int64_t news;
+} view;
+
+static int64_t note(const view *v, int64_t i, sight seen)
+{
+    const int64_t news = (v->addresses[i] != seen.address ? MOVED : 0) |
+                         (v->sizes[i] != seen.size || v->kinds[i] != seen.kind ? CHANGED : 0);
+    v->addresses[i] = seen.address;
+    v->sizes[i] = seen.size;
+    v->kinds[i] = seen.kind;
+    return news;
+}
+
+static void look_range(int64_t begin, int64_t end, void *context)
+{
+    view *v = context;
+    int64_t news = 0;
+    for (int64_t i = begin; i < end; i++)
+        news |= note(v, i, look_at(v->some.torch, tensor_of(&v->some, i), 1));
+    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
+}
+
+static void look_at_grads_range(int64_t begin, int64_t end, void *context)
+{
+    view *v = context;
+    int64_t news = 0;
+    for (int64_t i = begin; i < end; i++)
+        news |= note(v, i, look_at_grad(&v->some, i));
+    __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
+}
+
+/* Where the tensors of Python objects (or their gradients) lie, their sizes and kinds. Returns what is new since the
+ * last look. Threads are worth it only where they are awake. */
+EXPORT int64_t cadam_look(const torch_functions *torch, char **objects, int64_t place, int64_t count, int64_t grads,
+                          int64_t threads, int64_t *addresses, int64_t *sizes, int64_t *kinds)
+{
+    view v = {{torch, objects, place}, addresses, sizes, kinds, 0};
+    enum { GRAIN = 512 };
+    range_fn *look = grads ? look_at_grads_range : look_range;
+    if (threads && count > GRAIN)
+        torch->parallel_for(0, count, GRAIN, look, &v);
+    else
+        look(0, count, &v);
+    return v.news;
+}
+
+/* The same step once more -------------------------------------------------------------------------------- */
+
+/* Functions of Python, in the order of again.py. They may only be called by a thread that holds Python's lock. */
+typedef struct {
+    int (*dict_next)(void *dict, int64_t *position, void **key, void **value);
+    int64_t (*list_size)(void *list);
+    void *(*list_item)(void *list, int64_t i);
+} python_functions;
+
+/* A Python dict or list and the objects that must be in it, in this order; 0 stands for any. */
+typedef struct {
+    void *object;
+    int64_t is_dict, count;
+    void **expected;
+} container;
+
+static int holds_what_it_did(const python_functions *python, const container *c)
+{
+    if (c->is_dict) {
+        int64_t position = 0, i = 0;
+        void *key, *value;
+        for (; python->dict_next(c->object, &position, &key, &value); i++)
+            if (i >= c->count || (c->expected[i] && c->expected[i] != value))
+                return 0;
+        return i == c->count;
+    }
+    if (python->list_size(c->object) != c->count)
+        return 0;
+    for (int64_t i = 0; i < c->count; i++)
+        if (python->list_item(c->object, i) != c->expected[i])
+            return 0;
+    return 1;
+}
+
+/* Functions of the CUDA driver, in the order of again.py; 0 is success. */
+typedef struct {
+    int (*current_context)(void **context);
+    int (*is_capturing)(void *stream, int *status);
+    int (*event_query)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*copy_to_device)(uint64_t to, const void *from, size_t bytes, void *stream);
+    int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                  unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
+} cuda_functions;
+
+/* Where torch keeps things in its tensors and storages, counted in words: found out by watch.py. */
+typedef struct {
+    int64_t storage, offset, size; /* after the size: dtype, device and flags; then the keys that say of what kind it is */
+    int64_t data;                  /* of a storage; then to whom it belongs and how it is freed */
+    int64_t meant;                 /* bits of the word with dtype, device and flags that mean something */
+} layout;
+
+enum { IMAGE = 9, GRAD_IMAGE = 3 };
+
+/* All that matters about a tensor that is to stay as it is: note it, and tell whether it is what it was. */
+static int depict(const layout *at, void **tensor, int64_t *image)
+{
+    static const int64_t none[3];
+    const int64_t *words = *tensor, *storage = (const int64_t *)words[at->storage];
+    const int64_t *about = words + at->size, *data = storage ? storage + at->data : none;
+    const int64_t now[IMAGE] = {(int64_t)words, (int64_t)storage, words[at->offset], about[0], about[1],
+                                about[2],       data[0],          data[1],           data[2]};
+    int64_t news = 0;
+    for (int i = 0; i < IMAGE; i++) {
+        news |= now[i] ^ image[i];
+        image[i] = now[i];
+    }
+    return !news;
+}
+
+/* The same of a gradient, of which there is another in each step. Returns where it lies; its elements have so many
+ * bytes. */
+static int64_t depict_grad(const layout *at, void **grad, int64_t bytes, int64_t *image)
+{
+    const int64_t *words = *grad;
+    image[0] = words[at->size];
+    image[1] = words[at->size + 1] & at->meant;
+    image[2] = words[at->size + 2];
+    const int64_t *storage = (const int64_t *)words[at->storage];
+    return storage ? storage[at->data] + words[at->offset] * bytes : 0;
+}
+
+/* Parameters that share one row of coefficients. On the device lies that row, then the addresses of the gradients. */
+typedef struct {
+    int64_t lasting; /* tensors that must be as they were: parameters and their state */
+    char **lasting_objects;
+    int64_t *images; /* of these, IMAGE words each */
+    int64_t count;   /* of the parameters */
+    char **params;
+    int64_t *grad_images; /* GRAD_IMAGE words each */
+    const int64_t *grad_sizes, *grad_kinds;
+    int64_t bytes;        /* of an element of a gradient */
+    float *steps;
+    int64_t columns;
+    const double *coefficients; /* the first is the step that they are for */
+} part;
+
+typedef struct {
+    void *function;
+    int64_t blocks, threads, shared;
+    void **arguments;
+} kernel_launch;
+
+typedef struct {
+    const torch_functions *torch;
+    const python_functions *python;
+    const cuda_functions *cuda;
+    void (*bump_version)(void **tensor);
+    const layout *layout;
+    int64_t place;
+    int64_t containers;
+    const container *container;
+    int64_t absent; /* parameters that must have no gradient */
+    char **absent_objects;
+    int64_t parts;
+    const part *part;
+    int64_t launches;
+    const kernel_launch *launch;
+    void *context;
+    int64_t *host; /* [slots][words], pinned */
+    int64_t words, slots, slot;
+    void **events; /* one for each slot: has the device read it? */
+    uint64_t device;
+} step_again;
+
+enum { DONE = 0, OTHERWISE = -1 }; /* and positive: an error of the driver */
+
+/* Tensors are spread over memory that no cache may know: what comes later is fetched while the present one is looked
+ * at. */
+enum { FAR = 24, MIDDLE = 16, NEAR = 8 };
+
+static void fetch_tensor(const layout *at, const int64_t *tensor)
+{
+    if (!tensor)
+        return;
+    __builtin_prefetch(tensor + at->storage);
+    __builtin_prefetch(tensor + at->size);
+    __builtin_prefetch(tensor + at->size + 2);
+}
+
+static void fetch_storage(const layout *at, const int64_t *tensor)
+{
+    if (tensor && tensor[at->storage])
+        __builtin_prefetch((const int64_t *)tensor[at->storage] + at->data);
+}
+
+static void fetch_ahead(const layout *at, const tensors *some, int64_t i, int64_t count)
+{
+    if (i + FAR < count)
+        __builtin_prefetch(tensor_of(some, i + FAR));
+    if (i + MIDDLE < count)
+        fetch_tensor(at, *tensor_of(some, i + MIDDLE));
+    if (i + NEAR < count)
+        fetch_storage(at, *tensor_of(some, i + NEAR));
+}
+
+/* What autograd knows of a tensor follows its storage: if not, the wrong memory is fetched and nothing worse. */
+static void fetch_grads_ahead(const layout *at, const tensors *some, int64_t i, int64_t count)
+{
+    if (i + FAR < count) {
+        const int64_t *tensor = *tensor_of(some, i + FAR);
+        __builtin_prefetch((const char *)tensor[at->storage + 1]);
+        __builtin_prefetch((const char *)tensor[at->storage + 1] + 64);
+    }
+    if (i + MIDDLE < count)
+        fetch_tensor(at, *grad_of(some, i + MIDDLE));
+    if (i + NEAR < count)
+        fetch_storage(at, *grad_of(some, i + NEAR));
+}
+
+/* A dict keeps its items apart, at an address in its fifth word; the same holds as above. */
+static void fetch_containers_ahead(const container *c, int64_t i, int64_t count)
+{
+    if (i + MIDDLE < count)
+        __builtin_prefetch(c[i + MIDDLE].object);
+    if (i + NEAR < count && c[i + NEAR].is_dict) {
+        const char *items = ((const char **)c[i + NEAR].object)[4];
+        __builtin_prefetch(items);
+        __builtin_prefetch(items + 64);
+    }
+}
+
+/* Is everything as it was when this step was prepared? */
+static int is_the_same(const step_again *s)
+{
+    for (int64_t i = 0; i < s->containers; i++) {
+        fetch_containers_ahead(s->container, i, s->containers);
+        if (!holds_what_it_did(s->python, &s->container[i]))
+            return 0;
+    }
+    for (const part *p = s->part; p < s->part + s->parts; p++) {
+        const tensors lasting = {s->torch, p->lasting_objects, s->place};
+        for (int64_t i = 0; i < p->lasting; i++) {
+            fetch_ahead(s->layout, &lasting, i, p->lasting);
+            if (!depict(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE))
+                return 0;
+        }
+    }
+    const tensors absent = {s->torch, s->absent_objects, s->place};
+    for (int64_t i = 0; i < s->absent; i++) {
+        _Bool defined = 1;
+        if (s->torch->is_defined(grad_of(&absent, i), &defined) || defined)
+            return 0;
+    }
+    return 1;
+}
+
+/* Write what the device is to know: coefficients and where the gradients lie. Are they, and the step counts, as
+ * expected? */
+static int fill(const step_again *s, int64_t *to)
+{
+    for (const part *p = s->part; p < s->part + s->parts; p++) {
+        const tensors params = {s->torch, p->params, s->place};
+        const float before = (float)p->coefficients[0] - 1;
+        memcpy(to, p->coefficients, (size_t)p->columns * sizeof *to);
+        to += p->columns;
+        for (int64_t i = 0; i < p->count; i++) {
+            int64_t image[GRAD_IMAGE];
+            fetch_grads_ahead(s->layout, &params, i, p->count);
+            void **grad = grad_of(&params, i);
+            _Bool defined = 0;
+            if (s->torch->is_defined(grad, &defined) || !defined || p->steps[i] != before)
+                return 0;
+            *to++ = depict_grad(s->layout, grad, p->bytes, image);
+            if (memcmp(image, p->grad_images + i * GRAD_IMAGE, sizeof image)) {
+                const sight seen = look_at_grad(&params, i);
+                if (seen.size != p->grad_sizes[i] || seen.kind != p->grad_kinds[i])
+                    return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+/* Note how the tensors and their gradients are: so they must be in the next step. */
+EXPORT void cadam_note(const step_again *s)
+{
+    for (const part *p = s->part; p < s->part + s->parts; p++) {
+        const tensors lasting = {s->torch, p->lasting_objects, s->place}, params = {s->torch, p->params, s->place};
+        for (int64_t i = 0; i < p->lasting; i++)
+            depict(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE);
+        for (int64_t i = 0; i < p->count; i++)
+            depict_grad(s->layout, grad_of(&params, i), p->bytes, p->grad_images + i * GRAD_IMAGE);
+    }
+}
+
+/* Take the step that was prepared, on this stream: if nothing but gradients' addresses and the coefficients changed.
+ * Returns DONE; OTHERWISE if something else did, or the device is not ready for it, and nothing was done; or an error
+ * of the driver. */
+EXPORT int64_t cadam_step_again(step_again *s, void *stream)
+{
+    const cuda_functions *cuda = s->cuda;
+    void *context = 0, *event = s->events[s->slot];
+    int capturing = 0, failed;
+    int64_t *host = s->host + s->slot * s->words;
+    if (cuda->current_context(&context) || context != s->context || cuda->is_capturing(stream, &capturing) ||
+        capturing || cuda->event_query(event) || !is_the_same(s) || !fill(s, host))
+        return OTHERWISE;
+    if ((failed = cuda->copy_to_device(s->device, host, (size_t)s->words * sizeof *host, stream)) ||
+        (failed = cuda->event_record(event, stream)))
+        return failed;
+    s->slot = (s->slot + 1) % s->slots;
+    for (const kernel_launch *k = s->launch; k < s->launch + s->launches; k++)
+        if ((failed = cuda->launch(k->function, (unsigned)k->blocks, 1, 1, (unsigned)k->threads, 1, 1,
+                                   (unsigned)k->shared, stream, k->arguments, 0)))
+            return failed;
+    for (const part *p = s->part; p < s->part + s->parts; p++) {
+        const tensors params = {s->torch, p->params, s->place};
+        for (int64_t i = 0; i < p->count; i++) {
+            p->steps[i] += 1;
+            s->bump_version(tensor_of(&params, i));
+        }
+    }
+    return DONE;
+}
