@@ -209,6 +209,8 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     message = versions.problem()
     assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
     assert "pip install torch==2.13.0" in message
+    monkeypatch.setattr(versions, "_installed", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get)
+    assert "torchrec 1.8.0 (needs 1.6.1)" in versions.problem()  # what goes with the torch that is there
 
 
 # The tables by themselves ------------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ def _check(sharding: Any, known: tuple[type, ...]) -> None:
     if not issubclass(type(sharding), known):
         allowed = ", ".join(SHARDING_TYPES)
         raise NotImplementedError(f"{type(sharding).__name__} is not supported; sharding types are {allowed}")
+    if isinstance(sharding, REPLICATED) and not hasattr(ShardedEmbeddingBagCollection, "init_data_parallel"):
+        raise NotImplementedError("data_parallel tables need TorchRec 1.8.0: an older one wraps them before we can")
     if isinstance(sharding._env, ShardingEnv2D):
         raise NotImplementedError("DMPCollection (2D parallelism) is not supported; use DistributedModelParallel")
 

@@ -209,17 +209,15 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         rows = looked_up.ids[part]
         lengths = looked_up.lengths[slab.features[0] * batch : (slab.features[-1] + 1) * batch]
 
-        def of_each_id(of_bag: Tensor) -> Tensor:
-            return of_bag.repeat_interleave(lengths, output_size=len(rows))
-
+        bag = torch.repeat_interleave(lengths, output_size=len(rows))  # by id, counted feature by feature
+        feature = bag // batch
         if len(slab.tables) > 1:
-            rows = rows + of_each_id(slab.first_rows.repeat_interleave(batch))
+            rows = rows + slab.first_rows.index_select(0, feature)
         if self.pooling_mode == PoolingMode.NONE:
             return Ids(rows, None, None)
-        # Ids come feature by feature, bags sample by sample.
-        bags = torch.arange(batch * features, device=rows.device).view(batch, features).t().reshape(-1)
-        mean = self.pooling_mode == PoolingMode.MEAN
-        return Ids(rows, of_each_id(bags), of_each_id(lengths).unsqueeze(1) if mean else None)
+        means = lengths.index_select(0, bag).unsqueeze(1) if self.pooling_mode == PoolingMode.MEAN else None
+        # Gradients have their bags sample by sample: from feature * batch + sample to sample * features + feature.
+        return Ids(rows, torch.sub(bag * features, feature, alpha=batch * features - 1), means)
 
     def _row_grads(self, slab: Slab, ids: Ids, part: slice, grad: Tensor) -> Tensor:
         """The gradient of each id's row as if its weight were 1, from that of what the lookup returned."""

@@ -6,31 +6,46 @@ exact, and others are refused when the package is imported, not in the middle of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-TORCH, FBGEMM, TORCHREC = "2.13.0", "1.8.0", "1.8.0"
-INSTALL = (
-    f"pip install torch=={TORCH} fbgemm-gpu-cpu=={FBGEMM} 'cadam[torchrec]' && "
-    f"pip install --no-deps torchrec=={TORCHREC}  (fbgemm-gpu=={FBGEMM} instead of fbgemm-gpu-cpu for CUDA)"
-)
+
+@dataclass(frozen=True)
+class Versions:
+    """Releases that go together."""
+
+    torch: str
+    fbgemm: str
+    torchrec: str
+
+    @property
+    def install(self) -> str:
+        return (
+            f"pip install torch=={self.torch} fbgemm-gpu-cpu=={self.fbgemm} 'cadam[torchrec]' && "
+            f"pip install --no-deps torchrec=={self.torchrec}  "
+            f"(fbgemm-gpu=={self.fbgemm} instead of fbgemm-gpu-cpu for CUDA)"
+        )
+
+
+TESTED = (Versions("2.13.0", "1.8.0", "1.8.0"), Versions("2.11.0", "1.6.0", "1.6.1"))
 
 
 def problem() -> str | None:
-    """What is missing or of another version, with what to install; None if all is there."""
-    found = {
-        "torch": _installed("torch"),
-        "fbgemm-gpu-cpu or fbgemm-gpu": _installed("fbgemm-gpu-cpu") or _installed("fbgemm-gpu"),
-        "torchrec": _installed("torchrec"),
-    }
-    wanted = dict(zip(found, (TORCH, FBGEMM, TORCHREC), strict=True))
+    """What is missing or does not go with the torch that is installed, with what to install; None if all is there."""
+    torch = _installed("torch")
+    wanted = next((versions for versions in TESTED if versions.torch == torch), TESTED[0])
     wrong = [
-        f"{name} {found[name] or 'is not installed'} (needs {wanted[name]})"
-        for name in found
-        if found[name] != wanted[name]
+        f"{name} {found or 'is not installed'} (needs {needed})"
+        for name, found, needed in (
+            ("torch", torch, wanted.torch),
+            ("fbgemm-gpu-cpu or fbgemm-gpu", _installed("fbgemm-gpu-cpu") or _installed("fbgemm-gpu"), wanted.fbgemm),
+            ("torchrec", _installed("torchrec"), wanted.torchrec),
+        )
+        if found != needed
     ]
     if not wrong:
         return None
-    return f"cadam.torchrec cannot be used: {', '.join(wrong)}. Install: {INSTALL}"
+    return f"cadam.torchrec cannot be used: {', '.join(wrong)}. Install: {wanted.install}"
 
 
 def _installed(package: str) -> str | None:
