@@ -1,0 +1,224 @@
+"""A job of several ranks that learn online from shares of one stream, for tests.
+
+    torchrun ... online_ranks.py KIND DATA FOLDER SECONDS
+
+Every rank learns from DATA/share-RANK.jsonl to its end and writes down what came out in FOLDER/outcome-RANK.json. In
+each of the first attempts, for which SECONDS (a list) has a number, one rank is killed when so many have passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from online_streams import ITEMS, SCHEMA, USERS, Replayed, events, files
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cadam import CAdam
+from cadam.online import Batch, Labels, Learner, LinesSource, StreamMetrics
+from cadam.online.commands import stopping
+from cadam.online.distributed import DistributedLearner, join
+from cadam.online.events import concatenated, from_columns
+
+WIDTH, RATE = 4, 0.05
+TABLES = {"users": USERS, "goods": ITEMS}
+
+
+def start(name: str) -> Tensor:
+    generator = torch.Generator().manual_seed(TABLES[name])
+    return torch.randn(TABLES[name], WIDTH, generator=generator) / 2
+
+
+class Plain(nn.Module):
+    """Embeddings of user and item with sparse gradients, and a linear layer over both and the price."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.users = nn.Embedding.from_pretrained(start("users"), freeze=False, sparse=True)
+        self.goods = nn.Embedding.from_pretrained(start("goods"), freeze=False, sparse=True)
+        torch.manual_seed(0)
+        self.out = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * WIDTH + 1, 1))
+
+    def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+        score: Tensor = self.out(torch.cat([self.users(user), self.goods(item), price[:, None]], 1)).squeeze(1)
+        return score
+
+
+class Sharded(nn.Module):
+    """The same with the tables in an EmbeddingBagCollection."""
+
+    def __init__(self, tables: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.tables, self.out = tables, Plain(dropout).out
+
+    def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+        from torchrec import KeyedJaggedTensor
+
+        lengths = torch.ones(2 * len(user), dtype=torch.int64)
+        found = self.tables(KeyedJaggedTensor(["user", "item"], torch.cat([user, item]), lengths=lengths))
+        score: Tensor = self.out(torch.cat([found["user"], found["item"], price[:, None]], 1)).squeeze(1)
+        return score
+
+
+def model_of(kind: str, dropout: float) -> nn.Module:
+    """A DistributedDataParallel, or tables of TorchRec sharded as `kind` says."""
+    if kind == "ddp":
+        return DistributedDataParallel(Plain(dropout))
+    from torchrec import EmbeddingBagCollection
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec_model import Setting, Table, distributed, fill
+
+    from cadam.torchrec import BagSharder
+
+    tables = (Table("users", USERS, ("user",), width=WIDTH), Table("goods", ITEMS, ("item",), width=WIDTH))
+    configs = [
+        EmbeddingBagConfig(name=t.name, embedding_dim=t.width, num_embeddings=t.rows, feature_names=list(t.features))
+        for t in tables
+    ]
+    module = Sharded(EmbeddingBagCollection(configs, device=torch.device("meta")), dropout)
+    model = distributed(module, [BagSharder(CAdam, lr=RATE)], Setting(kind, tables=tables))
+    fill(model, {name: start(name) for name in TABLES})
+    return model
+
+
+def learner(kind: str, dropout: float = 0.0, **options: Any) -> Learner:
+    """On the ranks of a job; of kind "alone" the ordinary one, without any."""
+    loss = nn.functional.binary_cross_entropy_with_logits
+    if kind == "alone":
+        plain = Plain(dropout)
+        return Learner(plain, CAdam(plain.named_parameters(), lr=RATE), loss, **options)
+    model = model_of(kind, dropout)
+    dense = [(name, p) for name, p in model.named_parameters() if not hasattr(p, "_in_backward_optimizers")]
+    return DistributedLearner(model, CAdam(dense, lr=RATE), loss, **options)
+
+
+def tensors(ours: Learner) -> dict[str, Tensor]:
+    """Weights and moments by table or layer, put together from all ranks."""
+    if not hasattr(ours.model, "fused_optimizer"):
+        found = {}
+        for name, parameter in ours.model.named_parameters():
+            for buffer, value in {"": parameter.detach(), **ours.optimizer.state[parameter]}.items():
+                found[f"{name.removeprefix('module.').removesuffix('.weight')}.{buffer}"] = value.clone()
+        return found
+    from torchrec_model import state_of
+
+    found = {f"{name}.": value for name, value in state_of(ours.model).items() if "." not in name}
+    found.update({name: value for name, value in state_of(ours.model).items() if "." in name})
+    for name, parameter in ours.model.named_parameters():
+        if "out" in name:
+            for buffer, value in {"": parameter.detach(), **ours.optimizer.state[parameter]}.items():
+                found[f"{name[name.index('out') :].removesuffix('.weight')}.{buffer}"] = value.clone()
+    return found
+
+
+# A stream in rounds, which one process can read too ----------------------------------------------------------------
+
+SIZES = [(16, 16), (7, 20), (0, 9), (12, 0), (5, 5), (30, 1)] * 5 + [(0, 11), (0, 3)]  # events of each rank
+
+
+def rounds(late: bool) -> list[list[Batch]]:
+    """What each of two ranks takes in each round: events with their labels, or labels three rounds after them."""
+    found: list[list[Batch]] = []
+    first = 0
+    for number, sizes in enumerate(SIZES):
+        every = events(sum(sizes), seed=number, first=first)
+        parts = [every.take(slice(0, sizes[0])), every.take(slice(sizes[0], None))]
+        first += len(every)
+        now = [Batch(part) for part in parts]
+        if late:
+            now = [Batch(replace(part, labels=None)) for part in parts]
+            labels = [Labels(part.ids, part.labels) for part in parts]
+            if number == 0:
+                waiting: list[list[Labels]] = []
+            waiting.append(labels)
+            if number >= 3:
+                for batch, due in zip(now, waiting[number - 3], strict=True):
+                    batch.labels = due
+        found.append(now)
+    return found
+
+
+def together(batches: list[Batch]) -> Batch:
+    """The batches of all ranks as one."""
+    columns = concatenated([batch.events.columns() for batch in batches if batch.events is not None])
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    both = (
+        Labels(np.concatenate([b.ids for b in labels]), np.concatenate([b.labels for b in labels])) if labels else None
+    )
+    return Batch(from_columns(columns), both)
+
+
+def learn_rounds(kind: str, late: bool, folder: Path, upto: int | None = None, **options: Any) -> dict[str, Any]:
+    """Learn from this rank's share of the rounds, all of it if there is one rank only."""
+    import torch.distributed as dist
+
+    world, rank = (1, 0) if kind == "alone" else (dist.get_world_size(), dist.get_rank())
+    share = [together(batches) if world == 1 else batches[rank] for batches in rounds(late)]
+    ours = learner(kind, metrics=[StreamMetrics(100)], log=folder / "log", **options)
+    ours.run(Replayed(share), events=upto)
+    ours.finish()
+    if ours.log is not None:
+        ours.log.flush()
+    ours.close()
+    return {"tensors": tensors(ours), "metrics": ours.metrics(), "events": ours.events, "resumed": ours.resumed}
+
+
+# A process of torchrun ---------------------------------------------------------------------------------------------
+
+
+def killed_after(seconds: list[float]) -> Iterator[float]:
+    """When this process is to die in this attempt: at most once, and of all ranks one."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    victim = random.Random(attempt).randrange(int(os.environ["WORLD_SIZE"]))
+    if attempt < len(seconds) and int(os.environ["RANK"]) == victim:
+        yield seconds[attempt]
+
+
+def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
+    torch.set_num_threads(1)
+    for name in ("torchrec", "root"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    join("gloo")
+    rank = os.environ["RANK"]
+    random.seed(int(rank))
+    np.random.seed(int(rank))
+    ours = learner(
+        kind, dropout=0.1, horizon=200, unmatched="negative", batch_size=24, metrics=[StreamMetrics(500)],
+        log=folder / "log", log_rows=250, checkpoint=folder / "state", checkpoint_every=80,
+    )  # fmt: skip
+    for wait in killed_after(seconds):
+        timer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+    with stopping(ours):
+        ours.run(LinesSource(data / f"share-{rank}.jsonl", SCHEMA, "jsonl", batch_size=16, patience=None))
+    outcome = {
+        "tensors": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors(ours).values())).hexdigest(),
+        "metrics": {name: repr(value) for name, value in ours.metrics().items()},
+        "log": files(folder / "log" / f"rank-{rank}"),
+        "set aside": files(folder / "state" / "set-aside")[f"rank-{rank}.jsonl"],
+        "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+        "resumed": ours.resumed,
+        "stopped": ours.stopped,
+    }
+    ours.close()
+    (folder / f"outcome-{rank}.new").write_text(json.dumps(outcome))
+    (folder / f"outcome-{rank}.new").rename(folder / f"outcome-{rank}.json")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
