@@ -14,8 +14,10 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from online_streams import ITEMS, SCHEMA, USERS, Replayed, events, files
+from online_streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -161,18 +163,22 @@ def together(batches: list[Batch]) -> Batch:
     return Batch(from_columns(columns), both)
 
 
-def learn_rounds(kind: str, late: bool, folder: Path, upto: int | None = None, **options: Any) -> dict[str, Any]:
+def learn_rounds(
+    kind: str, late: bool, folder: Path, upto: int | None = None, finish: bool = True, **options: Any
+) -> dict[str, Any]:
     """Learn from this rank's share of the rounds, all of it if there is one rank only."""
     import torch.distributed as dist
 
     world, rank = (1, 0) if kind == "alone" else (dist.get_world_size(), dist.get_rank())
-    share = [together(batches) if world == 1 else batches[rank] for batches in rounds(late)]
+    share = [together(batches) if world == 1 else batches[rank % 2] for batches in rounds(late)]
     ours = learner(kind, metrics=[StreamMetrics(100)], log=folder / "log", **options)
-    ours.run(Replayed(share), events=upto)
-    ours.finish()
-    if ours.log is not None:
-        ours.log.flush()
-    ours.close()
+    try:
+        ours.run(Replayed(share), events=upto)
+        if finish:
+            ours.finish()
+            ours.log.flush()
+    finally:
+        ours.close()
     return {"tensors": tensors(ours), "metrics": ours.metrics(), "events": ours.events, "resumed": ours.resumed}
 
 
@@ -187,6 +193,11 @@ def killed_after(seconds: list[float]) -> Iterator[float]:
         yield seconds[attempt]
 
 
+def die(folder: Path) -> None:
+    (folder / f"killed-{os.environ['TORCHELASTIC_RESTART_COUNT']}").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
     torch.set_num_threads(1)
     for name in ("torchrec", "root"):
@@ -199,10 +210,12 @@ def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
         kind, dropout=0.1, horizon=200, unmatched="negative", batch_size=24, metrics=[StreamMetrics(500)],
         log=folder / "log", log_rows=250, checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip
+    (folder / f"process-{rank}").write_text(str(os.getpid()))
     for wait in killed_after(seconds):
-        timer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL))
+        timer = threading.Timer(wait, die, (folder,))
         timer.daemon = True
         timer.start()
+    began = time.monotonic()
     with stopping(ours):
         ours.run(LinesSource(data / f"share-{rank}.jsonl", SCHEMA, "jsonl", batch_size=16, patience=None))
     outcome = {
@@ -213,11 +226,93 @@ def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
         "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
         "resumed": ours.resumed,
         "stopped": ours.stopped,
+        "seconds": time.monotonic() - began,
     }
     ours.close()
     (folder / f"outcome-{rank}.new").write_text(json.dumps(outcome))
     (folder / f"outcome-{rank}.new").rename(folder / f"outcome-{rank}.json")
     torch.distributed.destroy_process_group()
+
+
+# torchrun and what it starts, watched from outside -----------------------------------------------------------------
+
+
+def shares(folder: Path, count: int = 4000) -> Path:
+    """A stream of events, labels that come later or never, and events that cannot be used, as a file for each of two
+    ranks; the second has a third of it.
+    """
+    folder.mkdir()
+    columns = {name: values.tolist() for name, values in table(count, seed=2).items()}
+    lines: list[list[str]] = [[], []]
+    for row in range(count):
+        event = {name: values[row] for name, values in columns.items()}
+        if row % 3:
+            del event["click"]
+        if row % 17 == 5:
+            event["item"] = 10**6
+        lines[row % 3 == 1].append(json.dumps(event))
+        if row > 102 and row % 2:
+            label = {"event": row - 102, "click": columns["click"][row - 102]}  # to the rank of its event
+            lines[row % 3 == 1].append(json.dumps(label))
+    for rank, share in enumerate(lines):
+        (folder / f"share-{rank}.jsonl").write_text("\n".join(share) + "\n")
+    return folder
+
+
+def launch(kind: str, data: Path, folder: Path, seconds: list[float]) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [__file__, kind, str(data), str(folder), json.dumps(seconds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(folder / "errors", "ab") as errors:
+        return subprocess.Popen(
+            [*command, f"--max-restarts={len(seconds)}", *arguments], env=environment, stdout=errors, stderr=errors
+        )
+
+
+def outcomes(job: subprocess.Popen[bytes], folder: Path) -> list[dict[str, Any]]:
+    """What came out on each rank, when all is done."""
+    assert job.wait(600) == 0, (folder / "errors").read_text()[-8000:]
+    return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(2)]
+
+
+def kill_and_compare(kind: str, kills: int, data: Path, folder: Path) -> None:
+    """Random ranks killed at random moments, so many in all; each time the end is that of a job left alone."""
+    chance = random.Random(kills)
+    whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
+    length = min(outcome.pop("seconds") for outcome in whole)
+    assert not any(outcome.pop("resumed") for outcome in whole)
+    assert whole[0]["metrics"] == whole[1]["metrics"]
+    dealt = trial = 0
+    while dealt < kills:
+        here, trial = folder / str(trial), trial + 1
+        # Most of them before an undisturbed run would end; what is not killed in time goes on to the end.
+        moments = [chance.uniform(0, 0.6 * length) for _ in range(min(kills - dealt, 5))]
+        job = outcomes(launch(kind, data, here, moments), here)
+        dealt += sum(1 for _ in here.glob("killed-*"))
+        for outcome in job:
+            del outcome["seconds"], outcome["resumed"]
+        assert job == whole
+    print(kills, "kills in", trial, "jobs")  # shown by -s
+
+
+def stop_and_go_on(kind: str, data: Path, folder: Path) -> None:
+    """SIGTERM to one rank: all write a checkpoint and end; started again, they come to the same end."""
+    whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
+    job = launch(kind, data, folder / "stopped", [])
+    state = folder / "stopped" / "state"
+    while len(list(state.glob("checkpoint-*"))) < 3:  # it has begun
+        assert job.poll() is None, (folder / "stopped" / "errors").read_text()[-8000:]
+        time.sleep(0.02)
+    os.kill(int((folder / "stopped" / "process-1").read_text()), signal.SIGTERM)
+    stopped = outcomes(job, folder / "stopped")
+    assert all(outcome["stopped"] for outcome in stopped)
+    assert stopped[0]["metrics"] == stopped[1]["metrics"] != whole[0]["metrics"]
+    again = outcomes(launch(kind, data, folder / "stopped", []), folder / "stopped")
+    assert all(outcome["resumed"] for outcome in again)
+    for before, after in zip(whole, again, strict=True):
+        for name in before.keys() - {"seconds", "resumed", "stopped"}:
+            assert before[name] == after[name], name
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from online_ranks import SIZES, learn_rounds
+from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, shares, stop_and_go_on
+from torch import nn
 from worlds import run
 
-from cadam.online import recompute
+from cadam import CAdam
+from cadam.online import DamagedCheckpointError, recompute
+from cadam.online.distributed import DistributedLearner
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -27,8 +31,8 @@ def test_two_ranks_equal_one_process_on_the_union(late: bool, tmp_path: Path) ->
 
 def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path) -> None:
     assert furthest(two["tensors"], alone["tensors"]) < 1e-5
-    total = sum(map(sum, SIZES))
-    assert two["metrics"]["events"] == two["metrics"]["labelled"] == two["metrics"]["learned"] == total
+    assert two["metrics"]["events"] == sum(map(sum, SIZES))
+    assert two["metrics"]["labelled"] == two["metrics"]["learned"] == two["metrics"]["events/total"] > 500
     assert two["events"] == sum(first for first, _ in SIZES)
     numbers = {name: value for name, value in two["metrics"].items() if not name.startswith("alignment")}
     of_one = {name: value for name, value in alone["metrics"].items() if not name.startswith("alignment")}
@@ -37,3 +41,86 @@ def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path
     of_log = recompute(folder / "log")
     assert numbers["log loss"] == pytest.approx(of_log["log loss"], rel=1e-9)
     assert numbers["calibration/total"] == pytest.approx(of_log["calibration"], rel=1e-9)
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def stop_and_resume(kind: str, folder: Path, damage: str) -> dict[str, Any]:
+    """Learn half of the stream, damage the newest checkpoint, and go on."""
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"checkpoint": folder / "state", "checkpoint_every": 20}
+    half = learn_rounds(kind, True, folder, upto=300, finish=False, **options)
+    assert half["metrics"]["events"] >= 300
+    files = sorted((folder / "state").glob("checkpoint-*"))
+    if dist.get_rank() == 0:
+        for name in [damage] if damage else []:
+            path = next(iter(sorted(files[-1].glob(name))))
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    dist.barrier()
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("cadam.online").addHandler(handler)
+    whole = learn_rounds(kind, True, folder, **options)
+    return {**whole, "logged": logged, "aside": [path.name for path in (folder / "state").glob("*.damaged")]}
+
+
+@pytest.mark.parametrize("damage", ["", "__1_0.distcp", "rank-1.safetensors", "checkpoint.json"])
+def test_resumed_from_the_newest_good_checkpoint(damage: str, tmp_path: Path) -> None:
+    resumes_from_the_newest_good_checkpoint("ddp", damage, tmp_path)
+
+
+def resumes_from_the_newest_good_checkpoint(kind: str, damage: str, folder: Path) -> None:
+    whole = run(2, folder / "world", learn_rounds, kind, True, folder / "whole")
+    found = run(2, folder / "again", stop_and_resume, kind, folder / "halves", damage)
+    assert found["resumed"]
+    assert {name: value.tolist() for name, value in found["tensors"].items()} == {
+        name: value.tolist() for name, value in whole["tensors"].items()
+    }
+    assert found["metrics"] == pytest.approx(whole["metrics"], rel=0, abs=0, nan_ok=True)
+    assert len(found["aside"]) == (damage != "")
+    assert ("damaged checkpoint, the one before it is used" in "".join(found["logged"])) == (damage != "")
+
+
+def refuse(folder: Path) -> str:
+    with pytest.raises(ValueError, match="the checkpoint is of 2 ranks") as caught:
+        learn_rounds("ddp", True, folder, checkpoint=folder / "state")
+    return str(caught.value)
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    run(2, tmp_path / "world", learn_rounds, "ddp", True, tmp_path, checkpoint=tmp_path / "state", upto=100)
+    for world in (1, 3):
+        assert f"here are {world}: start 2" in run(world, tmp_path / str(world), refuse, tmp_path)
+
+
+def all_damaged(folder: Path) -> None:
+    learn_rounds("ddp", True, folder, upto=100, checkpoint=folder / "state")
+    for path in (folder / "state").glob("checkpoint-*"):
+        (path / "checkpoint.json").write_text("{}")
+    with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
+        learn_rounds("ddp", True, folder, checkpoint=folder / "state")
+    plain = Plain()
+    with pytest.raises(TypeError, match="wrap it in DistributedDataParallel"):
+        DistributedLearner(plain, CAdam(plain.parameters()), nn.functional.binary_cross_entropy_with_logits)
+
+
+def test_without_a_good_checkpoint_nothing_starts_anew(tmp_path: Path) -> None:
+    run(1, tmp_path / "world", all_damaged, tmp_path)
+
+
+# Killed and stopped ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(tmp_path: Path) -> None:
+    kill_and_compare("ddp", 10, shares(tmp_path / "data"), tmp_path)
+
+
+@pytest.mark.slow
+def test_sigterm_stops_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
+    stop_and_go_on("ddp", shares(tmp_path / "data"), tmp_path)

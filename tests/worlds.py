@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
@@ -15,24 +16,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def worker(rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def worker(
+    rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
     torch.set_num_threads(1)
     for name in ("torchrec", "root"):
         logging.getLogger(name).setLevel(logging.ERROR)
     init = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=90)}
     dist.init_process_group("gloo", rank=rank, world_size=world, **init)
     try:
-        torch.save(job(*args), Path(folder, f"result.{rank}"))
+        torch.save(job(*args, **options), Path(folder, f"result.{rank}"))
     except Exception:
         Path(folder, f"error.{rank}").write_text(traceback.format_exc())
         raise
     dist.destroy_process_group()
 
 
-def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400) -> Any:
+def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
     """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
     folder.mkdir(parents=True)
-    context = mp.spawn(worker, (world, str(folder), job, args), nprocs=world, join=False)
+    multiprocessing.set_forkserver_preload(["online_ranks", "torchrec_model"])  # imported once; TorchRec if it is there
+    context = mp.start_processes(
+        worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
+    )
     deadline = time.monotonic() + seconds
     try:
         while not context.join(timeout=1):
