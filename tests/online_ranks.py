@@ -276,9 +276,9 @@ def outcomes(job: subprocess.Popen[bytes], folder: Path) -> list[dict[str, Any]]
     return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(2)]
 
 
-def kill_and_compare(kind: str, kills: int, data: Path, folder: Path) -> None:
+def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path) -> None:
     """Random ranks killed at random moments, so many in all; each time the end is that of a job left alone."""
-    chance = random.Random(kills)
+    chance = random.Random(seed)
     whole = outcomes(launch(kind, data, folder / "whole", []), folder / "whole")
     length = min(outcome.pop("seconds") for outcome in whole)
     assert not any(outcome.pop("resumed") for outcome in whole)
@@ -293,7 +293,7 @@ def kill_and_compare(kind: str, kills: int, data: Path, folder: Path) -> None:
         for outcome in job:
             del outcome["seconds"], outcome["resumed"]
         assert job == whole
-    print(kills, "kills in", trial, "jobs")  # shown by -s
+    print(dealt, "kills in", trial, "jobs")  # shown by -s
 
 
 def stop_and_go_on(kind: str, data: Path, folder: Path) -> None:
