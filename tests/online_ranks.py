@@ -287,7 +287,7 @@ def kill_and_compare(kind: str, kills: int, seed: int, data: Path, folder: Path)
     while dealt < kills:
         here, trial = folder / str(trial), trial + 1
         # Most of them before an undisturbed run would end; what is not killed in time goes on to the end.
-        moments = [chance.uniform(0, 0.6 * length) for _ in range(min(kills - dealt, 5))]
+        moments = [chance.uniform(0, 0.2 * length) for _ in range(min(kills - dealt, 5))]
         job = outcomes(launch(kind, data, here, moments), here)
         dealt += sum(1 for _ in here.glob("killed-*"))
         for outcome in job:

@@ -81,6 +81,7 @@ def stop_and_resume(kind: str, folder: Path, damage: str) -> dict[str, Any]:
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("cadam.online").addHandler(handler)
     whole = learn_rounds(kind, True, folder, **options)
+    logging.getLogger("cadam.online").removeHandler(handler)
     return {**whole, "logged": logged, "aside": [path.name for path in (folder / "state").glob("*.damaged")]}
 
 

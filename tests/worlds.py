@@ -35,7 +35,8 @@ def worker(
 def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
     """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
     folder.mkdir(parents=True)
-    multiprocessing.set_forkserver_preload(["online_ranks", "torchrec_model"])  # imported once; TorchRec if it is there
+    # Imported once for all worlds; without TorchRec the last is passed over.
+    multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed", "cadam.torchrec"])
     context = mp.start_processes(
         worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
     )
