@@ -172,6 +172,10 @@ def learn_rounds(
     world, rank = (1, 0) if kind == "alone" else (dist.get_world_size(), dist.get_rank())
     share = [together(batches) if world == 1 else batches[rank % 2] for batches in rounds(late)]
     ours = learner(kind, metrics=[StreamMetrics(100)], log=folder / "log", **options)
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("cadam.online").addHandler(handler)
     try:
         ours.run(Replayed(share), events=upto)
         if finish:
@@ -179,7 +183,15 @@ def learn_rounds(
             ours.log.flush()
     finally:
         ours.close()
-    return {"tensors": tensors(ours), "metrics": ours.metrics(), "events": ours.events, "resumed": ours.resumed}
+        logging.getLogger("cadam.online").removeHandler(handler)
+    return {
+        "tensors": tensors(ours),
+        "metrics": ours.metrics(),
+        "events": ours.events,
+        "resumed": ours.resumed,
+        "failed saves": ours.failed_saves,
+        "logged": logged,
+    }
 
 
 # A process of torchrun ---------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ SEQUENCE = (
 class ShardedBags(ShardedEmbeddingBagCollection):
     """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
 
+    _output_dists: list[nn.Module]
+
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
             _check(sharding, POOLED)
@@ -79,7 +81,7 @@ class EvenRows(RwPooledEmbeddingDist):
         if len(set(sizes)) < 2:
             return super().forward(local_embs, sharding_ctx)
         longest, own = max(sizes), sizes[dist.get_rank(self._pg)]
-        parts = [nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in local_embs.split(sizes)]
+        parts = [nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in torch.split(local_embs, sizes)]
         result = super().forward(torch.cat(parts))
         result.callbacks.append(lambda rows: rows[:own])
         return result
