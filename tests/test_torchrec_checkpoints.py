@@ -74,9 +74,10 @@ def saved_on_two(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("world", others())
 def test_saved_on_two_ranks_and_loaded_on_others(world: int, saved_on_two: str, tmp_path: Path) -> None:
     found = run(world, tmp_path / "world", load_and_train, saved_on_two)
-    for name, setting in SETTINGS.items():
-        assert furthest(found[name], never_stopped(setting)) < 1e-5, name
-        assert found[name]["shops.step"].item() == BEFORE + AFTER
+    distance = {name: furthest(found[name], never_stopped(setting)) for name, setting in SETTINGS.items()}
+    print(world, distance)  # shown by -s
+    assert max(distance.values()) < 1e-5, distance
+    assert all(found[name]["shops.step"].item() == BEFORE + AFTER for name in SETTINGS)
 
 
 # Interrupted and odd checkpoints -----------------------------------------------------------------------------------
@@ -192,5 +193,7 @@ def test_ranks_killed_ten_times(tmp_path: Path) -> None:
     )
     assert len(list(tmp_path.glob("killed-*"))) == KILLS
     result = torch.load(tmp_path / "result.pt")
-    assert furthest(result, train_plainly(Setting("row_wise"), STEPS)) < 1e-5
+    distance = furthest(result, train_plainly(Setting("row_wise"), STEPS))
+    print(distance)  # shown by -s
+    assert distance < 1e-5
     assert result["users.step"].item() == STEPS
