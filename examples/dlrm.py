@@ -7,12 +7,16 @@ One process, no network:
 Two processes with gloo, each with half of every batch and half of every table's rows; then, from the checkpoint that
 they left, go on with one:
 
-    torchrun --standalone --nproc-per-node=2 examples/dlrm.py --folder run
+    torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/dlrm.py --folder run
     python examples/dlrm.py --folder run --steps 600
 
 One process for each GPU, with NCCL (needs fbgemm-gpu for CUDA):
 
-    torchrun --nproc-per-node=8 examples/dlrm.py --device cuda --rows 10000000 --folder run
+    torchrun --standalone --nproc-per-node=8 --max-restarts=3 examples/dlrm.py --device cuda --rows 10000000 \\
+        --folder run
+
+A process that dies is no end of the run: torchrun starts all of them anew, up to three times, and they go on from the
+newest checkpoint.
 
 The clicks are made up: each id has a taste, tastes drift, and a tenth of the labels lie.
 """
@@ -22,7 +26,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import tempfile
 import time
 
 import torch
@@ -83,11 +86,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     backend = "nccl" if given.device == "cuda" else "gloo"
-    if "RANK" in os.environ:  # torchrun
-        dist.init_process_group(backend)
-    else:
-        folder = tempfile.mkdtemp()
-        dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+    tables.join(backend)
     rank, world = dist.get_rank(), dist.get_world_size()
     device = (
         torch.device(given.device, int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")

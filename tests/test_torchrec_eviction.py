@@ -23,7 +23,8 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec_model import Setting, Table, distributed, run
+from torchrec_model import Setting, Table, distributed
+from worlds import run
 
 from cadam.torchrec import BagSharder, Tables, tables_of
 

@@ -1,22 +1,16 @@
-"""A small model over sharded tables, the same model in one plain process, and worlds of processes to train them in.
+"""A small model over sharded tables, and the same model in one plain process.
 
 Imported only where TorchRec is installed.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -25,6 +19,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 import cadam
+from cadam.online.ranks import everywhere
 from cadam.torchrec import BagSharder, SequenceSharder
 
 BATCH = 24  # can be divided among one to four ranks
@@ -198,29 +193,25 @@ class Trainer:
     def result(self) -> dict[str, Tensor]:
         """Everything that `train_plainly` returns, put together from all ranks."""
         result = {f"linear.{n}": p.detach() for n, p in self.head.linear.named_parameters()}
-        for key, value in self.model.state_dict().items():
-            if ".weight" in key and "sparse" in key:
-                result[key.split(".")[-2]] = whole(value)
-        state: dict[str, Any] = {}
-        for of_rank in everywhere(self.local_state()):
-            for name, parts in of_rank.items():
-                state.setdefault(name, []).extend(parts)
-        return {**result, **{name: assembled(parts) for name, parts in state.items()}}
+        return {**result, **state_of(self.model)}
 
     @property
     def head(self) -> Head:
         return next(m for m in self.model.modules() if isinstance(m, Head))
 
-    def local_state(self) -> dict[str, list[tuple[tuple[int, ...], Tensor]]]:
-        """By name, the parts of the tables' state that are here, each with its place in the whole."""
-        state = self.model.fused_optimizer.state_dict()["state"]
-        return {name: parts_of(value) for of_table in state.values() for name, value in of_table.items()}
 
-
-def everywhere(mine: Any) -> list[Any]:
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    return gathered
+def state_of(model: DistributedModelParallel) -> dict[str, Tensor]:
+    """The tables and their state, put together from all ranks."""
+    result = {}
+    for key, value in model.state_dict().items():
+        if key.split(".")[-3:-2] == ["embedding_bags"] or key.split(".")[-3:-2] == ["embeddings"]:
+            result[key.split(".")[-2]] = whole(value)
+    mine = model.fused_optimizer.state_dict()["state"]
+    state: dict[str, Any] = {}
+    for of_rank in everywhere({name: parts_of(value) for table in mine.values() for name, value in table.items()}):
+        for name, parts in of_rank.items():
+            state.setdefault(name, []).extend(parts)
+    return {**result, **{name: assembled(parts) for name, parts in state.items()}}
 
 
 def parts_of(value: Any) -> list[tuple[tuple[int, ...], Tensor]]:
@@ -262,7 +253,7 @@ def sharded(setting: Setting) -> Trainer:
         sparse = EmbeddingBagCollection(configs, is_weighted=setting.weighted, device=torch.device("meta"))
     kind = SequenceSharder if setting.sequences else BagSharder
     model = distributed(Net(setting, sparse), [kind(setting.optimizer, **dict(setting.options))], setting)
-    fill(model, setting)
+    fill(model, {table.name: setting.start(table) for table in setting.tables})
     head = next(m for m in model.modules() if isinstance(m, Head))
     return Trainer(setting, model, setting.optimizer(head.parameters(), **dict(setting.options)))
 
@@ -286,9 +277,8 @@ def distributed(module: nn.Module, sharders: list[Any], setting: Setting) -> Dis
     return DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
 
 
-def fill(model: DistributedModelParallel, setting: Setting) -> None:
-    """Start the tables as `Setting.start` says."""
-    starts = {table.name: setting.start(table) for table in setting.tables}
+def fill(model: DistributedModelParallel, starts: Mapping[str, Tensor]) -> None:
+    """Start the tables from given weights."""
     for key, value in model.state_dict().items():
         name = key.split(".")[-2]
         if name not in starts:
@@ -302,44 +292,7 @@ def fill(model: DistributedModelParallel, setting: Setting) -> None:
             shard.tensor.copy_(starts[name][row : row + rows, column : column + columns])
 
 
-# Worlds ------------------------------------------------------------------------------------------------------------
-
-
 def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The largest difference between two results, which must have the same entries."""
     assert set(a) == set(b), set(a) ^ set(b)
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
-
-
-def worker(rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    for name in ("torchrec", "root"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    init = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=90)}
-    dist.init_process_group("gloo", rank=rank, world_size=world, **init)
-    try:
-        torch.save(job(*args), Path(folder, f"result.{rank}"))
-    except Exception:
-        Path(folder, f"error.{rank}").write_text(traceback.format_exc())
-        raise
-    dist.destroy_process_group()
-
-
-def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400) -> Any:
-    """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
-    folder.mkdir(parents=True)
-    context = mp.spawn(worker, (world, str(folder), job, args), nprocs=world, join=False)
-    deadline = time.monotonic() + seconds
-    try:
-        while not context.join(timeout=1):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{job.__name__} on {world} processes did not finish in {seconds} s")
-    except Exception as error:
-        errors = [file.read_text() for file in sorted(folder.glob("error.*"))]
-        raise AssertionError("\n".join(errors) or str(error)) from error
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
-    return torch.load(folder / "result.0", weights_only=False)

@@ -12,10 +12,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -165,11 +166,7 @@ class Checkpoints:
             raise ImportError(NEEDS)
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"another process keeps its checkpoints in {self.folder}") from None
+        self._lock: TextIO | None = lock(self.folder)
         for left in self.folder.glob(".*.new"):
             left.unlink()
 
@@ -200,14 +197,38 @@ class Checkpoints:
                 logger.error("damaged checkpoint, the one before it is used: %s", error)
                 damaged.append(path)
                 continue
-            for other in damaged:
-                os.replace(other, other.with_name(f"{other.name}.damaged"))
+            put_aside(damaged)
             return path, tree
+        self.check_none(files)
+        return None
+
+    def check_none(self, files: Sequence[Path]) -> None:
+        """That a search without a good checkpoint found no other either."""
         if files:
             raise DamagedCheckpointError(
                 f"none of the {len(files)} checkpoints in {self.folder} is good: move them away to start anew"
             )
-        return None
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def lock(folder: Path) -> TextIO:
+    """Have a folder alone until the file given is closed."""
+    file = open(folder / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RuntimeError(f"another process keeps its checkpoints in {folder}") from None
+    return file
+
+
+def put_aside(damaged: Sequence[Path]) -> None:
+    """Let damaged checkpoints be none any more, but stay for somebody to look at."""
+    for path in damaged:
+        aside = path.with_name(f"{path.name}.damaged")
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        os.replace(path, aside)

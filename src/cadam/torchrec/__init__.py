@@ -12,6 +12,7 @@ from .versions import problem
 if reason := problem():
     raise ImportError(reason)
 
+from ..online.ranks import join
 from .checkpoint import Saved, checkpoints, load, save
 from .serving import Changed, apply_, changed_rows, track_changes
 from .sharders import BagSharder, SequenceSharder, alignment, tables_of
@@ -27,6 +28,7 @@ __all__ = [
     "apply_",
     "changed_rows",
     "checkpoints",
+    "join",
     "load",
     "save",
     "tables_of",

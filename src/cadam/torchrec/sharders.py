@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.cw_sequence_sharding import CwSequenceEmbeddingSharding
@@ -16,7 +17,7 @@ from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
 from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
 from torchrec.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
-from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingDist, RwPooledEmbeddingSharding
 from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, ShardingEnv, ShardingEnv2D, ShardingType
@@ -42,6 +43,8 @@ SEQUENCE = (
 class ShardedBags(ShardedEmbeddingBagCollection):
     """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
 
+    _output_dists: list[nn.Module]
+
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
             _check(sharding, POOLED)
@@ -57,8 +60,37 @@ class ShardedBags(ShardedEmbeddingBagCollection):
                 )
             )
 
+    def _create_output_dist(self) -> None:
+        super()._create_output_dist()
+        self._output_dists = [
+            _even(way) if isinstance(way, RwPooledEmbeddingDist) else way for way in self._output_dists
+        ]
+
     def init_data_parallel(self) -> None:
         _replicate(zip(self._embedding_shardings, self._lookups, strict=True))
+
+
+class EvenRows(RwPooledEmbeddingDist):
+    """Adds up the parts of pooled rows with gloo, which can do that for batches of one length on all ranks only.
+
+    Shorter ones are filled up with zeros on the way.
+    """
+
+    def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> Any:
+        sizes = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
+        if len(set(sizes)) < 2:
+            return super().forward(local_embs, sharding_ctx)
+        longest, own = max(sizes), sizes[dist.get_rank(self._pg)]
+        parts = [nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in torch.split(local_embs, sizes)]
+        result = super().forward(torch.cat(parts))
+        result.callbacks.append(lambda rows: rows[:own])
+        return result
+
+
+def _even(way: nn.Module) -> nn.Module:
+    if not isinstance(way, RwPooledEmbeddingDist) or dist.get_backend(way._pg) != "gloo":
+        return way
+    return EvenRows(way._pg, way._embedding_dims, way._qcomm_codecs_registry)
 
 
 class ShardedSequences(ShardedEmbeddingCollection):

@@ -1,0 +1,312 @@
+"""The learner on many ranks: each reads its own share of the stream, and all of them train one model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..alignment import Ratio
+from . import log as files
+from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
+from .learner import Learner, Loss, Stream
+from .ranks import RankCheckpoints, everywhere, join, load_tensors, table_optimizer, tensors_of
+
+__all__ = ["DistributedLearner", "join"]
+
+logger = logging.getLogger("cadam.online")
+
+
+class DistributedLearner(Learner):
+    """`Learner` on every rank of a job, over one model: a DistributedModelParallel or a DistributedDataParallel.
+
+    The ranks go in rounds. In each a rank takes a batch of its own source, nothing if it has none left, and joins
+    labels with events of its own share; so an event and its label must come to the same rank. All ranks take every
+    step together, over the mean loss of the events of all of them: `loss` must be a mean over events.
+
+    So every method that predicts, learns, saves, resumes or runs must be called on all ranks. They stop together: when
+    all sources have ended, after so many `events` of all ranks, or when `stop` was called on one of them.
+
+    Metrics are told of the events of all ranks, rank by rank in each round, and are the same on each; so is what
+    `metrics` gives. `reports` are called on rank 0.
+
+    Arguments are those of `Learner`, but for:
+
+    Args:
+        model: whose ranks exchange gradients; it must take batches without events.
+        optimizer: of all parameters that the model does not update in backward.
+        checkpoint: a folder that all ranks see. A checkpoint is one for the job; it can be resumed by as many ranks.
+        checkpoint_every: events between checkpoints, of one rank.
+        log: a folder with the log of each rank in a folder of its own.
+        set_aside: a folder with a file for each rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        *,
+        checkpoint: Path | str | None = None,
+        keep: int = 3,
+        log: Path | str | None = None,
+        set_aside: Path | str | None = None,
+        reports: Sequence[Callable[[Learner], None]] = (),
+        **options: Any,
+    ) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("there is no process group: call join first")
+        if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:
+            raise TypeError(
+                f"the ranks would train a {type(model).__name__} each: wrap it in DistributedDataParallel or in "
+                "TorchRec's DistributedModelParallel"
+            )
+        self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if set_aside is None and checkpoint is not None:
+            set_aside = Path(checkpoint) / "set-aside"
+        super().__init__(
+            model,
+            optimizer,
+            self._share_of_loss,
+            log=None if log is None else Path(log) / f"rank-{self.rank}",
+            set_aside=None if set_aside is None else Path(set_aside) / f"rank-{self.rank}.jsonl",
+            reports=[Shown(report) for report in reports] if self.rank == 0 else [],
+            **options,
+        )
+        if checkpoint is not None:
+            self.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
+        self._mean_loss, self._of_all = loss, 0
+        self._nothing: Columns | None = None  # the features of no events
+        self._settled: list[Columns] = []
+        self._asked = self._due = False
+        self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
+
+    # Predict, observe, learn ---------------------------------------------------------------------------------
+
+    def take(self, batch: Events | Labels | Batch) -> None:
+        events = batch if isinstance(batch, Events) else batch.events if isinstance(batch, Batch) else None
+        features = events.features if events is not None and len(events) else None
+        if self._any(features is not None, features) and features is None:
+            assert self._nothing is not None
+            self._take_events(Events(self._nothing))  # the other ranks cannot predict without this one
+        super().take(batch)
+
+    def _any(self, here: bool, features: Columns | None) -> bool:
+        """Whether it is so on any rank; if it is, all know from then on what features of no events look like."""
+        every = everywhere((here, self._nothing is not None), self.group)
+        found = any(here for here, _ in every)
+        if found and not all(known for _, known in every):
+            known = None if features is None else {name: values[:0] for name, values in features.items()}
+            self._nothing = next(given for given in everywhere(known, self.group) if given is not None)
+        return found
+
+    def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
+        """A model that refuses a batch ends the job: a rank cannot look for the event without the others."""
+        self.model.eval()
+        with torch.no_grad():
+            return self._forward(events.features, len(events)).cpu().numpy(), {}
+
+    def _settle(self, columns: Columns, outcome: int) -> None:
+        if self.log is not None:
+            self.log.add(columns, outcome)
+        if outcome == files.DROPPED:
+            return
+        self._settled.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
+        self._ready.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
+        self._waiting_to_learn += len(columns["label"])
+
+    def _learn(self, all_of_it: bool = False) -> None:
+        """As many steps as the rank with the most events ready has; the others go along without events."""
+        ready = concatenated(self._ready) if self._ready else {}
+        features = {name.removeprefix(FEATURE): v for name, v in ready.items() if name.startswith(FEATURE)}
+        size, waiting = self.batch_size or max(self._waiting_to_learn, 1), self._waiting_to_learn
+        ends = list(range(size, waiting + 1, size))
+        if all_of_it and waiting % size:
+            ends.append(waiting)
+        if self._any(bool(ends), features or None):
+            sizes = everywhere([end - start for start, end in zip([0, *ends], ends, strict=False)], self.group)
+            start = 0
+            for step in range(max(map(len, sizes))):
+                self._of_all = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
+                end = ends[step] if step < len(ends) else start
+                self._step({n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns())
+                start = end
+            left = waiting - start
+            self._ready = [{name: values[start:].copy() for name, values in ready.items()}] if left else []
+            self._waiting_to_learn = left
+        self._count_together()
+
+    def _no_columns(self) -> Columns:
+        assert self._nothing is not None
+        return {"label": np.empty(0, np.float32), **{FEATURE + n: v for n, v in self._nothing.items()}}
+
+    def _share_of_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """This rank's part in the mean over the events of all ranks, times the ranks, by which gradients are divided.
+
+        A rank without events has a gradient of zero, which it must send all the same.
+        """
+        if not len(labels):
+            return scores.sum() * 0.0
+        return self._mean_loss(scores, labels) * (len(labels) * self.world / self._of_all)
+
+    # Over all ranks ------------------------------------------------------------------------------------------
+
+    def _counts(self) -> dict[str, float]:
+        return {
+            "events": self.events,
+            "learned": self.learned,
+            "pending": len(self.pending),
+            "set aside": self.poisoned,
+            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+        }
+
+    def _count_together(self) -> None:
+        """Tell the metrics of what was settled on all ranks, and add up what they count."""
+        settled = concatenated(self._settled) if self._settled else None
+        every = everywhere((settled, self._counts(), self._own_alignment()), self.group)
+        self._settled = []
+        parts = [settled for settled, _, _ in every if settled is not None]
+        if parts:
+            columns = concatenated(parts)
+            for metric in (self.progress, *self.own_metrics):
+                metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+        self.totals = {name: sum(counts[name] for _, counts, _ in every) for name in self._counts()}
+        self._ratios = {}
+        for _, _, ratios in every:
+            for name, ratio in ratios.items():
+                self._ratios[name] = self._ratios.get(name, Ratio(0, 0, 0)) + ratio
+
+    def _own_alignment(self) -> dict[str, Ratio]:
+        """What this rank has counted since the stream began."""
+        ratios = super().alignment()
+        if table_optimizer(self.model) is not None:
+            from ..torchrec import alignment
+
+            for name, ratio in alignment(self.model).parameters.items():
+                ratios[name] = ratio + self._alignment.get(name, Ratio(0, 0, 0))
+        return ratios
+
+    def alignment(self) -> dict[str, Ratio]:
+        """Alignment counts per parameter and table over all ranks since the stream began; copies count once each."""
+        return dict(self._ratios)
+
+    def metrics(self) -> dict[str, float]:
+        """As `Learner.metrics`, over all ranks; the same on each."""
+        return {**super().metrics(), **self.totals}
+
+    def health(self) -> dict[str, float]:
+        """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""
+        health = super().health()
+        return {**health, "events a second": health["events a second"] * self.world}
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+        """As `Learner.run`, with this rank's share of the stream; `events` counts those of all ranks."""
+        return super().run(Rounds(self, source, events))
+
+    def stop(self) -> None:
+        """Let `run` end on all ranks after the next round; one of them calling it is enough."""
+        self._asked = True
+
+    def _save_is_due(self) -> bool:
+        return self._due
+
+    def agree(self, *, ended: bool, some: bool) -> tuple[bool, bool]:
+        """Before a round: whether all ranks have ended, and whether any has a batch; and what follows the round."""
+        mine = (ended, some, self._asked, super()._save_is_due())
+        ends, somes, asked, due = zip(*everywhere(mine, self.group), strict=True)
+        self._due = any(due)
+        if any(asked):
+            self.stopped, self._asked = True, False
+        return all(ends), any(somes)
+
+    # State ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `RankCheckpoints` saves of this rank."""
+        own = super().state_dict()
+        del own["model"]
+        own["alignment"] = {n: [r.aligned, r.touched, r.seen] for n, r in self._own_alignment().items()}
+        own["rates of tables"] = [group["lr"] for group in self._table_groups()]
+        return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of as many ranks, as `RankCheckpoints.newest` gives it."""
+        if state["ranks"] != self.world:
+            raise ValueError(
+                f"the checkpoint is of {state['ranks']} ranks, each with its share of the stream, and here are "
+                f"{self.world}: start {state['ranks']}"
+            )
+        load_tensors(state["folder"], self.model, self.group)
+        model = self.model.state_dict()
+        super().load_state_dict({**state["own"], **state["shared"], "model": model})
+        for group, rate in zip(self._table_groups(), state["own"]["rates of tables"], strict=True):
+            group["lr"] = rate
+        self._count_together()
+
+    def _table_groups(self) -> list[dict[str, Any]]:
+        of_tables = table_optimizer(self.model)
+        return [] if of_tables is None else list(of_tables.param_groups)
+
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+        raise NotImplementedError("load what is to be taken over into the model and the optimizer, on all ranks")
+
+
+class Rounds:
+    """A rank's source, read in step with the others': each round gives every rank a batch, an empty one if need be."""
+
+    def __init__(self, learner: DistributedLearner, source: Stream, events: int | None) -> None:
+        self.learner, self.source, self.events = learner, source, events
+        if hasattr(source, "load_state_dict"):
+            self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict  # type: ignore[attr-defined]
+        if hasattr(source, "backlog"):
+            self.backlog = source.backlog
+
+    def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
+        own, ended = iter(self.source), False
+        while self.events is None or self.learner.totals["events"] < self.events:
+            batch = None
+            if not ended:
+                try:
+                    batch = next(own)
+                except StopIteration:
+                    ended = True
+            over, some = self.learner.agree(ended=ended, some=batch is not None)
+            if over:
+                return
+            yield batch if batch is not None or not some else Batch()
+
+
+class Shown:
+    """A report that sees a learner with the counts of all ranks."""
+
+    def __init__(self, report: Callable[[Learner], None]) -> None:
+        self.report = report
+
+    def __call__(self, learner: Any) -> None:
+        self.report(Whole(learner))  # type: ignore[arg-type]
+
+    def end(self, learner: Any) -> None:
+        if hasattr(self.report, "end"):
+            self.report.end(Whole(learner))
+
+
+class Whole:
+    """A learner as reports know it, with `events`, `poisoned` and `pending` of all ranks."""
+
+    def __init__(self, learner: DistributedLearner) -> None:
+        self._learner, totals = learner, learner.totals
+        self.events, self.poisoned = int(totals["events"]), int(totals["set aside"])
+        self.pending = range(int(totals["pending"]))  # its length is asked for
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)

@@ -1,0 +1,163 @@
+"""Many ranks that learn from shares of a stream are as one process that learns from all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, shares, stop_and_go_on
+from torch import nn
+from worlds import run
+
+from cadam import CAdam
+from cadam.online import DamagedCheckpointError, ranks, recompute
+from cadam.online.distributed import DistributedLearner
+
+
+def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert set(a) == set(b), set(a) ^ set(b)
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
+
+DAMAGES = ("", "__1_0.distcp", "rank-1.safetensors", "checkpoint.json")
+
+
+def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
+    """Rank 1 cannot write its part of the second checkpoint."""
+    import torch.distributed as dist
+
+    write, tried = ranks.write, []
+
+    def full(path: Path, tree: Any) -> None:
+        tried.append(path)
+        if dist.get_rank() == 1 and len(tried) == 2:
+            raise OSError("no space left")
+        write(path, tree)
+
+    ranks.write = full  # type: ignore[assignment]
+    try:
+        return learn_rounds(kind, True, folder, checkpoint=folder / "state", checkpoint_every=100)
+    finally:
+        ranks.write = write
+
+
+def learn_and_resume(kind: str, folder: Path, damages: tuple[str, ...]) -> dict[str, Any]:
+    """What came out with labels that come at once, with late ones, and resumed with some file damaged."""
+    learnt = {f"late {late}": learn_rounds(kind, late, folder / f"late {late}") for late in (False, True)}
+    learnt["full"] = with_a_full_disk(kind, folder / "full")
+    return {**learnt, **{damage: stop_and_resume(kind, folder / f"damaged {damage}", damage) for damage in damages}}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("learnt")
+    return run(2, folder / "world", learn_and_resume, "ddp", folder, DAMAGES), folder
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_two_ranks_equal_one_process_on_the_union(
+    late: bool, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    results, folder = learnt
+    same_as_one_process(results[f"late {late}"], learn_rounds("alone", late, tmp_path), folder / f"late {late}")
+
+
+def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path) -> None:
+    assert furthest(two["tensors"], alone["tensors"]) < 1e-5
+    assert two["metrics"]["events"] == sum(map(sum, SIZES))
+    assert two["metrics"]["labelled"] == two["metrics"]["learned"] == two["metrics"]["events/total"] > 500
+    assert two["events"] == sum(first for first, _ in SIZES)
+    numbers = {name: value for name, value in two["metrics"].items() if not name.startswith("alignment")}
+    of_one = {name: value for name, value in alone["metrics"].items() if not name.startswith("alignment")}
+    assert numbers == pytest.approx(of_one, rel=1e-5, nan_ok=True)
+    assert 0 < numbers["auc/window"] < 1
+    of_log = recompute(folder / "log")
+    assert numbers["log loss"] == pytest.approx(of_log["log loss"], rel=1e-9)
+    assert numbers["calibration/total"] == pytest.approx(of_log["calibration"], rel=1e-9)
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def stop_and_resume(kind: str, folder: Path, damage: str) -> dict[str, Any]:
+    """Learn half of the stream, damage the newest checkpoint, and go on."""
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"checkpoint": folder / "state", "checkpoint_every": 100}
+    half = learn_rounds(kind, True, folder, upto=300, finish=False, **options)
+    assert half["metrics"]["events"] >= 300
+    files = sorted((folder / "state").glob("checkpoint-*"))
+    if dist.get_rank() == 0:
+        for path in [files[-1] / damage] if damage else []:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    dist.barrier()
+    whole = learn_rounds(kind, True, folder, **options)
+    return {**whole, "aside": [path.name for path in (folder / "state").glob("*.damaged")]}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_resumed_from_the_newest_good_checkpoint(damage: str, learnt: tuple[dict[str, Any], Path]) -> None:
+    resumed_from_the_newest_good_checkpoint(learnt[0], damage)
+
+
+def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str) -> None:
+    whole, found = learnt["late True"], learnt[damage]
+    assert found["resumed"]
+    assert not whole["resumed"]
+    assert furthest(found["tensors"], whole["tensors"]) == 0
+    assert found["metrics"] == pytest.approx(whole["metrics"], rel=0, abs=0, nan_ok=True)
+    assert len(found["aside"]) == (damage != "")
+    assert ("damaged checkpoint, the one before it is used" in "".join(found["logged"])) == (damage != "")
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str, Any], Path]) -> None:
+    full = learnt[0]["full"]
+    assert full["failed saves"] == 1
+    assert "learning goes on without: rank 1: no space left" in "".join(full["logged"])
+    assert furthest(full["tensors"], learnt[0]["late True"]["tensors"]) == 0
+    kept = {path.name for path in (learnt[1] / "full" / "state").glob("checkpoint-*")}
+    assert "checkpoint-000000000002" not in kept
+    assert len(kept) == 3
+
+
+def refuse(folder: Path) -> str:
+    with pytest.raises(ValueError, match="the checkpoint is of 2 ranks") as caught:
+        learn_rounds("ddp", True, folder, checkpoint=folder / "state")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_another_number_of_ranks_is_refused(world: int, learnt: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    assert f"here are {world}: start 2" in run(world, tmp_path / "world", refuse, learnt[1] / "damaged ")
+
+
+def refuse_damaged(folder: Path) -> None:
+    learn_rounds("ddp", True, folder, upto=100, checkpoint=folder / "state")
+    for path in (folder / "state").glob("checkpoint-*"):
+        (path / "checkpoint.json").write_text("{}")
+    with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
+        learn_rounds("ddp", True, folder, checkpoint=folder / "state")
+    plain = Plain()
+    with pytest.raises(TypeError, match="wrap it in DistributedDataParallel"):
+        DistributedLearner(plain, CAdam(plain.parameters()), nn.functional.binary_cross_entropy_with_logits)
+
+
+def test_without_a_good_checkpoint_nothing_starts_anew(tmp_path: Path) -> None:
+    run(1, tmp_path / "world", refuse_damaged, tmp_path)
+
+
+# Killed and stopped ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(tmp_path: Path) -> None:
+    kill_and_compare("ddp", 10, 0, shares(tmp_path / "data"), tmp_path)
+
+
+@pytest.mark.slow
+def test_sigterm_stops_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
+    stop_and_go_on("ddp", shares(tmp_path / "data"), tmp_path)

@@ -1,0 +1,61 @@
+"""The learner on sharded tables: many ranks are as one process, and ranks that die change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import cadam.torchrec  # noqa: F401
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from online_ranks import kill_and_compare, learn_rounds, shares, stop_and_go_on
+from test_online_distributed import (
+    learn_and_resume,
+    resumed_from_the_newest_good_checkpoint,
+    same_as_one_process,
+)
+from worlds import run
+
+KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+DAMAGES = ("", "__1_0.distcp")
+
+
+def learn_all(folder: Path) -> dict[str, Any]:
+    return {kind: learn_and_resume(kind, folder / kind, DAMAGES) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("learnt")
+    return run(2, folder / "world", learn_all, folder), folder
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_equal_one_process_on_the_union(
+    kind: str, late: bool, learnt: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    results, folder = learnt
+    alone = learn_rounds("alone", late, tmp_path)
+    same_as_one_process(results[kind][f"late {late}"], alone, folder / kind / f"late {late}")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learnt: tuple[dict[str, Any], Path]) -> None:
+    resumed_from_the_newest_good_checkpoint(learnt[0][kind], damage)
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(0, 2), *(pytest.param(seed, 5, marks=pytest.mark.slow) for seed in (1, 2))]
+)
+def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(seed: int, kills: int, tmp_path: Path) -> None:
+    kill_and_compare("row_wise", kills, seed, shares(tmp_path / "data"), tmp_path)
+
+
+def test_sigterm_stops_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
+    stop_and_go_on("row_wise", shares(tmp_path / "data"), tmp_path)

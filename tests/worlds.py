@@ -1,0 +1,56 @@
+"""Worlds of processes with gloo, to run a function in."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def worker(
+    rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    for name in ("torchrec", "root"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    init = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=90)}
+    dist.init_process_group("gloo", rank=rank, world_size=world, **init)
+    try:
+        torch.save(job(*args, **options), Path(folder, f"result.{rank}"))
+    except Exception:
+        Path(folder, f"error.{rank}").write_text(traceback.format_exc())
+        raise
+    dist.destroy_process_group()
+
+
+def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
+    """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
+    folder.mkdir(parents=True)
+    # Imported once for all worlds; without TorchRec the last is passed over.
+    multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed", "cadam.torchrec"])
+    context = mp.start_processes(
+        worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
+    )
+    deadline = time.monotonic() + seconds
+    try:
+        while not context.join(timeout=1):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{job.__name__} on {world} processes did not finish in {seconds} s")
+    except Exception as error:
+        errors = [file.read_text() for file in sorted(folder.glob("error.*"))]
+        raise AssertionError("\n".join(errors) or str(error)) from error
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+    return torch.load(folder / "result.0", weights_only=False)
