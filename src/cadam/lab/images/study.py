@@ -541,8 +541,8 @@ _NOTES = (
     "An epoch shows 390 batches in an order of its own; the 80 images that are left over, others each time, are not "
     "shown in it.",
     "Learning rates are chosen by the mean accuracy on the same 10,000 test images that results are measured on; no "
-    "images are held out for it. Only the seeds are others: tuning seeds (three with --full) that no result comes from. "
-    "The best rate of the optimizer without confidence is used for both, as in the paper.",
+    "images are held out for it. Only the seeds are others: tuning seeds (three with --full) that no result comes "
+    "from. The best rate of the optimizer without confidence is used for both, as in the paper.",
     "Test images get the current rotation. Images are turned with bilinear interpolation, and black fills the corners; "
     "the paper does not say how it turns them.",
 )
