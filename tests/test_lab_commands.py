@@ -148,7 +148,9 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
         monkeypatch.setattr(lab_experiments, name, experiment)
     code, out, err = cadam("reproduce", "walk", "tuned", "--full")
     assert (code, out) == (3, "")
-    assert err == ("walk, tuned: needs a CUDA device at this scale, and torch finds none; --quick runs on the CPU\n")
+    assert err == (
+        "walk, tuned: a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU\n"
+    )
     assert not list(Path("results").glob("cells/*/*.json"))
     assert "--full: about 2.0 s on a CUDA device, needs no data" in cadam("list")[1]
     assert cadam("reproduce", "walk", "--quick")[0] == 0

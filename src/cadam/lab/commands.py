@@ -253,7 +253,7 @@ def reproduce(options: argparse.Namespace) -> int:
     return code
 
 
-_NO_CUDA = "needs a CUDA device at this scale, and torch finds none; --quick runs on the CPU"
+_NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
 
 
 def _lacking(request: runner.Request) -> bool:
