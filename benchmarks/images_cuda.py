@@ -1,6 +1,6 @@
 """The trainer of the image study on a CUDA device: is it right in a graph, how fast is it, how many runs fit.
 
-    python benchmarks/images_cuda.py [--data FOLDER] [--json FILE]
+    python benchmarks/images_cuda.py [--data FOLDER] [--json FILE] [--parts PART ...]
 
 Each part stands for itself: one that fails prints its traceback, and the others go on. Without CIFAR-10 at --data (or
 $CADAM_DATA) random images of the same shape take its place: the times are the same, accuracies mean nothing then.
@@ -9,6 +9,7 @@ $CADAM_DATA) random images of the same shape take its place: the times are the s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -23,20 +24,29 @@ import torch
 
 from cadam.lab.images import data
 from cadam.lab.images.data import Images
-from cadam.lab.images.streams import noisy, sudden
-from cadam.lab.images.train import Run, Task, side_by_side
+from cadam.lab.images.streams import Stream, continuous, noisy, sudden
+from cadam.lab.images.train import Record, Run, Task, side_by_side
 
 Line = tuple[str, str]
 BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5
+TURNING, GLIDING = sudden(60) + noisy(20), continuous(2)
+"""Streams: images that turn at each epoch, some of their labels at random; images that turn at each step."""
 
 
-def task(model: str = "VGG-16", optimizer: str = "CAdam", seed: int = 0, epochs: int = 3, **options: Any) -> Task:
+def task(
+    model: str = "VGG-16",
+    optimizer: str = "CAdam",
+    seed: int = 0,
+    epochs: int = 3,
+    stream: Stream = TURNING,
+    **options: Any,
+) -> Task:
     return Task(
         model,
         optimizer,
         3e-4,
         seed,
-        sudden(60) + noisy(20),
+        stream,
         epochs,
         **{"precision": "bfloat16", "compiled": True, **options},
     )
@@ -66,49 +76,88 @@ def advance(runs: Sequence[Run], turns: int) -> None:
 
 
 def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
-    """Graph against plain loop on the same seed, beside how far two plain loops are apart."""
-    lines = []
-    for precision, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
-        for model, optimizer in (("VGG-16", "CAdam"), ("VGG-16", "Adam"), ("ResNet-18", "CAdam")):
-            kind = f"{model} {optimizer} {precision}{' compiled' if compiled else ''}"
-            curves = {}
-            for name, graph in (("plain", False), ("plain again", False), ("graph", True), ("graph again", True)):
-                run = Run(task(model, optimizer, epochs=1, precision=precision, compiled=compiled), images, graph=graph)
-                advance([run], 40)
-                record = run.record()
-                curves[name] = (record.loss[:40], record.alignment[:40])
-                synchronized()
-                run.release()
-            apart = {
-                name: [float(np.abs(ours - plain).max()) for ours, plain in zip(curve, curves["plain"], strict=True)]
-                for name, curve in curves.items()
-            }
-            finite = bool(np.isfinite(curves["graph"][0]).all())
-            found[kind] = {
-                "apart (loss, alignment)": apart,
-                "last loss": {name: float(curve[0][-1]) for name, curve in curves.items()},
-                "finite": finite,
-            }
-            text = f"loss {apart['graph'][0]:.1e} (plain again {apart['plain again'][0]:.1e}), "
-            text += (
-                f"alignment {apart['graph'][1]:.1e}; loss {curves['graph'][0][0]:.4f} to {curves['graph'][0][-1]:.4f}"
-            )
-            lines.append((f"graph - plain, {kind}, 40 steps", text))
-    return lines
+    """As the study runs them: VGG-16, compiled, in bfloat16."""
+    kinds = [("VGG-16", "CAdam", TURNING, "bfloat16", True), ("VGG-16", "Adam", GLIDING, "bfloat16", True)]
+    return [same_curve(images, found, *kind) for kind in kinds]
+
+
+def same_curves_elsewhere(images: Images, found: dict[str, Any]) -> list[Line]:
+    """Other precisions, another model."""
+    return [
+        same_curve(images, found, model, optimizer, stream, precision, compiled)
+        for precision, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+        for model, optimizer, stream in (("VGG-16", "Adam", TURNING), ("ResNet-18", "CAdam", GLIDING))
+    ]
+
+
+def same_curve(
+    images: Images, found: dict[str, Any], model: str, optimizer: str, stream: Stream, precision: str, compiled: bool
+) -> Line:
+    """Graph against plain loop on the same seed, beside how far two plain loops are apart.
+
+    Three short epochs, so that the images turn and the graph of the tests is replayed under each angle.
+    """
+    few, epochs = first_of(images, 20 * 128, 5000), 3
+    kind = f"{model} {optimizer}, {stream}, {precision}{' compiled' if compiled else ''}"
+    records = {}
+    for name, graph in (("plain", False), ("plain again", False), ("graph", True), ("graph again", True)):
+        what = task(model, optimizer, epochs=epochs, stream=stream, precision=precision, compiled=compiled)
+        run = Run(what, few, graph=graph)
+        while run.advance():
+            pass
+        records[name] = run.record()
+        synchronized()
+        run.release()
+    apart = {name: differences(record, records["plain"]) for name, record in records.items()}
+    graph_record = records["graph"]
+    found[kind] = {
+        "apart from plain": apart,
+        "last loss": {name: float(record.loss[-1]) for name, record in records.items()},
+        "test accuracy": {name: record.test_accuracy.tolist() for name, record in records.items()},
+        "finite": bool(np.isfinite(graph_record.loss).all()),
+    }
+    again = max(apart["plain again"].values())
+    text = f"{in_words(apart['graph'])} (plain again: at most {again:.1e}); "
+    text += f"loss {graph_record.loss[0]:.4f} to {graph_record.loss[-1]:.4f}"
+    return f"graph - plain, {kind}, {epochs} epochs of 20 steps", text
+
+
+def first_of(images: Images, train: int, test: int) -> Images:
+    """The first images of each part."""
+    return dataclasses.replace(
+        images,
+        train=images.train[:train],
+        train_labels=images.train_labels[:train],
+        test=images.test[:test],
+        test_labels=images.test_labels[:test],
+    )
+
+
+def differences(ours: Record, other: Record) -> dict[str, float]:
+    """The greatest difference in each curve; nan where one left the numbers."""
+    return {name: float(np.abs(getattr(ours, name) - getattr(other, name)).max()) for name in vars(ours)}
+
+
+def in_words(apart: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.1e}" for name, value in apart.items())
 
 
 def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
     """Does a run feel the runs beside it? Curves and test results of one alone and of the same among six."""
+    some = first_of(images, 200 * 128, len(images.test))
 
-    def one_epoch(seed: int) -> Run:
-        return Run(task(optimizer="CAdam" if seed % 2 == 0 else "Adam", seed=seed, epochs=1), images)
+    def two_epochs(seed: int) -> Run:
+        optimizer, stream = (("CAdam", TURNING), ("Adam", GLIDING))[seed % 2]
+        return Run(task(optimizer=optimizer, seed=seed, epochs=2, stream=stream), some)
 
-    alone = next(run.record() for run, _ in side_by_side([one_epoch(0)], 1))
-    among = {run.task.seed: run.record() for run, _ in side_by_side(map(one_epoch, range(6)), 6)}[0]
-    apart = {name: float(np.abs(getattr(alone, name) - getattr(among, name)).max()) for name in vars(alone)}
-    found["neighbours"] = apart
-    text = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
-    return [("alone - among six, VGG-16, one epoch", text)]
+    alone = {seed: next(run.record() for run, _ in side_by_side([two_epochs(seed)], 1)) for seed in (0, 1)}
+    among = {run.task.seed: run.record() for run, _ in side_by_side(map(two_epochs, range(6)), 6)}
+    lines = []
+    for seed, record in alone.items():
+        apart = differences(among[seed], record)
+        found[f"neighbours, seed {seed}"] = apart
+        lines.append((f"alone - among six, VGG-16, two epochs of 200 steps, seed {seed}", in_words(apart)))
+    return lines
 
 
 def epoch_time(
@@ -199,10 +248,11 @@ def kernels(images: Images, found: dict[str, Any]) -> list[Line]:
 
 PARTS: dict[str, Callable[[Images, dict[str, Any]], list[Line]]] = {
     "same curves": same_curves,
+    "neighbours": neighbours,
     "one run": lone,
     "side by side": many,
-    "neighbours": neighbours,
     "kernels": kernels,
+    "same curves elsewhere": same_curves_elsewhere,
     "other models": others,
 }
 

@@ -16,7 +16,7 @@ import torch
 import cadam
 from cadam import cli
 from cadam.lab import catalogue, report, runner, store
-from cadam.lab.experiment import Results
+from cadam.lab.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,10 +57,53 @@ def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> No
     paths = [path for path in study.glob("*.json") if path.name != "plan.json"]
     results = {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
     runner.look_up(request, lambda experiment, cell: results.get(cell))
-    assert request.complete
-    summary, text = request.experiment.summary(request.results), page.read_text()
+    text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
+    if not request.complete:
+        assert f'<p class="warning">{escape(report._state(request))}' in text
+        return
+    summary = request.experiment.summary(request.results)
     assert report._table(summary.rows) in text
     assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
+
+
+def test_what_was_run_of_the_image_study_is_what_is_kept() -> None:
+    assert what_was_run() in (ROOT / "docs" / "images.md").read_text()
+
+
+def what_was_run() -> str:
+    """The kept cells of the image study by model and condition, and what its experiments lack, as a table."""
+    paths = (ROOT / "results" / "kept" / "images").glob("*.json")
+    kept = {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
+    missing: set[Cell] = set()
+    for name, place in catalogue.PLACES.items():
+        if place.startswith("cadam.lab.images"):
+            request = runner.Request(catalogue.find(name), catalogue.find(name).plan("full"))
+            runner.look_up(request, lambda experiment, cell: kept.get(cell))
+            missing |= set(request.missing)
+    lines = [
+        "| model | condition | learning-rate runs | runs | A/A | GPU minutes | not run |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for model in ("VGG-16", "ResNet-18", "DenseNet-121"):
+        for condition in ("clean", "sudden", "continuous", "noise"):
+            there = Results([r for r in kept.values() if _is_of(r.cell, model, condition)])
+            counts = [len(part()) for part in (there.tuning, there.tests, there.repeats)]
+            lacking = [cell for cell in missing if _is_of(cell, model, condition)]
+            rates = sum(TUNING_SEEDS <= cell.seed < REPEAT_SEEDS for cell in lacking)
+            parts = [f"{rates} learning-rate runs, then the runs at these rates"] if rates else []
+            parts += [f"{len(lacking) - rates} runs"] if len(lacking) > rates else []
+            if condition == "clean" and any(
+                c.model == model and TUNING_SEEDS <= c.seed < REPEAT_SEEDS for c in missing
+            ):
+                parts = ["what the rates of the conditions ask for"]
+            what = "without change" if condition == "clean" else condition
+            numbers = f"{counts[0]} | {counts[1]} | {counts[2]} | {there.seconds / 60:.1f}"
+            lines.append(f"| {model} | {what} | {numbers} | {' and '.join(parts) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def _is_of(cell: Cell, model: str, condition: str) -> bool:
+    return cell.model == model and cell.condition.split()[0] == condition
 
 
 def test_every_command_is_in_the_lab_s_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from cadam.lab.images import data, train
+from cadam.lab.images import data, models, train
 from cadam.lab.images.data import Images
-from cadam.lab.images.streams import CLEAN, OWN, Stream, augmented, continuous, noisy, sudden
+from cadam.lab.images.streams import CLEAN, OWN, Stream, augmented, continuous, noisy, parse, sudden
 from cadam.lab.images.train import Record, Run, Task, side_by_side
 
 CPU = torch.device("cpu")
@@ -146,7 +147,89 @@ def test_bfloat16_is_near_float32(images: Images) -> None:
     assert half.test_accuracy[0] == pytest.approx(full.test_accuracy[0], abs=0.15)
 
 
+# Against a loop written out ------------------------------------------------------------------------------------
+
+
+def three_channels() -> Images:
+    """Images of three channels that are unlike each other, whose classes are areas of another brightness."""
+    random = np.random.default_rng(0)
+
+    def some(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = random.integers(4, size=count)
+        noise = random.random((count, 3, 8, 8)) * np.array([60, 120, 30]).reshape(3, 1, 1)
+        noise[np.arange(count), :, labels % 2 * 4 + 1, labels // 2 * 4 + 1] += 90
+        return noise.astype(np.uint8), labels
+
+    return Images.of(some(300), some(240))
+
+
+def turned_by_hand(batch: torch.Tensor, degrees: float, images: Images) -> torch.Tensor:
+    """Counter-clockwise, bilinear, black outside; each channel less its mean, over its own deviation."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    matrix = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]).expand(len(batch), 2, 3)
+    places = F.affine_grid(matrix, list(batch.shape), align_corners=False)
+    seen = F.grid_sample(batch.float(), places, mode="bilinear", padding_mode="zeros", align_corners=False)
+    whole = images.train.double()
+    channels = [(seen[:, c] - whole[:, c].mean()) / whole[:, c].std(correction=0) for c in range(3)]
+    return torch.stack(channels, dim=1).float()
+
+
+@pytest.mark.parametrize(("stream", "angle"), [("sudden 37", lambda step: 37 * (step // 9)), ("continuous 11", 11)])
+def test_training_is_that_of_torch_adam_written_out(stream: str, angle: Callable[[int], float] | int) -> None:
+    """Nothing of the trainer: torch's Adam with the paper's options, images turned and normalised by hand."""
+    images, steps, epochs = three_channels(), 300 // 32, 3
+    what = Task("small VGG", "Adam", 3e-3, 5, parse(stream), epochs, batch=32, weight_decay=5e-4)
+    record = finish(Run(what, images))
+    order = CLEAN.schedule(5, 300, 4, 32, epochs).order
+    model = models.build("small VGG", 3, 4, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=5e-4)
+    loss, accuracy, tests = [], [], []
+    for step, index in enumerate(torch.from_numpy(order)):
+        degrees = angle * step if isinstance(angle, int) else angle(step)
+        logits = model(turned_by_hand(images.train[index], degrees, images))
+        batch_loss = F.cross_entropy(logits, images.train_labels[index])
+        optimizer.zero_grad()
+        batch_loss.backward()
+        optimizer.step()
+        loss.append(batch_loss.item())
+        accuracy.append((logits.argmax(1) == images.train_labels[index]).float().mean().item())
+        if (step + 1) % steps == 0:
+            model.eval()
+            with torch.no_grad():
+                found = model(turned_by_hand(images.test, degrees, images)).argmax(1)
+            tests.append((found == images.test_labels).float().mean().item())
+            model.train()
+    np.testing.assert_allclose(record.loss, loss, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(record.accuracy, accuracy, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(record.test_accuracy, tests, rtol=0, atol=1e-6)
+
+
 # Side by side --------------------------------------------------------------------------------------------------
+
+
+class Timed:
+    """Stands for a run: each turn takes a second."""
+
+    def __init__(self, turns: int, clock: list[float]) -> None:
+        self.turns, self.clock = turns, clock
+
+    def advance(self) -> bool:
+        self.clock[0] += 1
+        self.turns -= 1
+        return self.turns > 0
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_runs_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(train.time, "perf_counter", lambda: clock[0])
+    runs = [Timed(turns, clock) for turns in (2, 6, 3)]
+    seconds = {runs.index(run): took for run, took in side_by_side(runs, 2)}  # type: ignore[arg-type, type-var]
+    # The first and the second take turns, two seconds each; then the third and the second; the second ends alone.
+    assert seconds == pytest.approx({0: 2, 2: 3, 1: 6})
+    assert sum(seconds.values()) == clock[0] == 11
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])

@@ -141,6 +141,35 @@ def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypat
     assert cadam("reproduce", "walk", "--force")[0] == 3
 
 
+def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("WALK", "TUNED"):
+        experiment = dataclasses.replace(getattr(lab_experiments, name), cuda=("full",))
+        monkeypatch.setattr(lab_experiments, name, experiment)
+    code, out, err = cadam("reproduce", "walk", "tuned", "--full")
+    assert (code, out) == (3, "")
+    assert err == (
+        "walk, tuned: a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU\n"
+    )
+    assert not list(Path("results").glob("cells/*/*.json"))
+    assert "--full: about 2.0 s on a CUDA device, needs no data" in cadam("list")[1]
+    assert cadam("reproduce", "walk", "--quick")[0] == 0
+    assert cadam("reproduce", "all", "--full")[2].count("left out of all: ") == 2
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 0)
+    assert cadam("reproduce", "walk", "--full")[0] == 0
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cadam("reproduce", "walk", "--full")[0] == 0  # every cell is stored: nothing has to be computed
+
+
+def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
+    studies = ("cadam.lab.images", "cadam.lab.ctr")
+    full = {name for name, place in catalogue.PLACES.items() if place.startswith(studies)}
+    assert {name for name in catalogue.PLACES if catalogue.find(name).cuda} == full
+    assert all(catalogue.find(name).cuda == ("full",) for name in full)
+
+
 def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "results/cells/.claims")

@@ -46,6 +46,13 @@ def test_a_changed_cell_changes_the_page(store: Store) -> None:
     assert float(_verdict(after)) == pytest.approx(mean, abs=2e-6)
 
 
+def test_memory_is_that_of_all_where_cells_ran_side_by_side(store: Store) -> None:
+    request = runner.read(store, WALK, Plan("quick", 3))
+    assert re.search(r"at most \d+ MB each;", report.page([request]))
+    request.experiment = dataclasses.replace(WALK, side_by_side=lambda cell: cell.seed == 1)
+    assert re.search(r"at most \d+ MB at once;", report.page([request]))
+
+
 def _verdict(text: str) -> str:
     found = re.search(r"mean loss is ([\d.]+)\.", text)
     assert found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,30 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
     assert found.verdict == "CAdam better, by less than seeds alone move Adam"
     assert found.difference.mean == pytest.approx(-1.015)
     assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
+
+
+def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() -> None:
+    """For the same against itself the true difference is 0; moving one set as a whole leaves the floor where it was."""
+    baseline = seeds(1.0, 2.0, 3.0)
+    half = 2.776445 * math.sqrt(2 / 3)
+    for shift in (0.0, 5.0, -5.0):
+        repeat = {seed: value + shift for seed, value in seeds(1.0, 2.0, 3.0, first=100).items()}
+        for ahead, words in ((half + 0.01, "better"), (half - 0.01, "better, by less than seeds alone move Adam")):
+            arm = {seed: value + ahead + 1e-4 * seed for seed, value in baseline.items()}
+            found = compare(arm, baseline, names=NAMES, better="higher", repeat=repeat)
+            assert found.floor == pytest.approx(half, abs=1e-6)
+            assert found.verdict == f"CAdam {words}"
+            line = row("loss", "", found, 1.0, 2)
+            assert line.noise_floor == f"apart {abs(shift):.2f}, ±2.27"
+            assert line.values["A/A difference"] == pytest.approx(-shift)
+    undecided = compare(seeds(1.5, 1.9, 3.0), baseline, names=NAMES, better="higher", repeat=seeds(1, 9, 5, first=9))
+    assert (undecided.verdict, undecided.qualifier) == ("no difference seen", "")
+
+
+def test_two_single_runs_are_apart_without_a_floor() -> None:
+    found = compare(seeds(3.0), seeds(1.0), names=NAMES, better="higher", repeat=seeds(4.0, first=100))
+    assert math.isnan(found.floor)
+    assert row("loss", "", found, 1.0, 1).noise_floor == "apart 3.0"
 
 
 def test_no_difference_seen() -> None:
@@ -179,6 +204,11 @@ def test_a_tally_leaves_nothing_out() -> None:
     few = [against(0, 2)]
     assert tally(few, "panels", "lower", "higher") == (
         "lower in 0 of 1 panels, higher in 0, undecided in 1 (2 seeds; --full for more)"
+    )
+    spread_out = {seed: 40.0 * seed for seed in range(100, 104)}
+    small = [replace(each, noise=apart([0.0, 1.0], list(spread_out.values()))) for each in mixed]
+    assert tally(small, "problems", "lower", "higher") == (
+        "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 by less than seeds alone move the baseline"
     )
     one = against(-1, 1)
     assert tally([one], "problems", "lower", "higher") == "one seed: no verdict"

@@ -30,7 +30,7 @@ EXIT_CODES = """exit codes:
   0    everything asked for is there
   1    a cell failed, or is missing from a report; the others are stored
   2    the command was not understood: a name or an option that does not exist, a folder that cannot be written to
-  3    data is missing; nothing was computed
+  3    data or a CUDA device is missing; nothing was computed
   4    there is nothing to report yet
   5    a package is missing; nothing was computed
   130  interrupted; the same command goes on from there
@@ -135,6 +135,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "title": experiment.title,
                 "shows": experiment.shows,
                 "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
+                "cuda": list(experiment.cuda),
                 "state": console.state(experiment, request) if request else "not run",
                 "seconds": dict(experiment.seconds),
             }
@@ -149,7 +150,8 @@ def list_experiments(options: argparse.Namespace) -> int:
         lines.append(f"{'':{width}}  {row['state']}")
         for scale in SCALES:
             needs = f"needs {data}" if (data := row["data"][scale]) else "needs no data"
-            lines.append(f"{'':{width}}  --{scale}: about {report.duration(row['seconds'][scale])}, {needs}")
+            device = " on a CUDA device" if scale in row["cuda"] else ""
+            lines.append(f"{'':{width}}  --{scale}: about {report.duration(row['seconds'][scale])}{device}, {needs}")
         lines.append("")
     _print([*lines, "cadam reproduce NAME computes one, cadam report shows what there is."])
     return DONE
@@ -211,12 +213,14 @@ def reproduce(options: argparse.Namespace) -> int:
     own = "" if options.data is None else str(options.data.absolute())
     plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
     requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
-    lacking = [r for r in requests if _lacking_data(r) or _lacking_packages(r.experiment)]
+    lacking = [r for r in requests if _lacking(r) or _lacking_packages(r.experiment)]
     new = [r for r in lacking if not _all_stored(r, options.store, options.force)]
     if packages := list(dict.fromkeys(name for request in new for name in _lacking_packages(request.experiment))):
         print(f"cadam reproduce: {', '.join(packages)} missing: pip install {' '.join(packages)}", file=sys.stderr)
         return NO_PACKAGE
-    missing = [lack for request in new if (lack := _lacking_data(request))]
+    missing = [lack for request in new if (lack := _lacking_data(request.experiment, request.plan.scale))]
+    if names := [r.experiment.name for r in new if _lacking_device(r.experiment, r.plan.scale)]:
+        missing.append(f"{', '.join(names)}: {_NO_CUDA}")
     if own and not options.data.exists():
         missing.append(f"there is nothing at {own}")
     if missing:
@@ -249,10 +253,25 @@ def reproduce(options: argparse.Namespace) -> int:
     return code
 
 
-def _lacking_data(request: runner.Request) -> str | None:
+_NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
+
+
+def _lacking(request: runner.Request) -> bool:
+    """Is there something that cannot be computed without, and is not there?"""
+    asked = request.experiment, request.plan.scale
+    return _lacking_data(*asked) is not None or _lacking_device(*asked)
+
+
+def _lacking_data(experiment: Experiment, scale: Scale) -> str | None:
     """What data has to be fetched first."""
-    needed = request.experiment.needed(request.plan.scale)
+    needed = experiment.needed(scale)
     return None if needed is None else needed.missing()
+
+
+def _lacking_device(experiment: Experiment, scale: Scale) -> bool:
+    import torch
+
+    return scale in experiment.cuda and not torch.cuda.is_available()
 
 
 def _lacking_packages(experiment: Experiment) -> list[str]:
@@ -261,16 +280,23 @@ def _lacking_packages(experiment: Experiment) -> list[str]:
 
 
 def _all_stored(request: runner.Request, folder: Path, force: bool) -> bool:
-    """Whether there is nothing left to compute."""
-    return not force and folder.is_dir() and runner.read(Store(folder), request.experiment, request.plan).complete
+    """Whether there is nothing left to compute, as far as that can be told without reading through data first."""
+    experiment, plan = request.experiment, request.plan
+    if force or not folder.is_dir():
+        return False
+    try:
+        unread = experiment.unread is not None and experiment.unread(plan) is not None
+        return not unread and runner.read(Store(folder), experiment, plan).complete
+    except (OSError, ValueError):  # the user's own data, which is not there or cannot be read
+        return False
 
 
 def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
-    """The experiments that are named. `all` are those whose data is there; what is left out is said."""
+    """The experiments that are named. `all` are those whose data and device are there; what is left out is said."""
     kept = []
     for experiment in catalogue.select(names):
-        data = experiment.needed(scale)
-        if experiment.name not in names and data is not None and (advice := data.missing()):
+        advice = _lacking_data(experiment, scale) or (_NO_CUDA if _lacking_device(experiment, scale) else "")
+        if experiment.name not in names and advice:
             print(f"left out of all: {experiment.name}: {advice}", file=sys.stderr)
         else:
             kept.append(experiment)

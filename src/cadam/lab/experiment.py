@@ -292,6 +292,8 @@ class Experiment:
     """Which cells `compute_many` is for."""
     takes_data: bool = False
     """Can a plan name data and a number of rows?"""
+    cuda: Sequence[Scale] = ()
+    """The scales whose cells are computed on a CUDA device."""
     packages: Sequence[str] = ()
     """What has to be installed to compute it, beside what the lab needs anyway."""
     unread: Callable[[Plan], str | None] | None = None

@@ -149,8 +149,10 @@ def _facts(request: Request) -> str:
     versions = _distinct(", ".join(f"{k} {v}" for k, v in r.cost.versions.items()) for r in results)
     devices = _distinct(r.cost.device for r in results)
     memory = max(r.cost.peak_memory for r in results) / 1e6
+    beside = request.experiment.side_by_side
+    each = "at once" if beside is not None and any(beside(r.cell) for r in results) else "each"
     return (
-        f"{len(results)} cells, {duration(results.seconds)} of computing in all, at most {memory:.0f} MB each; "
+        f"{len(results)} cells, {duration(results.seconds)} of computing in all, at most {memory:.0f} MB {each}; "
         f"{devices}; {versions}."
     )
 
@@ -262,10 +264,10 @@ Li.</p>
 </ul>
 <p class="reading">How to read the tables: both optimizers run with the same seeds, that is the same starts, data and
 noise, and the difference is taken seed by seed. In brackets is its 95% interval: where it holds 0, no difference was
-seen. The A/A noise floor (A against A: the same against the same) is how far two means of the same optimizer lie apart
-when only the seeds differ, with its own 95% range. Each interval stands for itself: of twenty rows without any
-difference, one will seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each
-experiment.</p>
+seen. The A/A noise floor (A against A: the same against the same) is how far apart two means of the same optimizer were
+when only the seeds differed, and ± how far that may be, 19 times in 20; its true value is 0. A difference below that
+is one that other seeds make as well. Each interval stands for itself: of twenty rows without any difference, one will
+seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each experiment.</p>
 {sections}
 </body>
 </html>

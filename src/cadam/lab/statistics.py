@@ -2,7 +2,8 @@
 
 Seeds are paired: both arms meet the same initial weights, batches and noise under one seed, and it is their
 difference, seed by seed, whose mean and 95% t interval are given. Beside it stands the A/A noise floor: how far two
-means of one and the same optimizer lie apart when only the seeds differ.
+means of one and the same optimizer may lie apart when only the seeds differ. There the true difference is 0, so the
+floor reaches as far to either side of it, however far apart the two happened to be.
 """
 
 from __future__ import annotations
@@ -62,6 +63,18 @@ class Comparison:
     """A/A: the baseline's test seeds minus as many others."""
 
     @property
+    def floor(self) -> float:
+        """How far apart seeds alone bring two means of the baseline, 19 times in 20; nan where that is not known."""
+        return math.nan if self.noise is None else self.noise.half_width
+
+    @property
+    def qualifier(self) -> str:
+        """What has to be added where a difference is smaller than the floor."""
+        if self.outcome in ("better", "worse") and abs(self.difference.mean) < self.floor:
+            return f", by less than seeds alone move {self.baseline}"
+        return ""
+
+    @property
     def outcome(self) -> Literal["better", "worse", "none", "unknown"]:
         d = self.difference
         if self.diverged or self.baseline_diverged or d.count == 0:
@@ -94,9 +107,7 @@ class Comparison:
             return f"{text} (exact: nothing is random)"
         if d.half_width == 0:
             return f"{text}, by the same in every seed: they may not matter here"
-        if self.noise is not None and abs(d.mean) < max(abs(self.noise.low), abs(self.noise.high)):
-            return f"{text}, by less than seeds alone move {self.baseline}"
-        return text
+        return f"{text}{self.qualifier}"
 
 
 def compare(
@@ -144,7 +155,9 @@ def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str)
     won, lost = outcomes.count("better"), outcomes.count("worse")
     few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
     total = len(outcomes)
-    return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}"
+    small = sum(bool(c.qualifier) for c in comparisons)
+    less = f"; {small} of these {won + lost} by less than seeds alone move the baseline" if small else ""
+    return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}{less}"
 
 
 def family_row(what: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
@@ -180,12 +193,8 @@ def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: i
     }
     floor = ""
     if c.noise is not None:
-        values |= {"noise floor": c.noise.half_width, "A/A difference": c.noise.mean}
-        floor = (
-            f"{c.noise.mean:+{spec}}"
-            if math.isnan(c.noise.low)
-            else f"{c.noise.mean:+{spec}} ± {c.noise.half_width:{spec}}"
-        )
+        values |= {"noise floor": c.floor, "A/A difference": c.noise.mean}
+        floor = f"apart {abs(c.noise.mean):{spec}}" + ("" if math.isnan(c.floor) else f", ±{c.floor:{spec}}")
     return Row(
         what,
         paper,

@@ -186,10 +186,7 @@ def verdict(seeds: Comparison, found: Evidence) -> str:
     if open_to or len(set(signs.values())) > 1:
         return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
     name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
-    text = f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}"
-    if seeds.noise is not None and abs(seeds.difference.mean) < max(abs(seeds.noise.low), abs(seeds.noise.high)):
-        text += f", by less than seeds alone move {seeds.baseline}"
-    return text
+    return f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}{seeds.qualifier}"
 
 
 def _sign(interval: Interval) -> int:

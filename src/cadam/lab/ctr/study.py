@@ -502,6 +502,7 @@ _SHARED: dict[str, Any] = {
         "AUC x 100: how often a click is ranked above a pass, in percent; more is better, 50 is guessing. The "
         "optimizers of the paper's table differ by hundredths."
     ),
+    "cuda": ("full",),
     "takes_data": True,
     "unread": unread,
     "rows": {scale: settings["rows"] for scale, settings in SETTINGS.items()},
