@@ -82,9 +82,13 @@ class CudaRows:
 
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            self.check_items(job)
             for i, (item, grad) in enumerate(job):
-                check_ids(item.param, item.name)
                 job.memo[f"layout {i}"] = _layout(item, grad)
+
+    def check_items(self, job: Job) -> None:
+        for item in job.items:
+            check_ids(item.param, item.name)
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
