@@ -108,6 +108,8 @@ class Again:
         self.current_stream, self.stream = self.driver.current_stream, self.driver.current_stream(self.index)
         self.same = same
         self.numbers = [Coefficients(job, batch) for job, batch in batches]
+        self.lasting: list[Watched] = []
+        """Tables and their state. The parameters of other batches are looked at by the plan."""
         self.kept: list[Any] = []  # what the compiled function has addresses of
         sight, place = _eyes(), _layout()
         words = sum(c.words for c in self.numbers)
@@ -181,8 +183,10 @@ class Again:
     def renew(self) -> bool:
         """After a step that was taken the usual way: take the options and step counts as they are now.
 
-        False if this will not serve again: steps are taken on another stream.
+        False if this will not serve again: a table lies elsewhere, or steps are taken on another stream.
         """
+        if any(lasting.look() for lasting in self.lasting):
+            return False
         for row, group in zip(self.containers, self.same.groups, strict=False):
             self._expect(row, group)
         for coefficients in self.numbers:
@@ -249,7 +253,8 @@ class Again:
         batch = c.batch
         if isinstance(batch, RowBatch):
             params, lasting, sparse = Watched(batch.params), Watched([*batch.params, *batch.state]), True
-            self.kept += [params, lasting]
+            self.lasting.append(lasting)
+            self.kept.append(params)
             itemsize = 0
         else:
             params, lasting, sparse, itemsize = batch.grads, batch.lasting, False, batch.grad_dtype.itemsize
