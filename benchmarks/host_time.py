@@ -89,7 +89,8 @@ def pretend() -> None:
     cuda.lacking, cuda._direct = (lambda device: None), lambda: True
     cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
-    cuda_rows._make_keys = lambda in_bags, made=cuda.Launch(IdleKernel("keys"), {}): made
+    keys = cuda.Launch(IdleKernel("keys"), {})
+    cuda_rows._make_keys = lambda in_bags: keys
     again.driver = IdleDriver
 
 
@@ -128,7 +129,7 @@ def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
     params = [torch.nn.Parameter(torch.randn(100 + i)) for i in range(dense)]
     ours, large, times = cadam.CAdam([table, *params]), np.zeros(8 << 20), []
     for turn in range(rounds + 3):
-        ids, values = torch.randint(0, 1_000_000, (1, 64)), torch.randn(64, 16)
+        ids, values = torch.randint(0, 1_000_000, (1, 256)), torch.randn(256, 16)
         table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False)
         for p in params:
             p.grad = torch.randn_like(p)

@@ -183,9 +183,10 @@ class Again:
     def renew(self) -> bool:
         """After a step that was taken the usual way: take the options and step counts as they are now.
 
-        False if this will not serve again: a table lies elsewhere, or steps are taken on another stream.
+        False if this will not serve again: a table lies elsewhere or got too many ids, or steps are taken on another
+        stream.
         """
-        if any(lasting.look() for lasting in self.lasting):
+        if any(lasting.look() for lasting in self.lasting) or any(table.outgrown for table in self.tables):
             return False
         for row, group in zip(self.containers, self.same.groups, strict=False):
             self._expect(row, group)

@@ -393,7 +393,13 @@ class Table:
         kind = param.device, self.rows, _seen(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         bounds = [_make_keys(self.in_bags).bound(kind)]
         self.how, kind = _version(structure, param, item.state, dtypes[0], in_bags=self.in_bags, counts=item.counts)
-        bounds += [self.how.rows.bound(kind), self.how.seams.bound(kind)]
+        bounds.append(self.how.rows.bound(kind))
+        self.longest, self.outgrown = LONGEST, False
+        try:
+            bounds.append(self.how.seams.bound(kind))
+        except UnavailableError:  # no step had more than one tile yet
+            bounds.append(bounds[-1])  # and is not launched
+            self.longest = self.how.cut.tile
         lasting = {"p": param, **{f"s_{name}": item.state[name] for name in structure.buffers}}
         lasting |= {"error": error} | ({} if item.counts is None else {"counts": item.counts})
         fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
@@ -448,6 +454,9 @@ class Table:
     def _take(self, ids: Tensor, values: Tensor, gradients: int) -> bool:
         n, where, at = ids.numel(), ids.data_ptr(), values.data_ptr()
         if values.numel() != gradients * self.width or not 0 < n <= LONGEST or (where | at) & 15 or self.error[0]:
+            return False
+        if n > self.longest:
+            self.outgrown = True
             return False
         if values.dtype is not self.dtypes[0] or ids.dtype is not self.dtypes[1] or self.param.shape != self.shape:
             return False
