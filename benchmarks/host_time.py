@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 
 import cadam
 from cadam import engines
-from cadam.engines import again, cuda
+from cadam.engines import again, cuda, cuda_rows
 from cadam.kernels import build
 
 STUB = """
@@ -42,16 +43,23 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stre
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **arguments, void **extra) { return 0; }
 """
-ARGUMENTS = {"table": "*i64", "grads": "*i64", "coefficients": "*fp64", "stride": "i32", "owners": "*i32"}
-ARGUMENTS |= {"only": "i32", "found_inf": "constexpr", "seed": "i64"}
+ARGUMENTS = {  # of each kind of kernel; what matters is their number
+    "dense": ("table", "grads", "coefficients", "stride", "owners", "only", "seed"),
+    "keys": ("ids", "keys", "error", "n", "rows"),
+    "rows": ("p", "s_exp_avg", "s_exp_avg_sq", "values", "keys", "order", "partials", "coefficients", "counts", "seed"),
+    "seams": ("p", "s_exp_avg", "s_exp_avg_sq", "keys", "partials", "coefficients", "counts", "seed"),
+}
 
 
 class IdleKernel:
     """Stands for a Triton kernel."""
 
+    def __init__(self, kind: str) -> None:
+        self.signature = dict.fromkeys(ARGUMENTS[kind], "i64")
+
     def __getitem__(self, grid: Any) -> Any:
         compiled = SimpleNamespace(run=lambda *args: None, function=1, packed_metadata=(4, 1, 0), name="idle")
-        compiled.metadata, compiled.src = SimpleNamespace(), SimpleNamespace(signature=ARGUMENTS)
+        compiled.metadata, compiled.src = SimpleNamespace(), SimpleNamespace(signature=self.signature)
         return lambda *args, **constants: compiled
 
 
@@ -74,12 +82,15 @@ class IdleDriver(again.Driver):
 
 def pretend() -> None:
     """Let the CUDA engine serve tensors of the CPU, with nothing behind it."""
-    engine = cuda.Cuda()
-    engine.device = "cpu"
-    engines.ENGINES = (engine, *engines.ENGINES)
+    engine, of_rows = cuda.Cuda(), cuda_rows.CudaRows()
+    engine.device = of_rows.device = "cpu"
+    engines.ENGINES = (engine, of_rows, *engines.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
-    cuda.lacking, cuda.kernel, cuda._direct = (lambda device: None), (lambda *what: IdleKernel()), lambda: True
-    cuda.triton_type = lambda dtype: dtype
+    cuda.lacking, cuda._direct = (lambda device: None), lambda: True
+    cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
+    cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
+    keys = cuda.Launch(IdleKernel("keys"), {})
+    cuda_rows._make_keys = lambda in_bags: keys
     again.driver = IdleDriver
 
 
@@ -112,6 +123,27 @@ def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[floa
     return times
 
 
+def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
+    """A table of 1M x 16 with few ids, since torch sorts them here; and so many dense parameters."""
+    table = torch.nn.Parameter(torch.randn(1_000_000, 16))
+    params = [torch.nn.Parameter(torch.randn(100 + i)) for i in range(dense)]
+    ours, large, times = cadam.CAdam([table, *params]), np.zeros(8 << 20), []
+    for turn in range(rounds + 3):
+        ids, values = torch.randint(0, 1_000_000, (1, 256)), torch.randn(256, 16)
+        table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False)
+        for p in params:
+            p.grad = torch.randn_like(p)
+        if cold:
+            large += 1
+        start = time.perf_counter_ns()
+        ours.step()
+        taken = time.perf_counter_ns() - start
+        if turn >= 3:
+            times.append(taken / 1e3)
+    assert ours.explain()[0].engine == "cuda-rows"
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--usual", action="store_true", help="without the prepared step")
@@ -121,10 +153,12 @@ def main() -> None:
     if options.usual:
         cadam.plan.Plan.prepare = lambda *args: None
     print("microseconds of the host before a step() returns: median (fastest)")
-    for name, shapes in SHAPES.items():
+    cases = {name: partial(measure, shapes) for name, shapes in SHAPES.items()}
+    cases |= {"a table": measure_rows, "a table, 60 tensors": partial(measure_rows, dense=60)}
+    for name, taken in cases.items():
         shown = []
         for cold in (True, False):
-            times = measure(shapes, cold, 40)
+            times = taken(cold=cold, rounds=40)
             shown.append(f"{'cold' if cold else 'warm'} {statistics.median(times):7.1f} ({min(times):.1f})")
         print(f"{name:20} {'   '.join(shown)}")
 

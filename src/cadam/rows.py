@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,9 +11,14 @@ from torch import Tensor
 
 from . import engines, options
 from .catalog import CAdam
+from .engines.again import Again, Same
+from .engines.cuda_rows import Bags, CudaRows, RowGrad
+from .engines.library import UnavailableError
 from .memory import filled_like
 from .optimizer import Optimizer
 from .update import Update
+
+_NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
@@ -79,29 +85,95 @@ class RowUpdate:
         if counts is not None and counts.device != table.device:
             raise ValueError(f"counts is on {counts.device}, the table on {table.device}")
         self.table, self.state, self.options, self.counts = table, dict(state), options, counts
+        self.name = name
         self._optimizer = optimizer
-        self._item = engines.Item(table, self.state, torch.zeros(()), counts, name)
-        self._jobs: dict[tuple[Update, torch.dtype], tuple[engines.Engine, engines.Job]] = {}
+        self._jobs: dict[Any, tuple[engines.Engine, engines.Job]] = {}
+        self._takes_bags: dict[torch.dtype, bool] = {}
+        self._prepared = Prepared(options)
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, grads: Tensor, *, step: int) -> None:
         """Update the rows `ids`, each with its row of `grads`; `step` is counted from 1."""
         _check_rows(self.table, ids, grads, step)
-        grad = torch.sparse_coo_tensor(ids.reshape(1, -1), grads, self.table.shape, check_invariants=False)
-        update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
-        found = self._jobs.get((update, grads.dtype))
-        if found is None:
-            engine = engines.choose(update, self._item, grad, self.options).engine
-            found = engine, engines.Job(update, self.options, [self._item])
-            self._jobs[update, grads.dtype] = found
-        engine, job = found
-        self._item.step.fill_(step - 1)
-        job.grads = [grad]
+        self._update(RowGrad(ids, grads), step)
+
+    def takes_bags(self, dtype: torch.dtype) -> bool:
+        """Can it be given gradients of whole bags, in this dtype?"""
+        if dtype not in self._takes_bags:
+            engine, _ = self._job(RowGrad(_NO_IDS, _NO_IDS.to(dtype)))
+            self._takes_bags[dtype] = isinstance(engine, CudaRows)
+        return self._takes_bags[dtype]
+
+    @torch.no_grad()
+    def pooled(self, ids: Tensor, bags: Bags, grads: Tensor, *, step: int) -> None:
+        """Update the rows `ids` with the gradients of the bags that they are in, which `takes_bags` must allow.
+
+        The ids must be rows of their tables, and the offsets of the bags must ascend: here nobody looks.
+        """
+        self._update(RowGrad(ids, grads, bags), step)
+
+    def _update(self, grad: RowGrad, step: int) -> None:
+        if self._prepared.update(grad, step):
+            return
+        engine, job = self._job(grad)
+        job.items[0].step.fill_(step - 1)
+        if isinstance(engine, CudaRows):
+            engine.check_items(job)
+            engine.update(job, [grad])
+            self._prepared.renew(engine, job)
+            return
+        job.grads = [self._sparse(grad)]
         try:
             engine.check([job])
             engine.run([job])
         finally:
             job.grads = ()
+
+    def _sparse(self, grad: RowGrad) -> Tensor:
+        ids = grad.ids.reshape(1, -1)
+        return torch.sparse_coo_tensor(ids, grad.values, self.table.shape, check_invariants=False)
+
+    def _job(self, grad: RowGrad) -> tuple[engines.Engine, engines.Job]:
+        """The engine for such a gradient and its job, with a step count of its own."""
+        update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
+        kind = update, grad.dtypes
+        if kind not in self._jobs:
+            item = engines.Item(self.table, self.state, torch.zeros(()), self.counts, self.name)
+            example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
+            engine = engines.choose(update, item, example, self.options).engine
+            self._jobs[kind] = engine, engines.Job(update, self.options, [item])
+        return self._jobs[kind]
+
+
+class Prepared:
+    """An update that was made before, ready to be made once more with other rows: see engines/again.py."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.again: Again | None = None
+        self.job: engines.Job | None = None
+        self.updates, self.preparations = 0, 0
+
+    def update(self, grad: RowGrad, step: int) -> bool:
+        """Make it, if nothing but rows and numbers has changed. False: nothing was done."""
+        again = self.again
+        if again is None or not again.tables[0].take_rows(grad):
+            return False
+        again.numbers[0].steps[0] = step - 1
+        return again.go()
+
+    def renew(self, engine: CudaRows, job: engines.Job) -> None:
+        """After an update in the usual way: have the next one ready, if it is going to be like this one."""
+        if job is not self.job:
+            self.again, self.job = None, job
+        if self.again is not None:
+            self.again = self.again if self.again.renew() else None
+            return
+        self.updates += 1
+        if type(self.options) is dict and self.updates > 1 << self.preparations:
+            self.preparations += 1
+            with suppress(UnavailableError):
+                self.again = Again([(engine, [job])], Same([self.options], {}))
 
 
 def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, Any]:

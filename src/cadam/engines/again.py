@@ -6,6 +6,9 @@ the device waiting in front of a large one. So everything is prepared: the compi
 the parameters and the options are the objects they were and lie where they did, writes the gradients' addresses and
 the coefficients into pinned memory, has them copied to the device and launches the kernels. Where anything else is
 new it does nothing, and the step is taken the usual way.
+
+Row ids are sorted by torch: a second call launches what comes after that. In between, the device has the dense
+parameters to do.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from torch import Tensor
 
 from . import scalars
 from .cuda import Batch, Bound, Cuda, capturing, stochastic
+from .cuda_rows import CudaRows, RowBatch, Table
 from .job import Engine, Job
-from .library import Numbers, UnavailableError, torch_library
-from .watch import Eyes, Layout, layout
+from .library import Library, Numbers, UnavailableError, torch_library
+from .watch import Eyes, Layout, Watched, eyes, layout
 
 CUDA = (
     "cuCtxGetCurrent",
@@ -86,9 +90,9 @@ class Same:
 
     groups: list[dict[str, Any]]
     state: dict[Any, Any]
-    states: Sequence[dict[str, Any]]
+    states: Sequence[dict[str, Any]] = ()
     """Of the parameters that are stepped."""
-    absent: Sequence[Tensor]
+    absent: Sequence[Tensor] = ()
     """Those that have no gradient."""
 
 
@@ -104,30 +108,33 @@ class Again:
         self.current_stream, self.stream = self.driver.current_stream, self.driver.current_stream(self.index)
         self.same = same
         self.numbers = [Coefficients(job, batch) for job, batch in batches]
+        self.lasting: list[Watched] = []
+        """Tables and their state. The parameters of other batches are looked at by the plan."""
         self.kept: list[Any] = []  # what the compiled function has addresses of
-        eyes, place = _eyes(batches), _layout()
-        words = sum(len(c.row) + len(c.batch.params) for c in self.numbers)
+        sight, place = _eyes(), _layout()
+        words = sum(c.words for c in self.numbers)
         host = torch.empty((SLOTS, words), dtype=torch.int64, pin_memory=device.type == "cuda")
         self.sent = torch.empty(words, dtype=torch.int64, device=device)
         events = [self.driver.event() for _ in range(SLOTS)]
         parts = [self._part(c) for c in self.numbers]
+        self.tables: list[Table] = []
         launches = self._launches()
         self.containers = self._watch()
         self.header = self._keep(
-            eyes.library.torch.ctypes.data,
+            sight.library.torch.ctypes.data,
             _python().ctypes.data,
             self.driver.functions.ctypes.data,
             _bump_version(),
             self._keep(*astuple(place)).ctypes.data,
-            eyes.place,
+            sight.place,
             len(self.containers),
             self.containers.ctypes.data,
             len(same.absent),
             self._keep(*map(id, same.absent)).ctypes.data,
             len(parts),
             self._keep(*[word for part in parts for word in part]).ctypes.data,
-            len(launches) // 5,
-            self._keep(*launches).ctypes.data,
+            len(launches) - 2 * len(self.tables),
+            launches.ctypes.data,
             self.driver.context(),
             host.data_ptr(),
             words,
@@ -136,15 +143,25 @@ class Again:
             self._keep(*[address for _, address in events]).ctypes.data,
             self.sent.data_ptr(),
         )
-        self.kept += [eyes, host, events]
-        self.call, self.note = eyes.library.locked.cadam_step_again, eyes.library.locked.cadam_note
-        self.address = self.header.ctypes.data
+        self.kept += [sight, host, events]
+        self._calls(sight.library, launches)
         self.note(self.address)
+
+    def _calls(self, library: Library, launches: Numbers) -> None:
+        self.call, self.note = library.locked.cadam_step_again, library.locked.cadam_note
+        self.address = self.header.ctypes.data
+        self.launch, later = library.locked.cadam_launch, 2 * len(self.tables)
+        self.rest = self.driver.functions.ctypes.data, launches[len(launches) - later :].ctypes.data, later
 
     def step(self, groups: Any, state: Any) -> bool:
         """Take the step, if nothing else has changed. False: nothing was done."""
         if groups is not self.same.groups or state is not self.same.state:
             return False
+        known: dict[Any, Table] = {}
+        return all(table.take(table.param.grad, known) for table in self.tables) and self.go()
+
+    def go(self) -> bool:
+        """The same, once the tables have taken the rows of this step."""
         if self.current_stream(self.index) != self.stream:
             return False
         for coefficients in self.numbers:
@@ -153,6 +170,10 @@ class Again:
         failed = self.call(self.address, self.stream)
         if failed < 0:
             return False
+        if self.tables and not failed:
+            in_use = [table.sort() for table in self.tables]
+            failed = self.launch(*self.rest, self.stream)
+            del in_use  # the memory goes back to this stream
         if failed:
             raise RuntimeError(f"the CUDA driver reports error {failed} for a step of the optimizer")
         for coefficients in self.numbers:  # while the device is at work
@@ -162,8 +183,11 @@ class Again:
     def renew(self) -> bool:
         """After a step that was taken the usual way: take the options and step counts as they are now.
 
-        False if this will not serve again: steps are taken on another stream.
+        False if this will not serve again: a table lies elsewhere or got too many ids, or steps are taken on another
+        stream.
         """
+        if any(lasting.look() for lasting in self.lasting) or any(table.outgrown for table in self.tables):
+            return False
         for row, group in zip(self.containers, self.same.groups, strict=False):
             self._expect(row, group)
         for coefficients in self.numbers:
@@ -174,7 +198,7 @@ class Again:
     def _watch(self) -> Numbers:
         """The dicts and lists that must hold the very objects they did, the groups first."""
         same = self.same
-        lists = [same.groups, *(group["params"] for group in same.groups)]
+        lists = [same.groups, *(group["params"] for group in same.groups if "params" in group)]
         held = [*same.groups, *lists, same.state, *same.states]
         self.expected: dict[int, Numbers] = {}
         rows = np.zeros((len(held), 4), np.int64)
@@ -189,41 +213,66 @@ class Again:
         row[:] = id(held), is_dict, len(ids), ids.ctypes.data
         self.expected[id(held)] = ids
 
-    def _launches(self) -> list[int]:
-        """Each as five words: function, blocks, threads, shared memory and where its arguments are."""
-        words, start = [], self.sent.data_ptr()
+    def _launches(self) -> Numbers:
+        """Each as six words: function, blocks, blocks across, threads, shared memory and where its arguments are.
+
+        Last come two for each table, for when its ids are sorted.
+        """
+        words: list[list[int]] = []
+        start = self.sent.data_ptr()
         for c in self.numbers:
             batch = c.batch
-            kind = (None, stochastic(c.options))
-            for blocks, i, alone in batch.launches:
-                bound = batch.launch(alone, *kind).bound(kind)
-                words += self._launch(bound, batch, blocks, i, start, start + 8 * len(c.row))
-            start += 8 * (len(c.row) + len(batch.params))
-        return words
+            if isinstance(batch, RowBatch):
+                self.tables += [Table(batch, i, start) for i in range(len(batch.params))]
+            else:
+                kind = (None, stochastic(c.options))
+                for blocks, i, alone in batch.launches:
+                    bound = batch.launch(alone, *kind).bound(kind)
+                    words.append(self._launch(bound, batch, blocks, i, start, start + 8 * len(c.row)))
+            start += 8 * c.words
+        first = len(words)
+        for table in self.tables:
+            words.append(table.launches[0])
+        for table in self.tables:
+            words += table.launches[1:]
+        launches = np.array(words, np.int64).reshape(-1, 6)
+        self.kept.append(launches)
+        for i, table in enumerate(self.tables):
+            later = first + len(self.tables) + 2 * i
+            table.place(launches[first + i], launches[later], launches[later + 1])
+        return launches
 
     def _launch(self, bound: Bound, batch: Batch, blocks: int, i: int, row: Address, grads: Address) -> list[int]:
         values = {"table": batch.table.data_ptr(), "grads": grads, "coefficients": row, "stride": 0}
         values |= {"owners": batch.owners.data_ptr(), "only": i, "seed": batch.seed}
-        arguments = self._keep(*[values[name] for name in bound.names], 0, 0)  # Triton's two scratch memories: none
-        places = self._keep(*[arguments.ctypes.data + 8 * k for k in range(len(arguments))])
-        return [bound.function, blocks, bound.threads, bound.shared, places.ctypes.data]
+        arguments = self._keep(*[values[name] for name in bound.names])
+        places = self._keep(*bound.places({name: arguments[k:] for k, name in enumerate(bound.names)}))
+        return [bound.function, blocks, 1, bound.threads, bound.shared, places.ctypes.data]
 
     def _part(self, c: Coefficients) -> list[int]:
         """A batch as the compiled function wants it."""
-        lasting, grads = c.batch.lasting, c.batch.grads
+        batch = c.batch
+        if isinstance(batch, RowBatch):
+            params, lasting, sparse = Watched(batch.params), Watched([*batch.params, *batch.state]), True
+            self.lasting.append(lasting)
+            self.kept.append(params)
+            itemsize = 0
+        else:
+            params, lasting, sparse, itemsize = batch.grads, batch.lasting, False, batch.grad_dtype.itemsize
         return [
             len(lasting.tensors),
             lasting.objects.ctypes.data,
             self._keep(*[0] * IMAGE * len(lasting.tensors)).ctypes.data,
-            len(grads.tensors),
-            grads.objects.ctypes.data,
-            self._keep(*[0] * GRAD_IMAGE * len(grads.tensors)).ctypes.data,
-            grads.sizes.ctypes.data,
-            grads.kinds.ctypes.data,
-            c.batch.grad_dtype.itemsize,
+            len(params.tensors),
+            params.objects.ctypes.data,
+            self._keep(*[0] * GRAD_IMAGE * len(params.tensors)).ctypes.data,
+            params.sizes.ctypes.data,
+            params.kinds.ctypes.data,
+            itemsize,
             c.steps.ctypes.data,
             len(c.row),
             c.row.ctypes.data,
+            sparse,
         ]
 
     def _keep(self, *words: int) -> Numbers:
@@ -235,7 +284,7 @@ class Again:
 class Coefficients:
     """The coefficients of the next step of a batch, worked out while the device is at work on this one."""
 
-    def __init__(self, job: Job, batch: Batch) -> None:
+    def __init__(self, job: Job, batch: Batch | RowBatch) -> None:
         self.options, self.update, self.batch = job.options, job.update, batch
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
@@ -243,6 +292,9 @@ class Coefficients:
         if steps is None or not self.renew():
             raise UnavailableError("numbers of the step are on the device")
         self.steps = steps
+        grads = 0 if isinstance(batch, RowBatch) else len(batch.params)
+        self.words = len(self.row) + grads + grads % 2
+        """That the device gets of it: the coefficients, then where the gradients lie."""
 
     def renew(self) -> bool:
         """Work them out; False if that has to wait until they are needed, since an option is a tensor."""
@@ -266,31 +318,36 @@ def _flat(options: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _batches(work: Sequence[tuple[Engine, Sequence[Job]]]) -> list[tuple[Job, Batch]]:
-    if not work or not all(isinstance(engine, Cuda) for engine, _ in work):
-        raise UnavailableError("serves the engine 'cuda' only")
-    batches = [(job, batch) for _, jobs in work for job in jobs for batch in job.memo.get("cuda", ())]
-    if not batches or any("cuda" not in job.memo for _, jobs in work for job in jobs):
+def _batches(work: Sequence[tuple[Engine, Sequence[Job]]]) -> list[tuple[Job, Batch | RowBatch]]:
+    if not work or not all(isinstance(engine, Cuda | CudaRows) for engine, _ in work):
+        raise UnavailableError("serves the engines 'cuda' and 'cuda-rows' only")
+    made = [(job, job.memo.get(engine.name, [])) for engine, jobs in work for job in jobs]
+    if not all(batches for _, batches in made):
         raise UnavailableError("no step of it was taken yet, but in a graph")
-    for job, batch in batches:
+    found: list[tuple[Job, Batch | RowBatch]] = [(job, batch) for job, batches in made for batch in batches]
+    device = found[0][1].params[0].device
+    for job, batch in found:
         if any(param.is_inference() for param in batch.params):
             raise UnavailableError("a parameter was made in inference mode")
-        if batch.params[0].device != batches[0][1].params[0].device:
+        if batch.params[0].device != device:
             raise UnavailableError("serves one device only")
         if job.grad_scale is not None or job.found_inf is not None or batch.numbers.stay:
             raise UnavailableError("numbers of the step are on the device")
-        if not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all() or not batch.grads.grads:
+        if isinstance(batch, RowBatch):
+            if stochastic(job.options):
+                raise UnavailableError("rows are to be rounded stochastically")
+        elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all() or not batch.grads.grads:
             raise UnavailableError("parameters or gradients are not contiguous")
-    if capturing(batches[0][1].params[0].device):
+    if capturing(device):
         raise UnavailableError("a graph is being captured")
-    return batches
+    return found
 
 
-def _eyes(batches: Sequence[tuple[Job, Batch]]) -> Eyes:
-    eyes = batches[0][1].grads.eyes
-    if eyes is None:
+def _eyes() -> Eyes:
+    found = eyes()
+    if found is None:
         raise UnavailableError("the package was installed without its compiled kernels")
-    return eyes
+    return found
 
 
 def _layout() -> Layout:

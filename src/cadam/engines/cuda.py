@@ -8,7 +8,7 @@ and a CUDA graph can hold the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,6 +34,7 @@ HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
+_NONE = np.zeros(1, np.int64)
 
 # What captured graphs read at every replay. Nothing tells when a graph is gone, so it is kept for good: a few
 # kilobytes for each capture.
@@ -90,6 +91,10 @@ class Bound:
         if ctas != 1 or more:
             raise UnavailableError(f"the kernel {compiled.name} takes more than usual: {ctas} blocks, {more}")
         return cls(compiled.function, 32 * warps, shared, tuple(kinds))
+
+    def places(self, words: Mapping[str, Words]) -> list[int]:
+        """Where its arguments are, each at the beginning of its words."""
+        return [*(words[name].ctypes.data for name in self.names), _NONE.ctypes.data, _NONE.ctypes.data]
 
 
 @dataclass

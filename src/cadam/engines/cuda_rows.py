@@ -29,6 +29,7 @@ from .cuda import (
     Launch,
     Numbers,
     Stream,
+    Words,
     capturing,
     keep,
     kernel,
@@ -39,11 +40,13 @@ from .cuda import (
     triton_type,
 )
 from .job import Item, Job
+from .library import UnavailableError
 from .source import Structure
 
 ELEMENTS = 2048  # of one tile: sorted ids times columns
 COLUMNS = 128  # at most, of one tile
 SPAN = 32  # tiles whose parts of a row are added at a time
+KEYS = 1024  # ids that one program makes keys of
 LONGEST = 1 << 30  # ids in one gradient
 
 # By parameter, memory of the host that the kernels see: was there a bad id, and which?
@@ -79,20 +82,69 @@ class CudaRows:
 
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            self.check_items(job)
             for i, (item, grad) in enumerate(job):
-                check_ids(item.param, item.name)
                 job.memo[f"layout {i}"] = _layout(item, grad)
+
+    def check_items(self, job: Job) -> None:
+        for item in job.items:
+            check_ids(item.param, item.name)
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if overflowed(job):
                 continue
-            by_device: dict[torch.device, list[int]] = {}
-            for i, item in enumerate(job.items):
-                by_device.setdefault(item.param.device, []).append(i)
-            for device, positions in by_device.items():
-                with Stream.on(device):
-                    _step(job, device, positions)
+            self.update(job, [RowGrad.of(grad) for grad in job.grads])
+
+    def update(self, job: Job, grads: Sequence[RowGrad]) -> None:
+        """Count the step of every item and update it, with these gradients."""
+        batches: list[RowBatch] = job.memo.get(self.name) or RowBatch.split(job, [grad.dtypes for grad in grads])
+        for batch in batches:
+            with Stream.on(batch.device):
+                _step(job, batch, grads)
+        if not capturing(batches[0].device):
+            job.memo[self.name] = batches
+
+
+@dataclass
+class RowBatch:
+    """The tables of a job that are on one device."""
+
+    positions: list[int]
+    """Which of the job's items they are."""
+    items: list[Item]
+    structure: Structure
+    numbers: Numbers
+    dtypes: list[tuple[torch.dtype, ...]]
+    """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
+
+    @classmethod
+    def split(cls, job: Job, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
+        structure = Structure.of(job.update.rule, scalars.plain(job.options))
+        by_device: dict[torch.device, list[int]] = {}
+        for i, item in enumerate(job.items):
+            by_device.setdefault(item.param.device, []).append(i)
+        batches = []
+        for device, positions in by_device.items():
+            with Stream.on(device):
+                items = [job.items[i] for i in positions]
+                numbers = Numbers(items, job.options, structure, device)
+            batches.append(cls(positions, items, structure, numbers, [dtypes[i] for i in positions]))
+        return batches
+
+    @property
+    def device(self) -> torch.device:
+        return self.items[0].param.device
+
+    @property
+    def params(self) -> list[Tensor]:
+        return [item.param for item in self.items]
+
+    @property
+    def state(self) -> list[Tensor]:
+        """Buffers, step counts and alignment counters of all of them."""
+        more = [tensor for item in self.items for tensor in (*item.state.values(), item.step)]
+        return more + [item.counts for item in self.items if item.counts is not None]
 
 
 def _layout(item: Item, grad: Tensor) -> Any:
@@ -102,40 +154,77 @@ def _layout(item: Item, grad: Tensor) -> Any:
     return same, item.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
 
 
-def _step(job: Job, device: torch.device, positions: list[int]) -> None:
-    structure: Structure | None = job.memo.get("structure")
-    if structure is None:
-        structure = job.memo["structure"] = Structure.of(job.update.rule, scalars.plain(job.options))
-    numbers: Numbers | None = job.memo.get(f"rows {device}")
-    if numbers is None:
-        numbers = Numbers([job.items[i] for i in positions], job.options, structure, device)
-        if not capturing(device):
-            job.memo[f"rows {device}"] = numbers
+def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
+    numbers, device = batch.numbers, batch.device
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
     sent = numbers.advance(job, _NO_WORDS)
     known: dict[Any, tuple[Tensor, Sorted]] = {}
-    for k, i in enumerate(positions):
-        item, grad = job.items[i], job.grads[i]
-        ids, rows = grad._indices()[0].contiguous(), item.param.shape[0]
+    for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
+        grad = grads[i]
+        ids, rows = grad.ids.contiguous(), item.param.shape[0]
         # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
-        same = (ids.data_ptr(), len(ids), rows, grad.is_coalesced())
+        same = (ids.data_ptr(), len(ids), rows, grad.distinct)
         if same not in known:
-            known[same] = ids, Sorted.of(ids, rows, _error(item.param), grad.is_coalesced())
+            found = Sorted.of(ids, rows, _error(item.param), distinct=grad.distinct, bags=grad.bags)
+            known[same] = ids, found
         update_(
-            structure,
+            batch.structure,
             item.param,
             item.state,
             known[same][1],
-            grad._values(),
+            grad.values,
             sent.of(k),
             counts=item.counts,
             found_inf=job.found_inf if numbers.stay else None,
             seed=torch.initial_seed() + i if stochastic(job.options) else None,
         )
+    torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
 
 
 _NO_WORDS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Bags:
+    """How ids fall into bags, of which each has one gradient: those of all samples for the first feature come first.
+
+    The gradients are in the order sample by sample, and feature by feature in each.
+    """
+
+    offsets: Tensor
+    """Where each bag begins among the ids, and where the last one ends."""
+    starts: Tensor
+    """By feature, the row at which its table begins."""
+    batch: int
+    """Samples."""
+    first: int = 0
+    """What the first offset is."""
+
+    @property
+    def number(self) -> int:
+        return len(self.starts) * self.batch
+
+
+@dataclass(frozen=True)
+class RowGrad:
+    """A gradient of some rows: for each id a row of values, or for each bag of ids."""
+
+    ids: Tensor
+    values: Tensor
+    bags: Bags | None = None
+    distinct: bool = False
+    """Are the ids sorted and distinct?"""
+
+    @classmethod
+    def of(cls, grad: Tensor) -> RowGrad:
+        """A sparse gradient."""
+        return cls(grad._indices()[0], grad._values(), distinct=grad.is_coalesced())
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        more = () if self.bags is None else (self.bags.offsets.dtype,)
+        return self.values.dtype, self.ids.dtype, *more
 
 
 @dataclass(frozen=True)
@@ -147,25 +236,46 @@ class Sorted:
     order: Tensor | None
     """Where each came from; None if they were in order."""
     rows: int
+    sources: Tensor | None = None
+    """In the order in which they came, the gradient of each; None if that is the order of the gradients too."""
 
     @classmethod
-    def of(cls, ids: Tensor, rows: int, error: Tensor, coalesced: bool = False) -> Sorted:
-        """`error` gets a note of an id that is no row. `coalesced` promises that the ids are sorted and distinct."""
-        n = len(ids)
+    def of(cls, ids: Tensor, rows: int, error: Tensor, *, distinct: bool = False, bags: Bags | None = None) -> Sorted:
+        """`error` gets a note of an id that is no row. `distinct` promises that the ids are sorted, too."""
+        n, sources = len(ids), None
         keys = torch.empty(n, dtype=_key_dtype(rows), device=ids.device)
+        if bags is not None:
+            sources = torch.empty(n, dtype=torch.int32, device=ids.device)
         if n:
-            kind = (ids.device, ids.dtype, keys.dtype, rows < 1 << 31, ids.data_ptr() % 16, error.data_ptr() % 16)
-            _make_keys()((-(-n // 1024), 1, 1), kind, ids, keys, error, n, rows)
-        if coalesced:
-            return cls(keys, None, rows)
-        return cls(*torch.sort(keys, stable=True), rows)
+            kind = _keys_kind(ids, rows, error, bags)
+            grid = (-(-n // KEYS), 1, 1)
+            if bags is None:
+                _make_keys(False)(grid, kind, ids, keys, error, n, rows)
+            else:
+                where = (bags.offsets, bags.starts, keys, sources, error, n, rows, bags.number, bags.batch, bags.first)
+                _make_keys(True)(grid, kind, ids, *where)
+        if distinct:
+            return cls(keys, None, rows, sources)
+        return cls(*torch.sort(keys, stable=True), rows, sources)
 
 
 @cache
-def _make_keys() -> Launch:
-    from ..kernels.triton_blocks import make_keys
+def _make_keys(in_bags: bool) -> Launch:
+    from ..kernels.triton_blocks import make_bag_keys, make_keys
 
-    return Launch(make_keys, {"BLOCK": 1024})
+    return Launch(make_bag_keys if in_bags else make_keys, {"BLOCK": KEYS})
+
+
+def _keys_kind(ids: Tensor, rows: int, error: Tensor, bags: Bags | None) -> Any:
+    """All that the arguments of the kernel that makes the keys can differ in."""
+    given = [_seen(error), _seen(ids)]
+    if bags is not None:
+        given += [_seen(bags.offsets), _seen(bags.starts)]
+    return ids.device, rows, given[0], tuple(given[1:])
+
+
+def _seen(x: Tensor) -> tuple[torch.dtype, bool]:
+    return x.dtype, x.data_ptr() % 16 == 0
 
 
 def update_(
@@ -192,34 +302,191 @@ def update_(
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
     values = values.contiguous()
-    tensors = [param, *(state[name] for name in structure.buffers)]
-    how = _launches(
+    how, kind = _version(
         structure,
-        tuple(x.dtype for x in tensors),
-        width,
-        counts is not None,
-        found_inf is not None,
-        ids.order is None,
-        seed is not None and param.dtype == torch.bfloat16,
-    )
-    # All that the kernels' arguments can differ in where the launches are the same.
-    kind = (
-        param.device,
-        rows < 1 << 31,
-        ids.keys.dtype,
+        param,
+        state,
         values.dtype,
-        *[x.data_ptr() % 16 == 0 for x in (values, coefficients, *tensors)],
-        None if counts is None else counts.data_ptr() % 16,
-        None if found_inf is None else (found_inf.dtype, found_inf.data_ptr() % 16),
-        seed is None or abs(seed) < 1 << 31,
+        aligned=(values.data_ptr() % 16 == 0, coefficients.data_ptr() % 16 == 0),
+        ordered=ids.order is None,
+        in_bags=ids.sources is not None,
+        counts=counts,
+        found_inf=found_inf,
+        seed=seed,
     )
+    tensors = [param, *(state[name] for name in structure.buffers)]
     keys, order = ids.keys, ids.keys if ids.order is None else ids.order
     tiles, across = how.cut.grid(n, width)
     partials = torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
     shared = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
-    how.rows((tiles, across, 1), kind, *tensors, values, keys, order, partials, *shared)
+    how.rows((tiles, across, 1), kind, *tensors, values, keys, order, ids.sources, partials, *shared)
     if tiles > 1:
         how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
+
+
+def _version(
+    structure: Structure,
+    param: Tensor,
+    state: Mapping[str, Tensor],
+    values: torch.dtype,
+    *,
+    aligned: tuple[bool, bool] = (True, True),
+    ordered: bool = False,
+    in_bags: bool = False,
+    counts: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    seed: int | None = None,
+) -> tuple[Launches, Any]:
+    """The launches for such tensors, and all that their arguments can differ in where the launches are the same.
+
+    `aligned`: do the values and the coefficients lie at multiples of 16 bytes?
+    """
+    tensors = [param, *(state[name] for name in structure.buffers)]
+    rows = param.shape[0]
+    how = _launches(
+        structure,
+        tuple(x.dtype for x in tensors),
+        param.numel() // rows,
+        counts is not None,
+        found_inf is not None,
+        ordered,
+        in_bags,
+        seed is not None and param.dtype == torch.bfloat16,
+    )
+    kind = (
+        param.device,
+        rows < 1 << 31,
+        _key_dtype(rows),
+        values,
+        *aligned,
+        *[x.data_ptr() % 16 == 0 for x in tensors],
+        None if counts is None else counts.data_ptr() % 16,
+        None if found_inf is None else (found_inf.dtype, found_inf.data_ptr() % 16),
+        seed is None or abs(seed) < 1 << 31,
+    )
+    return how, kind
+
+
+# The same update once more --------------------------------------------------------------------------------------
+
+# Words that the arguments of prepared kernels lie in. Those of a step:
+STEPS_OWN = ("ids", "n", "values", "made", "partials", "sources", "offsets", "starts", "bags", "batch", "first")
+AFTER_SORTING = ("keys", "order")
+
+
+class Table:
+    """A table of a prepared step: `take` gives it the gradient of this one, before the first of its launches;
+    `sort` has to come after that, and before the two others."""
+
+    def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
+        """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
+        item, dtypes = batch.items[i], batch.dtypes[i]
+        param, structure = item.param, batch.structure
+        self.param, self.shape, self.rows = param, param.shape, param.shape[0]
+        self.width = param.numel() // self.rows if self.rows else 0
+        if not self.width:
+            raise UnavailableError("a table is empty")
+        self.dtypes, self.in_bags = dtypes, len(dtypes) > 2
+        error = _error(param)
+        self.error = error.numpy()
+        aligned = [(dtype, True) for dtype in dtypes[1:]]
+        kind = param.device, self.rows, _seen(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
+        bounds = [_make_keys(self.in_bags).bound(kind)]
+        self.how, kind = _version(structure, param, item.state, dtypes[0], in_bags=self.in_bags, counts=item.counts)
+        bounds.append(self.how.rows.bound(kind))
+        self.longest, self.outgrown = LONGEST, False
+        try:
+            bounds.append(self.how.seams.bound(kind))
+        except UnavailableError:  # no step had more than one tile yet
+            bounds.append(bounds[-1])  # and is not launched
+            self.longest = self.how.cut.tile
+        lasting = {"p": param, **{f"s_{name}": item.state[name] for name in structure.buffers}}
+        lasting |= {"error": error} | ({} if item.counts is None else {"counts": item.counts})
+        fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
+        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": 0}
+        self.words = np.array([0] * len(STEPS_OWN + AFTER_SORTING) + list(fixed.values()), np.int64)
+        named = {name: self.words[k:] for k, name in enumerate([*STEPS_OWN, *AFTER_SORTING, *fixed])}
+        before = {**named, "keys": named["made"]}
+        self.places = [
+            np.array(bound.places(words), np.int64) for bound, words in zip(bounds, (before, named, named), strict=True)
+        ]
+        self.launches = [
+            [bound.function, 0, 1, bound.threads, bound.shared, places.ctypes.data]
+            for bound, places in zip(bounds, self.places, strict=True)
+        ]
+        self.n = 0
+        self.memory = torch.empty(0, dtype=_key_dtype(self.rows), device=param.device)
+        self.partials = torch.empty(0, dtype=self.how.work, device=param.device)
+        self.sources = torch.empty(0, dtype=torch.int32, device=param.device)
+        self.kept = lasting
+        self.like = self
+
+    def place(self, making: Words, *after: Words) -> None:
+        """Its launches are going to be read here."""
+        self.making, self.after = making, after
+
+    def take(self, grad: Tensor | None, known: dict[Any, Table]) -> bool:
+        """The gradient of this step, if it is like those before. `known` are tables that have taken theirs, by ids."""
+        if type(grad) is not Tensor or not grad.is_sparse or grad.is_coalesced() or grad.shape != self.shape:
+            return False
+        ids = grad._indices()
+        if not self._take(ids, grad._values(), ids.numel()):
+            return False
+        self.like = known.setdefault((int(self.words[0]), self.n, self.rows), self)
+        if self.like is not self:  # tables that are looked up with the same ids share one sort
+            self.making[1] = 0
+        return True
+
+    def take_rows(self, grad: RowGrad) -> bool:
+        """The same for a table that is updated alone."""
+        bags = grad.bags
+        if grad.distinct or (bags is None) == self.in_bags:
+            return False
+        if bags is None:
+            return self._take(grad.ids, grad.values, grad.ids.numel())
+        offsets, starts = bags.offsets, bags.starts
+        where = offsets.data_ptr(), starts.data_ptr()
+        if offsets.dtype is not self.dtypes[2] or starts.dtype is not torch.int64 or (where[0] | where[1]) & 15:
+            return False
+        self.words[6:11] = *where, bags.number, bags.batch, bags.first
+        return self._take(grad.ids, grad.values, bags.number)
+
+    def _take(self, ids: Tensor, values: Tensor, gradients: int) -> bool:
+        n, where, at = ids.numel(), ids.data_ptr(), values.data_ptr()
+        if values.numel() != gradients * self.width or not 0 < n <= LONGEST or (where | at) & 15 or self.error[0]:
+            return False
+        if n > self.longest:
+            self.outgrown = True
+            return False
+        if values.dtype is not self.dtypes[0] or ids.dtype is not self.dtypes[1] or self.param.shape != self.shape:
+            return False
+        if not ids.is_contiguous() or not values.is_contiguous():
+            return False
+        if n != self.n:
+            self._make_room(n)
+        self.words[:3] = where, n, at
+        self.making[1] = -(-n // KEYS)
+        return True
+
+    def _make_room(self, n: int) -> None:
+        (tiles, across), device = self.how.cut.grid(n, self.width), self.param.device
+        if n > len(self.memory):
+            self.memory = torch.empty(n, dtype=self.memory.dtype, device=device)
+            self.partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
+            self.sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
+        self.n, self.made = n, self.memory[:n]
+        self.words[3:6] = self.made.data_ptr(), self.partials.data_ptr(), self.sources.data_ptr()
+        for launch, blocks in zip(self.after, (tiles, tiles - 1), strict=True):
+            launch[1:3] = blocks, across
+
+    def sort(self) -> Any:
+        """Sort the keys. What this returns must live until the launches that follow."""
+        if self.like is not self:
+            self.words[11:13] = self.like.words[11:13]
+            return None
+        found = torch.sort(self.made, stable=True)
+        self.words[11:13] = found[0].data_ptr(), found[1].data_ptr()
+        return found
 
 
 def has_norm(values: Tensor) -> bool:
@@ -245,7 +512,7 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:
     kind = (device, rows < 1 << 31, keys.dtype, values.dtype, values.data_ptr() % 16 == 0, width)
     partials = torch.empty((tiles, 2, width), dtype=work, device=device)
     squares = torch.empty(2 * tiles - 1, across, dtype=work, device=device)
-    within((tiles, across, 1), kind, values, keys, order, partials, squares, n, rows, width)
+    within((tiles, across, 1), kind, values, keys, order, None, partials, squares, n, rows, width)
     if tiles > 1:
         over((tiles - 1, across, 1), (kind, tiles * across % 4), keys, partials, squares[tiles:], n, rows, width)
     return squares.sum().sqrt()
@@ -282,7 +549,7 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
 
     kind = {"WORK": triton_type(work)}
     return (
-        Launch(row_squares, {**kind, "ORDERED": False, **cut.constants}),
+        Launch(row_squares, {**kind, "ORDERED": False, "IN_BAGS": False, **cut.constants}),
         Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 
@@ -305,6 +572,7 @@ def _launches(
     counted: bool,
     guarded: bool,
     ordered: bool,
+    in_bags: bool,
     randomly: bool,
 ) -> Launches:
     work = torch.float32
@@ -316,7 +584,7 @@ def _launches(
     return Launches(
         work,
         cut,
-        Launch(kernel(structure, "rows"), {**before, "ORDERED": ordered, **flags, **cut.constants}),
+        Launch(kernel(structure, "rows"), {**before, "ORDERED": ordered, "IN_BAGS": in_bags, **flags, **cut.constants}),
         Launch(kernel(structure, "seams"), {**before, **flags, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 

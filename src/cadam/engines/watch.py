@@ -38,7 +38,7 @@ class Watched:
         self.grads = grads
         self.columns = np.full((3, len(tensors)), -2)
         self.addresses, self.sizes, self.kinds = self.columns
-        self.eyes = _eyes()
+        self.eyes = eyes()
         if self.eyes is not None:
             self.objects = _objects(tensors)
             self.arguments = self.eyes.arguments(self.objects, grads, threads, self.columns)
@@ -115,7 +115,7 @@ _numbers: dict[tuple[torch.device, torch.dtype], int] = {}
 
 
 @cache
-def _eyes() -> Eyes | None:
+def eyes() -> Eyes | None:
     """The compiled function, if it sees in some samples what is there to see."""
     try:
         library = catalogue()
@@ -130,17 +130,17 @@ def _eyes() -> Eyes | None:
     place = _place(samples)
     if place is None:
         return None
-    eyes, objects = Eyes(library, place), _objects(samples)
+    found, objects = Eyes(library, place), _objects(samples)
     for grads in (False, True):
-        expected, found = np.full((2, 3, len(samples)), -2)
+        expected, seen = np.full((2, 3, len(samples)), -2)
         _ask(samples, grads, expected)
-        library.c.cadam_look(*eyes.arguments(objects, grads, False, found))
+        library.c.cadam_look(*found.arguments(objects, grads, False, seen))
         plain = expected[2] >= 0
-        if not np.array_equal(plain, found[2] >= 0) or not np.array_equal(expected[:2, plain], found[:2, plain]):
+        if not np.array_equal(plain, seen[2] >= 0) or not np.array_equal(expected[:2, plain], seen[:2, plain]):
             return None
-        if (expected[2] % 2 != found[2] % 2).any():  # the numbers of dtypes are each one's own
+        if (expected[2] % 2 != seen[2] % 2).any():  # the numbers of dtypes are each one's own
             return None
-    return eyes
+    return found
 
 
 def _place(samples: Sequence[Tensor]) -> int | None:

@@ -149,12 +149,38 @@ def make_keys(ids, keys, error, n, rows, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     row = tl.load(ids + i, mask=mask, other=0).to(tl.int64)
-    wrong = (row < 0) | (row >= rows)
-    tl.store(keys + i, tl.where(wrong, rows, row), mask=mask)
+    note_keys(keys + i, row, row < 0, error, rows, mask)
+
+
+@triton.jit
+def note_keys(keys, row, negative, error, rows, mask):
+    wrong = negative | (row >= rows)
+    tl.store(keys, tl.where(wrong, rows, row), mask=mask)
     bad = wrong & mask
     if tl.max(bad.to(tl.int32), 0) > 0:
-        tl.store(error + 1 + tl.zeros_like(i), row, mask=bad)
+        tl.store(error + 1 + tl.zeros_like(row), row, mask=bad)
         tl.store(error, 1)
+
+
+@triton.jit(do_not_specialize=["n", "rows", "bags", "batch", "first"])
+def make_bag_keys(ids, offsets, starts, keys, sources, error, n, rows, bags, batch, first, BLOCK: tl.constexpr):
+    """The same of ids in bags, feature by feature, and for each the place of its bag's gradient, sample by sample.
+
+    The bag of an id is the last that begins at it or before: it is found by halving the bags.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    bag, left = tl.zeros_like(i), bags
+    while left > 1:
+        half = left // 2
+        begun = tl.load(offsets + bag + half, mask=mask, other=0) <= i + first
+        bag = tl.where(begun, bag + half, bag)
+        left -= half
+    feature = bag // batch
+    tl.store(sources + i, (bag - feature * batch) * (bags // batch) + feature, mask=mask)
+    row = tl.load(ids + i, mask=mask, other=0).to(tl.int64)
+    start = tl.load(starts + feature, mask=mask, other=0)
+    note_keys(keys + i, start + row, row < 0, error, rows, mask)
 
 
 @triton.jit
@@ -167,6 +193,7 @@ def sum_duplicates(
     values,
     keys,
     order,
+    sources,
     partials,
     n,
     rows,
@@ -174,6 +201,7 @@ def sum_duplicates(
     column,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -190,6 +218,8 @@ def sum_duplicates(
     starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
     ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
     source = at.to(tl.int64) if ORDERED else tl.load(order + at, mask=here, other=0)
+    if IN_BAGS:
+        source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
     inside = (here & (key < rows))[:, None] & (column < width)[None, :]
     g = tl.load(values + source[:, None] * width + column[None, :], mask=inside, other=0).to(WORK)
     flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
@@ -242,6 +272,7 @@ def row_squares(
     values,
     keys,
     order,
+    sources,
     partials,
     squares,
     n,
@@ -249,12 +280,15 @@ def row_squares(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    _, g, mask = sum_duplicates(values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS)
+    _, g, mask = sum_duplicates(
+        values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
+    )
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))
 

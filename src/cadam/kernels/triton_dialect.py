@@ -160,6 +160,7 @@ def {name}_rows(
 {pointers}    values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -170,6 +171,7 @@ def {name}_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -179,7 +181,7 @@ def {name}_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = {name}_move(

@@ -174,6 +174,7 @@ def adam_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -184,6 +185,7 @@ def adam_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -193,7 +195,7 @@ def adam_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = adam_move(
@@ -384,6 +386,7 @@ def adam_max_exp_avg_sq_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -394,6 +397,7 @@ def adam_max_exp_avg_sq_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -403,7 +407,7 @@ def adam_max_exp_avg_sq_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = adam_max_exp_avg_sq_move(
@@ -568,6 +572,7 @@ def sgdm_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -578,6 +583,7 @@ def sgdm_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -587,7 +593,7 @@ def sgdm_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = sgdm_move(
@@ -754,6 +760,7 @@ def sgdm_ahead_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -764,6 +771,7 @@ def sgdm_ahead_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -773,7 +781,7 @@ def sgdm_ahead_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = sgdm_ahead_move(
@@ -927,6 +935,7 @@ def sgdm_without_momentum_buffer_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -937,6 +946,7 @@ def sgdm_without_momentum_buffer_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -946,7 +956,7 @@ def sgdm_without_momentum_buffer_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = sgdm_without_momentum_buffer_move(
@@ -1113,6 +1123,7 @@ def lion_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -1123,6 +1134,7 @@ def lion_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -1132,7 +1144,7 @@ def lion_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = lion_move(
@@ -1316,6 +1328,7 @@ def radam_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -1326,6 +1339,7 @@ def radam_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -1335,7 +1349,7 @@ def radam_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = radam_move(
@@ -1521,6 +1535,7 @@ def yogi_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -1531,6 +1546,7 @@ def yogi_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -1540,7 +1556,7 @@ def yogi_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = yogi_move(
@@ -1726,6 +1742,7 @@ def adabelief_rows(
     values,
     keys,
     order,
+    sources,
     partials,
     coefficients,
     counts,
@@ -1736,6 +1753,7 @@ def adabelief_rows(
     width,
     WORK: tl.constexpr,
     ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -1745,7 +1763,7 @@ def adabelief_rows(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_duplicates(
-            values, keys, order, partials, n, rows, width, column, WORK, ORDERED, TILE, COLUMNS
+            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
         )
         place = row[:, None] * width + column[None, :]
         aligned = adabelief_move(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import alignment
 from ..alignment import Ratio
+from ..engines.cuda_rows import Bags
 from ..memory import filled_like
 from ..optimizer import Optimizer
 from ..options import unknown
@@ -95,6 +96,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             output_dtype=output_dtype,
             optimizer=EmbOptimType.EXACT_SGD,  # never run; of FBGEMM's it is the one without state
             stochastic_rounding=False,
+            # There is no cache; FBGEMM wants it in a precision that it could have one in.
+            cache_precision=SparseType.FP32 if weights_precision == SparseType.BF16 else None,
             bounds_check_mode=BoundsCheckMode.FATAL,
             device=device,
             table_names=table_names,
@@ -115,8 +118,11 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def memory(self) -> Tensor:
         """The memory of all tables, one after the other."""
-        memory: Tensor = self.weights_host if self.weights_host.numel() else self.weights_dev
-        return memory.detach().reshape(-1)
+        return self._weights().detach().reshape(-1)
+
+    def _weights(self) -> Tensor:
+        weights: Tensor = self.weights_host if self.weights_host.numel() else self.weights_dev
+        return weights
 
     def by_table(self, flat: Tensor) -> list[Tensor]:
         """The part of each table of such memory, as rows."""
@@ -170,7 +176,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def look_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, rest: Mapping[str, Any]) -> Tensor:
         """What a lookup returns, without gradients."""
-        if self.memory().device.type == "cpu" and self.weights_precision == SparseType.BF16:
+        if self.weights_precision == SparseType.BF16:
             indices, offsets, weights, _ = self.prepare_inputs(indices, offsets, weights)
             return self.pooled(self.look_at(indices, offsets), weights)
         found: Tensor = super().forward(indices, offsets, weights, **rest)
@@ -184,11 +190,13 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
         Returns the gradient of the weights of the ids, if wanted.
         """
-        if self.memory().data_ptr() != self._address:
+        if self._weights().data_ptr() != self._address:
             raise RuntimeError(f"the memory of the tables {self.table_names} was moved; make them where they are to be")
-        weight_grads = []
+        weight_grads, steps = [], self.steps.numpy()
         for number, slab in enumerate(looked_up.slabs):
-            part = looked_up.parts[number]
+            part, step = looked_up.parts[number], int(steps[slab.tables[0]]) + 1
+            if weights is None and self.replicas is None and self._update_bags(slab, looked_up, part, grad, step):
+                continue
             ids = self._ids(slab, looked_up, number)
             rows, grads = ids.rows, self._row_grads(slab, ids, part, grad)
             if weights is not None:
@@ -199,16 +207,31 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 sizes = [of_rank[number] for of_rank in looked_up.sizes]
                 rows = _gathered(rows, sizes, self.replicas)
                 grads = _gathered(grads / len(sizes), sizes, self.replicas)
-            slab.update(rows, grads, step=int(self.steps[slab.tables[0]]) + 1)
-        self.steps += 1
+            slab.update(rows, grads, step=step)
+        steps += 1
         return torch.cat(weight_grads) if weights_need_grad else None
+
+    def _update_bags(self, slab: Slab, looked_up: LookedUp, part: slice, grad: Tensor, step: int) -> bool:
+        """The update of one slab with the gradients of bags as they are, where the row engine can read them so."""
+        if self.pooling_mode == PoolingMode.NONE or not slab.update.takes_bags(grad.dtype):
+            return False
+        batch, features = looked_up.batch, slab.features
+        ids, offsets, grads = looked_up.ids, looked_up.offsets, grad
+        if len(looked_up.slabs) > 1:
+            ids = ids[part]
+            offsets = offsets[features[0] * batch : (features[-1] + 1) * batch + 1]
+            grads = grad[:, self._columns[features[0]] : self._columns[features[-1] + 1]]
+        if self.pooling_mode == PoolingMode.MEAN:
+            lengths = offsets.diff().view(-1, batch).t().unsqueeze(2)
+            grads = _as_wide(grads, slab).reshape(batch, len(features), -1) / lengths
+        slab.update.pooled(ids, Bags(offsets, slab.first_rows, batch, part.start), grads.contiguous(), step=step)
+        return True
 
     def _ids(self, slab: Slab, looked_up: LookedUp, number: int) -> Ids:
         """The ids of one slab."""
         part, batch, features = looked_up.parts[number], looked_up.batch, len(slab.features)
         rows = looked_up.ids[part]
-        lengths = looked_up.lengths[slab.features[0] * batch : (slab.features[-1] + 1) * batch]
-
+        lengths = looked_up.offsets[slab.features[0] * batch : (slab.features[-1] + 1) * batch + 1].diff()
         bag = torch.repeat_interleave(lengths, output_size=len(rows))  # by id, counted feature by feature
         feature = bag // batch
         if len(slab.tables) > 1:
@@ -226,7 +249,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         else:
             pooled = grad[:, self._columns[slab.features[0]] : self._columns[slab.features[-1] + 1]]
             grads = pooled.reshape(-1, slab.update.table.shape[1]).index_select(0, ids.bags)
-        grads = grads.to(torch.promote_types(grads.dtype, slab.update.table.dtype))
+        grads = _as_wide(grads, slab)
         return grads if ids.lengths is None else grads / ids.lengths
 
     def pooled(self, looked_up: LookedUp, weights: Tensor | None) -> Tensor:
@@ -246,7 +269,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def look_at(self, ids: Tensor, offsets: Tensor) -> LookedUp:
         """Note what a lookup reads: all that `update_` needs to know of it."""
-        if any(len({self.steps[t].item() for t in slab.tables}) > 1 for slab in self._slabs):
+        steps = self.steps.tolist()
+        if any(len({steps[t] for t in slab.tables}) > 1 for slab in self._slabs):
             self._slabs = self._cut(merge=False)  # a checkpoint brought tables of different age together
         batch = (len(offsets) - 1) // len(self.feature_table_map)
         parts = [slice(0, len(ids))]
@@ -258,7 +282,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         if self.replicas is not None:
             mine = torch.tensor(sizes[0], device=ids.device)
             sizes = _gathered(mine, [len(parts)] * self.replicas.size(), self.replicas).view(-1, len(parts)).tolist()
-        return LookedUp(ids.long(), offsets.diff(), batch, self._slabs, parts, sizes)
+        return LookedUp(ids.long(), offsets, batch, self._slabs, parts, sizes)
 
     # What FBGEMM and TorchRec ask of tables -------------------------------------------------------------------
 
@@ -321,10 +345,10 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
 @dataclass(frozen=True)
 class LookedUp:
-    """What a lookup read: ids and bag lengths, feature by feature, and how they fall to the slabs."""
+    """What a lookup read: ids and where their bags begin, feature by feature, and how they fall to the slabs."""
 
     ids: Tensor
-    lengths: Tensor
+    offsets: Tensor
     batch: int
     slabs: list[Slab]
     parts: list[slice]
@@ -363,6 +387,11 @@ class _Lookup(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4]
         return None, None, None, None, ctx.tables.update_(grad, ctx.looked_up, weights, weights_need_grad=wanted), None
+
+
+def _as_wide(grads: Tensor, slab: Slab) -> Tensor:
+    """In the dtype of the table, if that is the wider one."""
+    return grads.to(torch.promote_types(grads.dtype, slab.update.table.dtype))
 
 
 def _runs(values: Sequence[int]) -> list[range]:

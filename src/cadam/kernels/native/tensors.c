@@ -204,7 +204,8 @@ static int64_t depict_grad(const layout *at, void **grad, int64_t bytes, int64_t
     return storage ? storage[at->data] + words[at->offset] * bytes : 0;
 }
 
-/* Parameters that share one row of coefficients. On the device lies that row, then the addresses of the gradients. */
+/* Parameters that share one row of coefficients. On the device lies that row, then the addresses of the gradients;
+ * each part begins at a multiple of 16 bytes. The gradients of `sparse` parameters are looked at by Python. */
 typedef struct {
     int64_t lasting; /* tensors that must be as they were: parameters and their state */
     char **lasting_objects;
@@ -217,11 +218,13 @@ typedef struct {
     float *steps;
     int64_t columns;
     const double *coefficients; /* the first is the step that they are for */
+    int64_t sparse;
 } part;
 
+/* Without blocks, none. */
 typedef struct {
     void *function;
-    int64_t blocks, threads, shared;
+    int64_t blocks, across, threads, shared;
     void **arguments;
 } kernel_launch;
 
@@ -338,12 +341,17 @@ static int fill(const step_again *s, int64_t *to)
         const float before = (float)p->coefficients[0] - 1;
         memcpy(to, p->coefficients, (size_t)p->columns * sizeof *to);
         to += p->columns;
+        for (int64_t i = 0; i < p->count; i++)
+            if (p->steps[i] != before)
+                return 0;
+        if (p->sparse)
+            continue;
         for (int64_t i = 0; i < p->count; i++) {
             int64_t image[GRAD_IMAGE];
             fetch_grads_ahead(s->layout, &params, i, p->count);
             void **grad = grad_of(&params, i);
             _Bool defined = 0;
-            if (s->torch->is_defined(grad, &defined) || !defined || p->steps[i] != before)
+            if (s->torch->is_defined(grad, &defined) || !defined)
                 return 0;
             *to++ = depict_grad(s->layout, grad, p->bytes, image);
             if (memcmp(image, p->grad_images + i * GRAD_IMAGE, sizeof image)) {
@@ -352,6 +360,7 @@ static int fill(const step_again *s, int64_t *to)
                     return 0;
             }
         }
+        to += p->count & 1;
     }
     return 1;
 }
@@ -363,9 +372,20 @@ EXPORT void cadam_note(const step_again *s)
         const tensors lasting = {s->torch, p->lasting_objects, s->place}, params = {s->torch, p->params, s->place};
         for (int64_t i = 0; i < p->lasting; i++)
             depict(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE);
-        for (int64_t i = 0; i < p->count; i++)
+        for (int64_t i = 0; i < p->count && !p->sparse; i++)
             depict_grad(s->layout, grad_of(&params, i), p->bytes, p->grad_images + i * GRAD_IMAGE);
     }
+}
+
+/* Returns 0 or an error of the driver. */
+EXPORT int64_t cadam_launch(const cuda_functions *cuda, const kernel_launch *launch, int64_t count, void *stream)
+{
+    int failed = 0;
+    for (const kernel_launch *k = launch; k < launch + count && !failed; k++)
+        if (k->blocks)
+            failed = cuda->launch(k->function, (unsigned)k->blocks, (unsigned)k->across, 1, (unsigned)k->threads, 1, 1,
+                                  (unsigned)k->shared, stream, k->arguments, 0);
+    return failed;
 }
 
 /* Take the step that was prepared, on this stream: if nothing but gradients' addresses and the coefficients changed.
@@ -375,7 +395,8 @@ EXPORT int64_t cadam_step_again(step_again *s, void *stream)
 {
     const cuda_functions *cuda = s->cuda;
     void *context = 0, *event = s->events[s->slot];
-    int capturing = 0, failed;
+    int capturing = 0;
+    int64_t failed;
     int64_t *host = s->host + s->slot * s->words;
     if (cuda->current_context(&context) || context != s->context || cuda->is_capturing(stream, &capturing) ||
         capturing || cuda->event_query(event) || !is_the_same(s) || !fill(s, host))
@@ -384,10 +405,8 @@ EXPORT int64_t cadam_step_again(step_again *s, void *stream)
         (failed = cuda->event_record(event, stream)))
         return failed;
     s->slot = (s->slot + 1) % s->slots;
-    for (const kernel_launch *k = s->launch; k < s->launch + s->launches; k++)
-        if ((failed = cuda->launch(k->function, (unsigned)k->blocks, 1, 1, (unsigned)k->threads, 1, 1,
-                                   (unsigned)k->shared, stream, k->arguments, 0)))
-            return failed;
+    if ((failed = cadam_launch(cuda, s->launch, s->launches, stream)))
+        return failed;
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors params = {s->torch, p->params, s->place};
         for (int64_t i = 0; i < p->count; i++) {

@@ -1,0 +1,165 @@
+"""The prepared step with sparse gradients on a CUDA device: the same bits as the usual way, and its time.
+
+    python benchmarks/rows_cuda.py
+
+Models of tables alone and of tables beside dense parameters, taken both ways and compared to the bit; then row updates
+on plain tensors with a gradient for each id and for each bag of ids; then whole steps beside torch's SparseAdam.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from again_cuda import counted, the_usual_way
+from torch import Tensor
+
+import cadam
+from cadam import bench
+from cadam.rows import Bags, RowUpdate, complete, new_state
+
+ROWS = 100_000
+CASES: dict[str, tuple[Any, torch.dtype, list[int], list[int]]] = {  # optimizer, dtype, widths of tables, dense sizes
+    "a table": (cadam.CAdam, torch.float32, [16], []),
+    "tables beside dense parameters": (cadam.CAdam, torch.float32, [10, 1, 200], [5, 1 << 16, 300]),
+    "bfloat16": (cadam.CAdam, torch.bfloat16, [64], [300]),
+    "CAmsGrad with decay": (partial(cadam.CAmsGrad, weight_decay=0.1), torch.float32, [16, 3], [7]),
+    "Adam, not counting": (partial(cadam.Adam, track_alignment=False), torch.float32, [16], []),
+}
+
+
+def trained(case: str, prepared: bool) -> tuple[list[Tensor], cadam.Optimizer, int]:
+    """Parameters after some steps, and how many of these were prepared ones."""
+    make, dtype, widths, sizes = CASES[case]
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = [*((ROWS, width) for width in widths), *((size,) for size in sizes)]
+    params = [torch.nn.Parameter(torch.randn(shape, device="cuda").to(dtype)) for shape in shapes]
+    optimizer = make(params)
+    served = counted(optimizer)
+    for turn in range(14):
+        ids = bench.ids("skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn).cuda()
+        for p in params:
+            p.grad = torch.randn_like(p)
+            if p.dim() == 2:
+                values = torch.randn(len(ids), p.shape[1], device="cuda").to(dtype)
+                p.grad = torch.sparse_coo_tensor(ids[None], values, p.shape, check_invariants=False)
+        if turn == 6:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        if turn == 8:
+            params[0].data = params[0].data.clone()
+        if turn == 10:
+            params[0].grad = params[0].grad.coalesce()  # type: ignore[union-attr]
+        optimizer.step()
+        if not prepared:
+            the_usual_way(optimizer)
+    return params, optimizer, sum(served)
+
+
+def same_steps() -> bool:
+    good = True
+    for case in CASES:
+        (ours, a, served), (usual, b, none) = (trained(case, prepared) for prepared in (True, False))
+        torch.cuda.synchronize()
+        different = []
+        for i, (p, q) in enumerate(zip(ours, usual, strict=True)):
+            pairs = {"parameter": (p, q)} | {k: (v, b.state[q][k]) for k, v in a.state[p].items()}
+            different += [f"{what} of {i}" for what, (x, y) in pairs.items() if not torch.equal(x, y)]
+        if a.param_groups[0]["track_alignment"] and a.alignment() != b.alignment():
+            different.append("alignment")
+        fine = not different and served > 5 and none == 0
+        print(f"{'same bits' if fine else 'FAILED'}: {case}: {served} of 14 steps prepared ({none} the usual way)")
+        if not fine:
+            good = False
+            print(f"  different: {different}; why not: {a._plan.unprepared if a._plan else 'no plan'}")
+    return good
+
+
+def updated(prepared: bool, in_bags: bool) -> tuple[list[Tensor], int]:
+    """A table of four features, its moments and counts after some updates; how many of these were prepared."""
+    torch.manual_seed(0)
+    table, batch, served = torch.randn(ROWS, 32, device="cuda"), 3000, 0
+    counts = torch.zeros(3, dtype=torch.int64, device="cuda")
+    state = new_state(table)
+    update = RowUpdate(table, state, cadam.CAdam, complete(cadam.CAdam, {}), counts=counts)
+    starts = torch.arange(4, device="cuda") * (ROWS // 4)
+    for step in range(1, 9):
+        lengths = torch.randint(0, 5, (4 * batch,), device="cuda")
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        ids = bench.ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
+        grads = torch.randn(batch, 4, 32, device="cuda")
+        before = update._prepared.updates
+        again = update._prepared.again
+        if in_bags:
+            update.pooled(ids, Bags(offsets, starts, batch), grads, step=step)
+        else:
+            bag = torch.repeat_interleave(lengths)
+            rows = ids + starts[bag // batch]
+            update(rows, grads[bag % batch, bag // batch], step=step)
+        served += again is not None and update._prepared.updates == before
+        if not prepared:
+            update._prepared.again = None
+    return [table, *state.values(), counts], served
+
+
+def same_updates() -> bool:
+    usual, none = updated(False, False)
+    good = True
+    for prepared, in_bags in ((True, False), (False, True), (True, True)):
+        found, served = updated(prepared, in_bags)
+        fine = all(map(torch.equal, found, usual)) and (served > 4) == prepared and not none
+        what = f"{'bags' if in_bags else 'ids'}, {served} of 8 updates prepared"
+        print(f"{'same bits' if fine else 'FAILED'}: {what}")
+        good = good and fine
+    return good
+
+
+def host_times() -> None:
+    """Microseconds until step() returns, and until the device is done."""
+    for kind, rows, width in (("fields", 1_000_000, 16), ("zipf", 1_000_000, 10)):
+        places = [bench.ids(kind, rows, bench.COUNT, seed).to("cuda") for seed in range(4)]
+        contenders = {way: bench._on_rows(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")}
+        times: dict[str, list[tuple[float, float]]] = {way: [] for way in contenders}
+        for turn in range(24):
+            for way, contender in contenders.items():
+                contender.prepare()
+                torch.cuda.synchronize()
+                start = time.perf_counter_ns()
+                contender.step()
+                returned = time.perf_counter_ns()
+                torch.cuda.synchronize()
+                done = time.perf_counter_ns()
+                if way == "usual":
+                    the_usual_way(contender.step.__self__)  # type: ignore[attr-defined]
+                if turn >= 4:
+                    times[way].append(((returned - start) / 1e3, (done - start) / 1e3))
+        for way, taken in times.items():
+            host, whole = (statistics.median(t) for t in zip(*taken, strict=True))
+            print(f"{kind} {rows} x {width}, {way}: host {host:.0f} us, done after {whole:.0f} us")
+
+
+def main() -> int:
+    good = same_steps()
+    good = same_updates() and good
+    host_times()
+    last = None
+    for kind, rows, width in (
+        ("fields", 1, 16),
+        ("zipf", 1, 10),
+        ("skewed", 1, 16),
+        ("zipf", 5, 16),
+        ("fields", 50, 16),
+    ):
+        contenders = partial(bench._rows_contenders, kind, rows * 1_000_000, width, bench.COUNT, "cuda", True)
+        case = bench.Case(bench._rows_name(kind, rows * 1_000_000, width), "torch SparseAdam", contenders, rounds=15)
+        bench.show(bench.measure(case, "cuda", None), last)
+        last = case.name
+    print("all the same" if good else "FAILED: see above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
