@@ -146,7 +146,7 @@ def main() -> int:
     except library.UnavailableError as reason:
         print(f"building the C kernels: {reason}", flush=True)
         build.build()
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, layout {watch.layout()}, eyes {watch.eyes()}")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, layout {watch.layout()}")
     good = compare()
     host_times("one tensor of 4M", [(1 << 22,)])
     host_times("161 tensors", bench.resnet50(16))

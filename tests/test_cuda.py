@@ -720,6 +720,7 @@ def test_clipping_and_a_step_of_two_tables_looked_up_with_the_same_ids_can_be_ca
             optimizer.step()
 
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # it reads what was made there
         with torch.cuda.stream(stream):
             for _ in range(3):
                 step()
