@@ -366,7 +366,7 @@ def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
     newest.write_bytes(content)
     with caplog.at_level(logging.ERROR):
         resumed = run(tmp_path / "parts", [])
-    assert "damaged checkpoint, the one before it is used" in caplog.text
+    assert "damaged checkpoint, the one before it is tried" in caplog.text
     assert newest.name in caplog.text
     assert weights(whole) == weights(resumed)
     assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
