@@ -54,7 +54,7 @@ class Console:
                 self.next *= 2
 
     def end(self, learner: Learner) -> None:
-        """The last line, the metrics that were asked for, and the alignment of each parameter, if anything was learnt."""
+        """The last line, the metrics that were asked for, and what aligned by parameter, if anything was learnt."""
         self._head(learner)
         self._line(learner)
         if not learner.learned:
