@@ -8,11 +8,13 @@ RUN := $(VENV)/bin
 test: lint unit
 
 lint: $(VENV)/ready
+	@echo "ruff and mypy: up to a minute"
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 
 unit: $(VENV)/ready
+	@echo "every test, on all cores: about six minutes on two"
 	$(RUN)/python -m pytest -q -n auto
 
 # The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.
@@ -25,7 +27,8 @@ demo: $(VENV)/ready
 bench: $(VENV)/ready
 	$(RUN)/cadam bench
 
-$(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/kernels/build.py src/cadam/kernels/native/*)
+$(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam_command.py src/cadam/kernels/build.py src/cadam/kernels/native/*)
+	@echo "building $(VENV): pip downloads torch and more, a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

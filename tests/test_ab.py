@@ -253,6 +253,7 @@ def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
     assert "As it is: CAdam better" in summary.verdict  # by the rule that was set beforehand
     line = next(line for line in summary.rows if "hindsight" in line.what)
+    assert line.what == "as it is: GAUC by impressions, learning rates of hindsight"
     assert "Adam 0.9000 (at 0.01)" in line.measured
     assert line.values["difference"] < -0.15
 
@@ -334,7 +335,8 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
         return replace(result, outcome=replace(result.outcome, curves=curves))
 
     summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
-    assert "As it is: not settled: it might be otherwise at another time" in summary.verdict
+    words = "too few independent blocks to say whether it holds at another time: it takes more events"
+    assert f"As it is: not settled: {words}" in summary.verdict
 
 
 def test_a_diverged_run_is_no_comparison() -> None:

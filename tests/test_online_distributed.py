@@ -111,7 +111,7 @@ def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str)
     assert furthest(found["tensors"], whole["tensors"]) == 0
     assert found["metrics"] == pytest.approx(whole["metrics"], rel=0, abs=0, nan_ok=True)
     assert len(found["aside"]) == (damage != "")
-    assert ("damaged checkpoint, the one before it is used" in "".join(found["logged"])) == (damage != "")
+    assert ("damaged checkpoint, the one before it is tried" in "".join(found["logged"])) == (damage != "")
 
 
 def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str, Any], Path]) -> None:

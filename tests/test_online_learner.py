@@ -366,14 +366,16 @@ def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
     newest.write_bytes(content)
     with caplog.at_level(logging.ERROR):
         resumed = run(tmp_path / "parts", [])
-    assert "damaged checkpoint, the one before it is used" in caplog.text
+    assert "damaged checkpoint, the one before it is tried" in caplog.text
     assert newest.name in caplog.text
     assert weights(whole) == weights(resumed)
     assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "header", "bit"])
-def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(tmp_path: Path, damage: str) -> None:
+def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = learner(checkpoint=tmp_path)
     ours.learn(events(10))
     path = ours.save()
@@ -389,6 +391,7 @@ def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(tmp_path: Path, 
         with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
             again.run(Replayed([]))
         again.close()
+    assert "damaged checkpoint, and there is none before it" in caplog.text
 
 
 def test_two_learners_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -169,6 +169,9 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
         ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
         ({"--data": "ftp://x"}, "is no source"),
+        ({"--data": "clicks.parquet"}, "is parquet:clicks.parquet meant?"),
+        ({"--data": "clicks.csv"}, "is csv:clicks.csv meant?"),
+        ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
         ({"--every": "0"}, "checkpoint_every must be at least 1"),
@@ -423,6 +426,108 @@ def test_a_stream_from_which_nothing_was_learnt_is_a_failure(
     write_jsonl(tmp_path / "a.jsonl", {**table(20), **change})
     assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet") == 1
     assert f"nothing was learnt: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", ["schema", "file", "empty"])
+def test_once_a_mistake_is_mended_the_same_command_reads_everything(
+    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    data, schema = tmp_path / "a.parquet", tmp_path / "schema.json"
+    features = {"user": "category:50", "item": "category:20", "price": "number"}
+    wrong = {**features, "user": "category:1", "item": "category:1"} if mistake == "schema" else features
+    columns = table(300)
+    columns["user"][:] = columns["user"].clip(1)
+    write_parquet(data, {name: values[:0] for name, values in columns.items()} if mistake == "empty" else columns)
+    if mistake == "file":
+        data.write_bytes(data.read_bytes()[:100])
+    schema.write_text(json.dumps({"features": wrong, "label": "click"}))
+    arguments = ("--data", f"parquet:{data}", "--checkpoint", tmp_path / "state", "--schema", schema)
+    assert run(*arguments, "--metrics", "auc") == 1
+    told = capsys.readouterr()
+    assert "nothing was learnt" in told.err
+    assert "nan" not in told.out
+    write_parquet(data, columns)
+    schema.write_text(json.dumps({"features": features, "label": "click"}))
+    assert run(*arguments) == 0
+    assert "the stream has ended at 300 events" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_and_finds_nothing_new_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    write_jsonl(tmp_path / "b.jsonl", {**table(20), "click": np.array([None] * 20)})
+    for name, code in (("a", 0), ("b", 1)):
+        arguments = ("--data", f"jsonl:{tmp_path / name}.jsonl", "--checkpoint", tmp_path / name)
+        run(*arguments)
+        capsys.readouterr()
+        assert run(*arguments) == code
+        told = capsys.readouterr()
+        message = f"the state in {tmp_path / name} is at the end of the data (20 events); nothing new was read; "
+        assert f"cadam run: {message}give another --checkpoint to start anew\n" in told.err
+        assert "stream has ended" not in told.err
+        assert told.out.split()[:2] == ["events", "average"]
+
+
+def test_metrics_that_are_not_those_of_the_state_are_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(200))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
+    measured = (*data, "--checkpoint", tmp_path / "with")
+    assert run(*measured, "--metrics", "auc", "--window", 50, "--events", 100) == 0
+    assert run(*data, "--checkpoint", tmp_path / "without", "--events", 100) == 0
+    assert run(*measured) == 2
+    assert "has metrics: give --metrics A,B with any of auc, gauc" in capsys.readouterr().err
+    assert run(*measured, "--metrics", "auc") == 2
+    assert "give --metrics auc and --window 50, or another --checkpoint" in capsys.readouterr().err
+    assert run(*data, "--checkpoint", tmp_path / "without", "--metrics", "auc") == 2
+    assert "has no metrics: leave out --metrics, or give another --checkpoint" in capsys.readouterr().err
+    assert run(*measured, "--metrics", "auc", "--window", 50) == 0
+
+
+def _interrupt(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("cadam.cli._parser", "cadam: interrupted before anything was done"),
+        ("cadam.online.commands.prepare", "cadam run: interrupted before anything was done"),
+        ("cadam.online.commands.begin", "cadam run: interrupted at 0 events; what was saved before stays"),
+        ("cadam.online.commands.stopping", "cadam run: interrupted at 0 events; what was saved before stays"),
+    ],
+)
+def test_an_interrupt_is_one_line(
+    place: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    monkeypatch.setattr(place, _interrupt)
+    assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state") == 130
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path: Path) -> None:
+    swallowed = "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass"
+    (tmp_path / "torch.py").write_text(f"import signal\n{swallowed}\nraise AttributeError")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import sys, cadam_command; sys.exit(cadam_command.main())", "run"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "cadam: interrupted before anything was done\n")
+
+
+def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--data", "csv:a.csv", "--checkpoint", "state", "--metric-s", "auc")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: cadam run")
+    assert error.endswith("cadam run: error: unrecognized arguments: --metric-s auc\n")
 
 
 def test_a_run_that_diverges_fails_and_says_where(

@@ -8,8 +8,32 @@ import sys
 
 from . import __version__
 
+INTERRUPTED = 130
+
 
 def main(arguments: list[str] | None = None) -> int:
+    try:
+        parser, commands = _parser()
+        options, unknown = parser.parse_known_args(arguments)
+    except KeyboardInterrupt:
+        return _interrupted("before anything was done")
+    if unknown:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        from .lab.commands import UNREAD, stop_printing
+
+        stop_printing()
+        return UNREAD
+    except KeyboardInterrupt:  # commands that have something to go on from say so themselves
+        return _interrupted("before it was done")
+
+
+def _parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """The command line, and the commands in it."""
     from . import bench
     from .lab import commands as lab
     from .lab.ctr import command as criteo
@@ -32,14 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     criteo.add_arguments(command)
     command.set_defaults(run=criteo.run)
-    options = parser.parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        lab.stop_printing()
-        return lab.UNREAD
+    return parser, commands
+
+
+def _interrupted(when: str) -> int:
+    print(f"cadam: interrupted {when}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _nobody_reads() -> bool:

@@ -442,9 +442,9 @@ def _recipe_row(results: Results, name: str) -> Row:
     slopes = {arm: _slope(results.where(optimizer=arm)) for arm in ARMS}
     worst = max(r.outcome.metrics["needed"] / r.outcome.metrics["enough"] for r in results)
     return Row(
-        f"{name}: steps T until the mean squared gradient is gamma², exponent of gamma",
+        f"{name}: steps T until the mean squared gradient is gamma²",
         "T grows no faster than gamma to the -4: an exponent of -4 or above",
-        ", ".join(f"{arm} {slope:.2f}" for arm, slope in slopes.items()),
+        ", ".join(f"{arm}: gamma to the {slope:.2f}" for arm, slope in slopes.items()),
         "",
         len({r.cell.seed for r in results}),
         results.seconds,

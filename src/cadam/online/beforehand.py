@@ -6,6 +6,7 @@ import csv
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,15 @@ LOOKED_AT = 1000
 
 class MismatchError(ValueError):
     """Names that the schema has and the data or the model has not."""
+
+
+def check_uri(uri: str) -> None:
+    """That a file is not given as if its name said how it is to be read."""
+    kind = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(Path(uri).suffix)
+    if Path(uri).is_dir():
+        kind = "parquet"
+    if kind is not None and ":" not in uri:
+        raise MismatchError(f"--data {uri} does not say how it is to be read; is {kind}:{uri} meant?")
 
 
 def check_columns(source: Source, schema: Schema) -> None:

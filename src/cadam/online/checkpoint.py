@@ -194,7 +194,7 @@ class Checkpoints:
             try:
                 tree = read(path)
             except DamagedCheckpointError as error:
-                logger.error("damaged checkpoint, the one before it is used: %s", error)
+                logger.error("damaged checkpoint, %s: %s", before(path, files), error)
                 damaged.append(path)
                 continue
             put_aside(damaged)
@@ -223,6 +223,11 @@ def lock(folder: Path) -> TextIO:
         file.close()
         raise RuntimeError(f"another process keeps its checkpoints in {folder}") from None
     return file
+
+
+def before(path: Path, files: Sequence[Path]) -> str:
+    """What follows from a damaged checkpoint among these, oldest first."""
+    return "the one before it is tried" if path != files[0] else "and there is none before it"
 
 
 def put_aside(damaged: Sequence[Path]) -> None:

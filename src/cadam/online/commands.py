@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -21,7 +21,7 @@ from torch import nn
 import cadam
 
 from .. import folders
-from .beforehand import check_arguments, check_columns
+from .beforehand import check_arguments, check_columns, check_uri
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
@@ -34,7 +34,7 @@ from .sources.uri import FORMS
 
 logger = logging.getLogger("cadam.online")
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
 DETAILS = f"""
 the model:
@@ -50,7 +50,9 @@ SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a s
 exit codes:
   0    the stream has ended, or the run was stopped; the same command goes on from there
   1    it failed, or the stream ended and nothing was learnt; what was saved before stays
-  2    the command was not understood, a package is missing, or a folder cannot be written to; nothing was learnt
+  2    the command was not understood or does not fit the state, a package is missing, or a folder cannot be written
+       to; nothing was learnt
+  130  interrupted while it was starting, or a second time; what was saved before stays
   141  whoever read the console has closed it; the state is saved
 """
 
@@ -120,11 +122,21 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("cadam run: interrupted before anything was done", file=sys.stderr)
+        return INTERRUPTED
     try:
         with stopping(learner):
             begin(learner, options)
             left = None if options.events is None else max(0, options.events - learner.events)
-            learner.run(Portion(source, left), events=options.events)
+            portion = Portion(source, left)
+            learner.run(portion, events=options.events)
+    except UsageError as error:
+        print(f"cadam run: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(f"cadam run: interrupted at {learner.events:,} events; what was saved before stays", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # nobody reads the console any more
         learner.save()
         raise
@@ -133,6 +145,16 @@ def run(options: argparse.Namespace) -> int:
         return FAILED
     finally:
         learner.close()
+    if not learner.events and not learner.pending.early:
+        _forget(learner)
+    nothing_new = learner.resumed and not portion.given and left != 0
+    if nothing_new and not learner.stopped:
+        print(
+            f"cadam run: the state in {options.checkpoint} is at the end of the data ({learner.events:,} events); "
+            "nothing new was read; give another --checkpoint to start anew",
+            file=sys.stderr,
+        )
+        return DONE if learner.learned else FAILED
     useless = _useless(learner)
     if useless and not learner.stopped:
         print(f"cadam run: {useless}", file=sys.stderr)
@@ -141,6 +163,13 @@ def run(options: argparse.Namespace) -> int:
         why = "stopped" if learner.stopped else "the stream has ended" if options.events is None else "done"
         print(f"{why} at {learner.events:,} events; the state is in {options.checkpoint}", file=sys.stderr)
     return DONE
+
+
+def _forget(learner: Learner) -> None:
+    """Let a run of which no event could be used leave no state: once schema or data are mended, all is read anew."""
+    if learner.checkpoints is not None:
+        for path in learner.checkpoints.files():
+            path.unlink(missing_ok=True)
 
 
 def _useless(learner: Learner) -> str | None:
@@ -161,6 +190,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     schema = schema_of(options, module)
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
+    check_uri(options.data)
     source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
     check_columns(source, schema)
     metrics = _metrics(options, schema)
@@ -185,13 +215,29 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
 
 def begin(learner: Learner, options: argparse.Namespace) -> None:
     """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
-    if learner.resume():
+    found = None if learner.checkpoints is None else learner.checkpoints.newest()
+    if found is not None:
+        path, state = found
+        _check_metrics(state["metrics"][1:], options)
+        learner.load_state_dict(state)
+        learner.resumed = True
+        logger.info("resumed from %s at %d events", path, learner.events)
         for group in learner.optimizer.param_groups:
             if group["lr"] != options.lr:
                 logger.warning("the learning rate was %g until here and is %g from now on", group["lr"], options.lr)
                 group["lr"] = options.lr
     elif options.take_over:
         learner.take_over(options.take_over)
+
+
+def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
+    """That --metrics and --window are those of the state; which metrics are shown may change."""
+    where, anew = f"the state in {options.checkpoint}", "or another --checkpoint to start anew"
+    if saved and (options.metrics is None or options.window != saved[0]["window"]):
+        shown = options.metrics or f"A,B with any of {', '.join(KINDS)}"
+        raise UsageError(f"{where} has metrics: give --metrics {shown} and --window {saved[0]['window']}, {anew}")
+    if not saved and options.metrics is not None:
+        raise UsageError(f"{where} has no metrics: leave out --metrics, {anew.replace('or', 'or give', 1)}")
 
 
 def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:

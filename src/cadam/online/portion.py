@@ -20,14 +20,17 @@ class Portion:
     def __init__(self, source: Source, events: int | None) -> None:
         self.source, self.left = source, events
         self.rest: Batch | None = None
+        self.given = False
+        """Whether it had anything to give."""
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
         if self.rest is not None and self.left != 0:
-            rest, self.rest = self.rest, None
+            rest, self.rest, self.given = self.rest, None, True
             yield self._cut(rest)
         if self.left == 0:
             return
         for batch in self.source:
+            self.given |= batch is not None
             yield self._cut(batch) if isinstance(batch, Batch) else batch
             if self.left == 0:
                 return

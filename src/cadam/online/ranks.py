@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from .checkpoint import Checkpoints, lock, put_aside, read, settle, write
+from .checkpoint import Checkpoints, before, lock, put_aside, read, settle, write
 
 logger = logging.getLogger("cadam.online")
 
@@ -150,7 +150,7 @@ class RankCheckpoints(Checkpoints):
         for path in reversed(files):
             wrong = [name for of_rank in self._each(partial(self._wrong, path)) for name in of_rank]
             if wrong:
-                logger.error("damaged checkpoint, the one before it is used: %s: %s", path, "; ".join(wrong))
+                logger.error("damaged checkpoint, %s: %s: %s", before(path, files), path, "; ".join(wrong))
                 damaged.append(path)
                 continue
             self._each(lambda: put_aside(damaged) if self.rank == 0 else None)

@@ -47,18 +47,18 @@ class Console:
         self.window = Window()
 
     def __call__(self, learner: Learner) -> None:
-        if not self.next:
-            self.next = 1 << max(6, learner.resumed_at.bit_length())
-            for names in (tuple(name for name, _ in HEAD), UNDER):
-                self._print(names)
+        self._head(learner)
         if learner.events >= self.next:
             self._line(learner)
             while self.next <= learner.events:
                 self.next *= 2
 
     def end(self, learner: Learner) -> None:
-        """The last line, the metrics that were asked for, and the alignment of each parameter."""
+        """The last line, the metrics that were asked for, and what aligned by parameter, if anything was learnt."""
+        self._head(learner)
         self._line(learner)
+        if not learner.learned:
+            return
         numbers = {name: value for metric in learner.own_metrics for name, value in metric.results().items()}
         if numbers:
             width = max(map(len, numbers)) + 2
@@ -68,6 +68,13 @@ class Console:
         if alignment:
             total = sum(alignment.values(), Ratio(0, 0, 0))
             print(f"\n{Alignment(total, (total,), alignment)}", file=self.stream, flush=True)
+
+    def _head(self, learner: Learner) -> None:
+        """Above the first line."""
+        if not self.next:
+            self.next = 1 << max(6, learner.resumed_at.bit_length())
+            for names in (tuple(name for name, _ in HEAD), UNDER):
+                self._print(names)
 
     def _line(self, learner: Learner) -> None:
         progress, health = learner.progress, learner.health()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from cadam.online.beforehand import check_columns
+from cadam.online.beforehand import check_columns, check_uri
 from cadam.online.commands import load, model_of, optimizer_of, schema_of
 from cadam.online.events import Batch
 from cadam.online.schema import Schema
@@ -65,6 +65,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
     grid = tuple(_rate(text) for text in options.lr.split(","))
     planted = _planted(options, schema)
+    check_uri(options.data)
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     model_of(options.model, build, schema)

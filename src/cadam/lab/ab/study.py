@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 AS_IT_IS = "as it is"
 MAIN = "gauc by impressions"
 AT_ANOTHER_TIME = "at another time"
+UNWATCHED = "too few independent blocks to say whether it holds at another time: it takes more events"
 LEAST_COST = 0.02
 """A planted change that adds less than this share to the log loss leaves nothing to recover from."""
 NAMES = {MAIN: "GAUC by impressions", "gauc by user": "GAUC by user", "auc": "AUC", "log loss": "log loss"}
@@ -184,6 +185,10 @@ def verdict(seeds: Comparison, found: Evidence) -> str:
     if len(open_to) == len(signs):
         return "no difference seen"
     if open_to or len(set(signs.values())) > 1:
+        if math.isinf(watched.low) and AT_ANOTHER_TIME in open_to:
+            others = [what for what in open_to if what != AT_ANOTHER_TIME]
+            otherwise = f"it might be otherwise {' and '.join(others)}, and " if others else ""
+            return f"not settled: {otherwise}{UNWATCHED}"
         return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
     name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
     return f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}{seeds.qualifier}"
@@ -265,7 +270,7 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
         unit = "users" if what == "over users" else "blocks"
         words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
         if math.isinf(interval.low):
-            words = "too few independent blocks to say anything"
+            words = "too few independent blocks to say anything: it takes more events"
         if what.startswith("watched") and found.alarm:
             words += f" since block {found.alarm}" if _sign(interval) else f"; did not at block {found.alarm}"
         rows.append(
@@ -285,7 +290,7 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
 
 
 def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
-    """Each arm at the learning rate with the best value of what the row above compares: a check of the choice."""
+    """Each arm at the learning rate with the best value of what the verdict goes by: a check of the choice."""
     chosen = looking_back(study, results, MAIN, "higher")
     seed = min(result.cell.seed for result in results.tests())
     value = {
@@ -294,7 +299,7 @@ def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
     }
     texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
     difference = value[arm] - value[study.baseline]
-    what = f"{AS_IT_IS}: the same, learning rates of hindsight"
+    what = f"{AS_IT_IS}: {NAMES[MAIN]}, learning rates of hindsight"
     words = "one seed, chosen on what is measured: a check of the choice, no result"
     return Row(what, "", ", ".join(texts), f"{difference:+.4f}", 1, 0.0, words, "", {**value, "difference": difference})
 
