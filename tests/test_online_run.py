@@ -512,15 +512,6 @@ def test_an_interrupt_is_one_line(
     assert capsys.readouterr().err == f"{said}\n"
 
 
-def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path: Path) -> None:
-    swallowed = "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass"
-    (tmp_path / "torch.py").write_text(f"import signal\n{swallowed}\nraise AttributeError")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", "import sys, cadam_command; sys.exit(cadam_command.main())", "run"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (130, "cadam: interrupted before anything was done\n")
-
-
 def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run("--data", "csv:a.csv", "--checkpoint", "state", "--metric-s", "auc")
