@@ -23,10 +23,11 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec_model import Setting, Table, distributed
+from torchrec_model import Setting, Table, distributed, state_of
 from worlds import run
 
-from cadam.torchrec import BagSharder, Tables, tables_of
+from cadam.online.ranks import everywhere
+from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, tables_of, track_changes
 
 SLOTS, IDS, STEPS, START, RATE = 32, 1000, 30, 0.5, 0.1
 
@@ -55,6 +56,8 @@ def watch_evictions() -> dict[str, int]:
     sharder = ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=BagSharder(cadam.CAdam, lr=RATE))
     model = distributed(module, [sharder], Setting("row_wise", tables=(Table("users", SLOTS, ("user",)),)))
     (tables,) = tables_of(model)
+    track_changes(model)
+    copy = {"users": state_of(model)["users"].clone()}
     rank, world = dist.get_rank(), dist.get_world_size()
     own = tables.memory().view(-1, 8)[:-1]  # the last slot is for all ids without one
     owners = checked = 0
@@ -75,6 +78,8 @@ def watch_evictions() -> dict[str, int]:
         torch.testing.assert_close(v[now], torch.full_like(v[now], 0.001 * g * g))
         torch.testing.assert_close(m[now], torch.full_like(m[now], 0.1 * g))
         checked += int(now.sum())
+        apply_(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+        assert torch.equal(copy["users"], state_of(model)["users"]), "the serving copy is stale"
     return {"owners": owners, "checked": checked, "slots": len(own)}
 
 
