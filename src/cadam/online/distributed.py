@@ -258,7 +258,7 @@ class DistributedLearner(Learner):
         self._count_together()
 
     def resume(self) -> bool:
-        """As `Learner.resume`; but a rank that saw nothing yet runs on with others that did, and has nothing to load."""
+        """As `Learner.resume`; but a rank that saw nothing yet, where others did, runs on with them."""
         return self._begun or super().resume()
 
     def _table_groups(self) -> list[dict[str, Any]]:

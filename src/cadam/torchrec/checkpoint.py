@@ -18,7 +18,6 @@ from torchrec.distributed import DistributedModelParallel
 from ..online.ranks import RankCheckpoints, everywhere, load_tensors, lock_for_all, tensors_of
 from .sharders import tables_of
 
-
 _held: dict[Path, TextIO | None] = {}  # folders that this job saves in, until it ends: no other may
 
 

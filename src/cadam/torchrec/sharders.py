@@ -45,6 +45,7 @@ class ShardedBags(ShardedEmbeddingBagCollection):
     """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
 
     _output_dists: list[nn.Module]
+    _has_mean_pooling_callback: bool
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:

@@ -307,15 +307,15 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         if self._noted is None:
             return
         rows = rows + sum(spec[0] for spec in self.embedding_specs[:table])
-        self._noted.append(rows if rows.is_cuda else rows.unique())
+        self._noted.append(rows if rows.is_cuda else torch.unique(rows))
         if len(self._noted) >= MOST_NOTED:
-            self._noted = [torch.cat(self._noted).unique()]
+            self._noted = [torch.unique(torch.cat(self._noted))]
 
     def take_changes(self) -> list[Tensor]:
         """By table, the rows that have changed since the last time, in order."""
         if self._noted is None:
             raise RuntimeError("nothing was tracked: call track_changes(model) before training")
-        rows = torch.cat([self._first_rows[:0], *self._noted]).unique()
+        rows = torch.unique(torch.cat([self._first_rows[:0], *self._noted]))
         self._noted = []
         ends = torch.searchsorted(rows, self._first_rows).tolist()
         parts = [rows[a:b] for a, b in pairwise(ends)]
