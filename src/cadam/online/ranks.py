@@ -149,7 +149,10 @@ class RankCheckpoints(Checkpoints):
         return sorted(path for path in self.folder.glob("checkpoint-*") if path.suffix not in (PARTIAL, DAMAGED))
 
     def save(self, number: int, tree: Any) -> Path:
-        """Keep the tree as checkpoint `number`. An OSError is one on all ranks, and leaves what was there before."""
+        """Keep the tree as checkpoint `number`, which must not be before one that is there: it would never be loaded.
+
+        An OSError is one on all ranks, and leaves what was there before.
+        """
         target = self.folder / f"checkpoint-{number:012d}"
         unfinished = target.with_name(target.name + PARTIAL)
         newer = [path.name for path in self._each(self.files)[0] if path > target]
