@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, shares, stop_and_go_on
+from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
+from online_streams import Replayed, events
 from torch import nn
 from worlds import run
 
 from cadam import CAdam
-from cadam.online import DamagedCheckpointError, ranks, recompute
+from cadam.online import Batch, DamagedCheckpointError, ranks, recompute
 from cadam.online.distributed import DistributedLearner
 
 
@@ -137,10 +139,13 @@ def test_another_number_of_ranks_is_refused(world: int, learnt: tuple[dict[str, 
 
 def refuse_damaged(folder: Path) -> None:
     learn_rounds("ddp", True, folder, upto=100, checkpoint=folder / "state")
-    for path in (folder / "state").glob("checkpoint-*"):
-        (path / "checkpoint.json").write_text("{}")
-    with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
-        learn_rounds("ddp", True, folder, checkpoint=folder / "state")
+    about = json.loads((folder / "state" / "checkpoint-000000000002" / "checkpoint.json").read_text())
+    some = {name: digest for name, digest in about["sha256"].items() if name != ".metadata"}
+    for content in ({}, [], {**about, "ranks": 2}, {**about, "ranks": "1"}, {**about, "sha256": some}):
+        for path in (folder / "state").glob("checkpoint-*"):
+            (path / "checkpoint.json").write_text(json.dumps(content))
+        with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
+            learn_rounds("ddp", True, folder, checkpoint=folder / "state")
     plain = Plain()
     with pytest.raises(TypeError, match="wrap it in DistributedDataParallel"):
         DistributedLearner(plain, CAdam(plain.parameters()), nn.functional.binary_cross_entropy_with_logits)
@@ -148,6 +153,47 @@ def refuse_damaged(folder: Path) -> None:
 
 def test_without_a_good_checkpoint_nothing_starts_anew(tmp_path: Path) -> None:
     run(1, tmp_path / "world", refuse_damaged, tmp_path)
+
+
+def run_twice(folder: Path) -> float:
+    """The second rank's share is empty both times."""
+    import torch.distributed as dist
+
+    ours = learner("ddp", checkpoint=folder / "state")
+    with pytest.raises(RuntimeError, match="another process keeps its checkpoints"):
+        learner("ddp", checkpoint=folder / "state")
+    for part in range(2):
+        share = [] if dist.get_rank() else [Batch(events(8, seed=part, first=8 * part))]
+        ours.run(Replayed(share))
+    ours.close()
+    return ours.metrics()["events"]
+
+
+def test_run_again_with_a_rank_that_had_no_events(tmp_path: Path) -> None:
+    assert run(2, tmp_path / "world", run_twice, tmp_path, seconds=60) == 16
+
+
+# Meeting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_of_torchrun_meet(nodes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_RESTART_COUNT": 2}
+    where = {"MASTER_ADDR": "here", "MASTER_PORT": 1, "TORCHELASTIC_USE_AGENT_STORE": True}
+    for name, value in {**given, **where}.items():
+        monkeypatch.setenv(name, str(value))
+    devices: list[int] = []
+    groups: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(ranks.dist, "TCPStore", lambda *given, **named: "agent")
+    monkeypatch.setattr(ranks.dist, "PrefixStore", lambda *given: given)
+    monkeypatch.setattr(ranks.dist, "init_process_group", lambda backend, **given: groups.append((backend, given)))
+    ranks.join("gloo")
+    assert devices == []
+    ranks.join("cpu:gloo,cuda:nccl")
+    assert devices == [1]
+    assert groups[1] == ("cpu:gloo,cuda:nccl", {"store": ("attempt 2", "agent"), "rank": 3, "world_size": 4})
+    assert ("set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text) == (nodes > 1)
 
 
 # Killed and stopped ------------------------------------------------------------------------------------------------

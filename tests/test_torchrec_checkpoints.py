@@ -11,18 +11,34 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 try:
     import cadam.torchrec
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from torchrec_model import Setting, Table, furthest, sharded, train_plainly
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
 from worlds import run
 
+from cadam.online import ranks
+from cadam.online.checkpoint import settle
 from cadam.online.ranks import everywhere
-from cadam.torchrec import Saved, apply_, changed_rows, checkpoints, load, save, track_changes
+from cadam.torchrec import (
+    BagSharder,
+    Saved,
+    SequenceSharder,
+    apply_,
+    changed_rows,
+    checkpoints,
+    load,
+    save,
+    track_changes,
+)
 
 BEFORE, AFTER = 8, 8
 TABLES = (*Setting.tables, Table("shops", 11, ("shop",)))
@@ -96,14 +112,32 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
     with pytest.raises(TypeError, match="not JSON serializable"):
         save(folder, 100, trainer.model, trainer.dense, object())
     same = furthest(again.result(), trainer.result())
-    return {"kept": kept, "newest": newest, "same": same}
+    with pytest.raises(ValueError, match="newer than checkpoint-000000000005: load it, or save elsewhere"):
+        save(folder, 5, trainer.model, trainer.dense, 5)
+    save(folder, 6, trainer.model, trainer.dense, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "settle", settle_files_only)
+        with pytest.raises(OSError, match="no space left"):
+            save(folder, 6, trainer.model, trainer.dense, 7)
+    again_saved = load(folder, again.model, again.dense)
+    with pytest.raises(RuntimeError, match="another process keeps its checkpoints"):
+        ranks.RankCheckpoints(folder, hold=True)
+    left = sorted(path.name for path in checkpoints(folder))
+    return {"kept": kept, "newest": newest, "same": same, "again": again_saved, "left": left}
+
+
+def settle_files_only(new: Path, path: Path) -> None:
+    if new.is_dir():
+        raise OSError("no space left")
+    settle(new, path)
 
 
 def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
     found = run(1, tmp_path / "world", keep_and_refuse, str(tmp_path / "run"))
     assert found["kept"] == ["checkpoint-000000000004", "checkpoint-000000000006"]
-    assert found["newest"] == Saved(6, 6)
+    assert found["newest"] == found["again"] == Saved(6, 6)
     assert found["same"] == 0
+    assert found["left"] == found["kept"]
 
 
 # A serving copy ----------------------------------------------------------------------------------------------------
@@ -139,6 +173,50 @@ def test_changed_rows_bring_a_serving_copy_up_to_date(tmp_path: Path) -> None:
         assert stale > 1e-3
         assert fresh == 0
         assert 0 < sent < 2 * total
+
+
+class Twice(nn.Module):
+    """One feature looked up in two tables of one collection and in a table of another."""
+
+    def __init__(self, names: tuple[str, str, str]) -> None:
+        super().__init__()
+        common: dict[str, Any] = {"embedding_dim": 8, "num_embeddings": 20, "feature_names": ["user"]}
+        bags = [EmbeddingBagConfig(name=name, **common) for name in names[:2]]
+        self.bags = EmbeddingBagCollection(bags, device=torch.device("meta"))
+        sequences = [EmbeddingConfig(name=names[2], **common)]
+        self.sequences = EmbeddingCollection(sequences, device=torch.device("meta"))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled, rows = self.bags(features).values(), self.sequences(features)["user"].values()
+        return self.scale * (pooled.square().sum() + rows.square().sum())
+
+
+def serve_one_feature(sharding: str) -> list[float]:
+    """How far the serving copy is from the tables after each export."""
+    sharders = [BagSharder(lr=0.1), SequenceSharder(lr=0.1)]
+
+    def made(*names: str) -> DistributedModelParallel:
+        return distributed(Twice(names), sharders, Setting(sharding, tables=tuple(Table(n, 20, ()) for n in names)))
+
+    with pytest.raises(ValueError, match="2 collections have a table 'a'"):
+        track_changes(made("a", "b", "a"))
+    model = made("a", "b", "c")
+    track_changes(model)
+    copy = {name: value.clone() for name, value in state_of(model).items() if name in "abc"}
+    distances = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        ids = torch.randint(20, (4,), generator=generator)
+        model(KeyedJaggedTensor(["user"], ids, lengths=torch.ones(4, dtype=torch.int64))).backward()
+        apply_(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+        distances.append(furthest(copy, {name: value for name, value in state_of(model).items() if name in "abc"}))
+    return distances
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "column_wise"])
+def test_one_feature_of_several_tables_changes_all_of_them(sharding: str, tmp_path: Path) -> None:
+    assert run(2, tmp_path / "world", serve_one_feature, sharding) == [0, 0, 0]
 
 
 def test_a_change_of_an_unknown_table_is_refused() -> None:

@@ -16,6 +16,7 @@ except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from torchrec.modules.mc_modules import (
@@ -23,10 +24,11 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec_model import Setting, Table, distributed
+from torchrec_model import Setting, Table, distributed, state_of
 from worlds import run
 
-from cadam.torchrec import BagSharder, Tables, tables_of
+from cadam.online.ranks import everywhere
+from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, tables_of, track_changes
 
 SLOTS, IDS, STEPS, START, RATE = 32, 1000, 30, 0.5, 0.1
 
@@ -35,8 +37,8 @@ def start(rows: Tensor) -> Tensor:
     return rows.detach().fill_(START)
 
 
-def watch_evictions() -> dict[str, int]:
-    """Train on ids that never come back; check every update of every slot that is some id's own."""
+def with_slots(interval: int) -> DistributedModelParallel:
+    """A table whose slots pass to other ids every so many steps."""
     config = EmbeddingBagConfig(
         name="users", embedding_dim=8, num_embeddings=SLOTS, feature_names=["user"], init_fn=start
     )
@@ -44,7 +46,7 @@ def watch_evictions() -> dict[str, int]:
         zch_size=SLOTS,
         device=torch.device("meta"),
         input_hash_size=IDS,
-        eviction_interval=1,
+        eviction_interval=interval,
         buckets=dist.get_world_size(),
         eviction_policy=LRU_EvictionPolicy(),
     )
@@ -53,7 +55,12 @@ def watch_evictions() -> dict[str, int]:
         ManagedCollisionCollection({"users": slots}, [config]),
     )
     sharder = ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=BagSharder(cadam.CAdam, lr=RATE))
-    model = distributed(module, [sharder], Setting("row_wise", tables=(Table("users", SLOTS, ("user",)),)))
+    return distributed(module, [sharder], Setting("row_wise", tables=(Table("users", SLOTS, ("user",)),)))
+
+
+def watch_evictions() -> dict[str, int]:
+    """Train on ids that never come back; check every update of every slot that is some id's own."""
+    model = with_slots(interval=1)
     (tables,) = tables_of(model)
     rank, world = dist.get_rank(), dist.get_world_size()
     own = tables.memory().view(-1, 8)[:-1]  # the last slot is for all ids without one
@@ -76,6 +83,26 @@ def watch_evictions() -> dict[str, int]:
         torch.testing.assert_close(m[now], torch.full_like(m[now], 0.1 * g))
         checked += int(now.sum())
     return {"owners": owners, "checked": checked, "slots": len(own)}
+
+
+def serve_through_evictions() -> list[int]:
+    """How many rows of a serving copy are not those of the table, after each export."""
+    model = with_slots(interval=3)
+    track_changes(model)
+    copy, wrong = {"users": state_of(model)["users"].clone()}, []
+    for step in range(1, STEPS + 1):
+        ids = torch.randint(IDS, (4,), generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
+        output, _ = model(KeyedJaggedTensor(["user"], ids, lengths=torch.ones(4, dtype=torch.int64)))
+        output["user"].sum().backward()
+        if step % 5 == 0:
+            apply_(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+            wrong.append(int((copy["users"] != state_of(model)["users"]).any(1).sum()))
+    return wrong
+
+
+def test_a_serving_copy_follows_the_slots(tmp_path: Path) -> None:
+    """A slot that passes to another id is new at once, even if nobody looks it up before the next export."""
+    assert run(2, tmp_path / "world", serve_through_evictions) == [0] * (STEPS // 5)
 
 
 def test_a_new_owner_starts_as_a_new_row(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from online_ranks import kill_and_compare, learn_rounds, shares, stop_and_go_on
+from online_ranks import kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
+from online_streams import Replayed, events
 from test_online_distributed import (
     learn_and_resume,
     resumed_from_the_newest_good_checkpoint,
     same_as_one_process,
 )
 from worlds import run
+
+from cadam.online import Batch
 
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 DAMAGES = ("", "__1_0.distcp")
@@ -48,6 +51,22 @@ def test_two_ranks_equal_one_process_on_the_union(
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learnt: tuple[dict[str, Any], Path]) -> None:
     resumed_from_the_newest_good_checkpoint(learnt[0][kind], damage)
+
+
+def change_rates_and_resume(folder: Path) -> list[float]:
+    ours = learner("row_wise", checkpoint=folder / "state")
+    for group in ours.model.fused_optimizer.param_groups:
+        group["lr"] = 0.007
+    ours.run(Replayed([Batch(events(8))]))
+    ours.close()
+    again = learner("row_wise", checkpoint=folder / "state")
+    assert again.resume()
+    again.close()
+    return [group["lr"] for group in again.model.fused_optimizer.param_groups]
+
+
+def test_learning_rates_of_tables_are_resumed(tmp_path: Path) -> None:
+    assert set(run(1, tmp_path / "world", change_rates_and_resume, tmp_path)) == {0.007}
 
 
 @pytest.mark.parametrize(

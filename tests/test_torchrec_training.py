@@ -21,11 +21,12 @@ except ImportError as error:
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
-from torchrec_model import Setting, Table, distributed, furthest, sharded, train_plainly
+from torchrec_model import BATCH, Batch, Setting, Table, batch, distributed, furthest, keyed, sharded, train_plainly
 from worlds import run
 
 from cadam.online.ranks import everywhere
 from cadam.torchrec import BagSharder, Tables, tables_of, versions
+from cadam.torchrec import tables as tables_module
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 SUMS = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked")))
@@ -107,6 +108,30 @@ def test_hundreds_of_steps_on_many_ranks(sharding: str, world: int, tmp_path: Pa
     print(world, distance)  # shown by -s
     assert len(distance) == 3
     assert max(distance.values()) < 1e-5, distance
+
+
+def one_has_no_samples() -> dict[str, Tensor]:
+    """Both ranks together have the whole batch: all of it is the first's, the second's, and then half of each."""
+    setting = Setting("row_wise")
+    trainer = sharded(setting)
+    for step, middle in enumerate((BATCH, 0, BATCH // 2)):
+        part = slice(middle, BATCH) if torch.distributed.get_rank() else slice(0, middle)
+        every = batch(setting, step)
+        share = Batch([x[part] for x in every.ids], [x[part] for x in every.weights], every.labels[part])
+        trainer.dense.zero_grad()
+        output = trainer.model(keyed(setting, share))
+        ((output - share.labels).square().sum() * (2 / BATCH)).backward()
+        trainer.dense.step()
+    sequences = sharded(replace(setting, sequences=True))
+    with pytest.raises(ValueError, match="EmbeddingCollection was given a batch without samples"):
+        sequences.model(keyed(setting, Batch([[]] * 3, [[]] * 3, torch.empty(0))))
+    return trainer.result()
+
+
+def test_a_rank_without_samples(tmp_path: Path) -> None:
+    """Of means too, for which TorchRec counts the ids of each sample."""
+    found = run(2, tmp_path / "world", one_has_no_samples)
+    assert furthest(found, train_plainly(Setting("row_wise"), 3)) < 1e-5
 
 
 # On one rank: what does not depend on their number -----------------------------------------------------------------
@@ -225,7 +250,9 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 HOST = (EmbeddingLocation.HOST, ComputeDevice.CPU)
 
 
-def tables(widths: list[int], merge: bool, pooling: PoolingMode = PoolingMode.SUM) -> Tables:
+def tables(
+    widths: list[int], merge: bool, pooling: PoolingMode = PoolingMode.SUM, precision: SparseType = SparseType.FP32
+) -> Tables:
     options = cadam.CAdam([torch.zeros(1)], lr=0.1).defaults
     made = Tables(
         [(10 + i, width, *HOST) for i, width in enumerate(widths)],
@@ -234,7 +261,7 @@ def tables(widths: list[int], merge: bool, pooling: PoolingMode = PoolingMode.SU
         feature_table_map=list(range(len(widths))),
         table_names=[f"t{i}" for i in range(len(widths))],
         pooling_mode=pooling,
-        weights_precision=SparseType.FP32,
+        weights_precision=precision,
         merge=merge,
     )
     torch.manual_seed(0)
@@ -290,6 +317,29 @@ def test_weights_of_ids_get_their_gradient(pooling: PoolingMode) -> None:
     torch.testing.assert_close(weights.grad, again.grad)
 
 
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN, PoolingMode.NONE])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bfloat16_rows_are_looked_up_as_float32_ones(pooling: PoolingMode, weighted: bool) -> None:
+    half, single = (tables([8, 8], True, pooling, p) for p in (SparseType.BF16, SparseType.FP32))
+    single.memory().copy_(half.memory())
+    ids, offsets, weights = look_up(half, 3, weights=weighted and pooling != PoolingMode.NONE)
+    torch.testing.assert_close(half(ids, offsets, weights), single(ids, offsets, weights))
+    nothing = half(ids[:0], offsets[:1])
+    assert nothing.shape == ((0, 8) if pooling == PoolingMode.NONE else (0, 16))
+    nothing.sum().backward()
+
+
+@pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.BF16])
+@pytest.mark.parametrize("learning", [False, True])
+def test_negative_ids_are_refused(precision: SparseType, learning: bool) -> None:
+    """In the second table, so that -1 would be the last row of the first."""
+    made = tables([8, 8], True, precision=precision)
+    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"tables \['t0', 't1'\]: -1 is no id"):
+        made(torch.tensor([1, -1]), torch.tensor([0, 1, 2]))
+    looked_up = made.look_at(torch.tensor([1, -1, 2]), torch.tensor([0, 1, 3]))
+    assert made._ids(made._slabs[0], looked_up, 0).rows.tolist() == [1, -1, 12]
+
+
 def test_looking_without_gradients_changes_nothing() -> None:
     made = tables([8], merge=False)
     before = made.memory().clone()
@@ -332,6 +382,32 @@ def test_rows_start_anew_for_a_new_owner() -> None:
         assert torch.equal(after[1][name][others], before[1][name][others])
         assert torch.equal(after[0][name], before[0][name])
     assert made.by_table(made.memory())[1][rows].eq(0).all()
+
+
+def test_all_column_shards_of_a_table_start_anew() -> None:
+    options = dict(cadam.CAdam([torch.zeros(1)]).defaults)
+    made = Tables([(4, 8, *HOST)] * 2, cadam.CAdam, options, feature_table_map=[0, 1], table_names=["t", "t"])
+    made(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
+    assert all(state["exp_avg"][1].ne(0).all() for state in made.get_optimizer_state())
+    made.note_changes()
+    made.reset_embedding_weight_momentum(torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0]))
+    assert all(state["exp_avg"].eq(0).all() for state in made.get_optimizer_state())
+    assert [rows.tolist() for rows in made.take_changes()] == [[1], [1]]
+
+
+def test_many_steps_of_changes_are_kept_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "MOST_NOTED", 3)
+    made = tables([8, 4, 8], merge=True)
+    made.note_changes()
+    seen: list[set[int]] = [set(), set(), set()]
+    for step in range(8):
+        ids, offsets, _ = look_up(made, step)
+        made(ids, offsets).square().sum().backward()
+        for table in range(3):
+            seen[table] |= set(ids[offsets[6 * table] : offsets[6 * table + 6]].tolist())
+    assert len(made._noted) < 3
+    assert [rows.tolist() for rows in made.take_changes()] == [sorted(rows) for rows in seen]
+    assert [len(rows) for rows in made.take_changes()] == [0, 0, 0]
 
 
 def test_reset_starts_yogi_at_its_accumulator() -> None:

@@ -88,8 +88,8 @@ def keyed(setting: Setting, share: Batch) -> KeyedJaggedTensor:
     flat = [sample for feature in share.ids for sample in feature]
     return KeyedJaggedTensor(
         keys=[name for table in setting.tables for name in table.features],
-        values=torch.cat(flat),
-        lengths=torch.tensor([len(sample) for sample in flat]),
+        values=torch.cat([torch.empty(0, dtype=torch.int64), *flat]),
+        lengths=torch.tensor([len(sample) for sample in flat], dtype=torch.int64),
         weights=torch.cat([w for feature in share.weights for w in feature]) if setting.weighted else None,
     )
 

@@ -86,7 +86,7 @@ class DistributedLearner(Learner):
         self._mean_loss, self._of_all = loss, 0
         self._nothing: Columns | None = None  # the features of no events
         self._settled: list[Columns] = []
-        self._asked = self._due = False
+        self._asked = self._due = self._begun = False
         self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
@@ -211,7 +211,11 @@ class DistributedLearner(Learner):
 
     def run(self, source: Stream, *, events: int | None = None) -> Learner:
         """As `Learner.run`, with this rank's share of the stream; `events` counts those of all ranks."""
-        return super().run(Rounds(self, source, events))
+        self._begun = any(everywhere(self.events > 0 or self.resumed, self.group))
+        try:
+            return super().run(Rounds(self, source, events))
+        finally:
+            self._begun = False
 
     def stop(self) -> None:
         """Let `run` end on all ranks after the next round; one of them calling it is enough."""
@@ -252,6 +256,10 @@ class DistributedLearner(Learner):
         for group, rate in zip(self._table_groups(), state["own"]["rates of tables"], strict=True):
             group["lr"] = rate
         self._count_together()
+
+    def resume(self) -> bool:
+        """As `Learner.resume`; but a rank that saw nothing yet, where others did, runs on with them."""
+        return self._begun or super().resume()
 
     def _table_groups(self) -> list[dict[str, Any]]:
         of_tables = table_optimizer(self.model)

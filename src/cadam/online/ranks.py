@@ -17,8 +17,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -37,19 +38,41 @@ def join(backend: str = "gloo") -> None:
 
     torchrun keeps one store for all its attempts. Ranks that it starts anew would find the addresses of those that died
     there and wait for them for ever, so each attempt has names of its own in the store.
+
+    With NCCL each process takes the GPU of its local rank.
     """
+    if "nccl" in backend:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if "RANK" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         return
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         dist.init_process_group(backend)
         return
+    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+        logger.warning(
+            "several nodes share torchrun's own store, and ranks may not find each other there after a restart: set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+        )
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agent = dist.TCPStore(address, port, world, is_master=False)  # type: ignore[attr-defined]
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = dist.PrefixStore(f"attempt {attempt}", agent)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+
+def lock_for_all(folder: Path, group: Any = None) -> TextIO | None:
+    """Have a folder alone, as a job, until rank 0 closes the file that it is given; all ranks must call it."""
+    file, failed = None, None
+    if dist.get_rank(group) == 0:
+        try:
+            file = lock(folder)
+        except RuntimeError as error:
+            failed = str(error)
+    if failed := everywhere(failed, group)[0]:
+        raise RuntimeError(failed)
+    return file
 
 
 def everywhere(mine: Any, group: Any = None) -> list[Any]:
@@ -119,16 +142,22 @@ class RankCheckpoints(Checkpoints):
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.folder) if hold and self.rank == 0 else None
+        self._lock = lock_for_all(self.folder, group) if hold else None
 
     def files(self) -> list[Path]:
         """The whole ones, oldest first."""
         return sorted(path for path in self.folder.glob("checkpoint-*") if path.suffix not in (PARTIAL, DAMAGED))
 
     def save(self, number: int, tree: Any) -> Path:
-        """Keep the tree as checkpoint `number`. An OSError is one on all ranks, and leaves what was there before."""
+        """Keep the tree as checkpoint `number`, which must not be before one that is there: it would never be loaded.
+
+        An OSError is one on all ranks, and leaves what was there before.
+        """
         target = self.folder / f"checkpoint-{number:012d}"
         unfinished = target.with_name(target.name + PARTIAL)
+        newer = [path.name for path in self._each(self.files)[0] if path > target]
+        if newer:
+            raise ValueError(f"{self.folder} has {newer[-1]}, newer than {target.name}: load it, or save elsewhere")
         self._each(lambda: self._prepare(unfinished) if self.rank == 0 else None)
         try:
             save(tree["tensors"], checkpoint_id=str(unfinished), process_group=self.group)
@@ -183,19 +212,28 @@ class RankCheckpoints(Checkpoints):
         new = unfinished / "checkpoint.new"
         new.write_text(json.dumps({"ranks": self.world, "sha256": hashes}))
         settle(new, unfinished / "checkpoint.json")
+        before = target.with_name(f"{target.name}.before{PARTIAL}")
         if target.exists():
-            shutil.rmtree(target)
-        settle(unfinished, target)
-        for old in self.files()[: -self.keep]:
+            os.replace(target, before)
+        try:
+            settle(unfinished, target)
+        except OSError:
+            if before.exists() and not target.exists():
+                os.replace(before, target)
+            raise
+        shutil.rmtree(before, ignore_errors=True)
+        for old in [path for path in self.files() if path <= target][: -self.keep]:
             shutil.rmtree(old)
 
     def _wrong(self, path: Path) -> list[str]:
         """What is wrong with a checkpoint; each rank looks at some of its files."""
         try:
-            hashes = json.loads((path / "checkpoint.json").read_text())["sha256"]
-        except (OSError, ValueError, KeyError) as error:
-            return [f"checkpoint.json cannot be read: {error}"] if self.rank == 0 else []
-        wrong = []
+            about = json.loads((path / "checkpoint.json").read_text())
+            hashes, needed = dict(about["sha256"]), {_own(rank) for rank in range(about["ranks"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [f"rank {self.rank}: checkpoint.json cannot be read: {error!r}"]
+        needed |= {".metadata", "shared.safetensors"}
+        wrong = [f"checkpoint.json does not name {name}" for name in sorted(needed - hashes.keys()) if self.rank == 0]
         for name in sorted(hashes)[self.rank :: self.world]:
             try:
                 if _digest(path / name) != hashes[name]:

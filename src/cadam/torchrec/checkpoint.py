@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torchrec.distributed import DistributedModelParallel
 
-from ..online.ranks import RankCheckpoints, everywhere, load_tensors, tensors_of
+from ..online.ranks import RankCheckpoints, everywhere, load_tensors, lock_for_all, tensors_of
 from .sharders import tables_of
+
+_held: dict[Path, TextIO | None] = {}  # folders that this job saves in, until it ends: no other may
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ def save(
 ) -> Path:
     """Save a run as the newest checkpoint in `folder`, which all ranks see; all of them must call it.
 
+    The folder is then this job's alone until it ends. One with checkpoints of later steps is refused: load it first.
+
     Args:
         folder: of the run.
         step: how many steps the run has taken.
@@ -55,7 +59,10 @@ def save(
         "dense": dense.state_dict(),
     }
     tree = {"tensors": tensors_of(model), "shared": shared, "own": None}
-    return RankCheckpoints(folder, keep).save(step, tree)
+    kept = RankCheckpoints(folder, keep)
+    if (whole := kept.folder.resolve()) not in _held:
+        _held[whole] = lock_for_all(whole)
+    return kept.save(step, tree)
 
 
 def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim.Optimizer) -> Saved | None:

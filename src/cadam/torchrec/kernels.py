@@ -128,6 +128,10 @@ def _make(kernel: Any, pooling: PoolingMode, group: dist.ProcessGroup | None, de
         output_dtype=fused.get("output_dtype", SparseType.FP32),
         device=device,
         replicas=group if replicated else None,
+        places=[
+            (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
+            for table in config.embedding_tables
+        ],
         merge=not fused.get(BY_TABLE, False),
     )
     kernel._optim = TableOptimizer(config, kernel._emb_module, group)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
+
+from .sharders import table_names, tables_of
 
 
 @dataclass(frozen=True)
@@ -21,28 +23,26 @@ class Changed:
 
 
 def track_changes(model: DistributedModelParallel) -> None:
-    """Note from now on which rows are looked up; those are the ones that can change."""
-    model.init_torchrec_delta_tracker(DeltaTrackerConfig())
+    """Note from now on which rows change: those that are updated, and those that pass to another id."""
+    for name, times in Counter(name for names in table_names(model) for name in names).items():
+        if times > 1:
+            raise ValueError(f"{times} collections have a table {name!r}: changes go by name, so give each its own")
+    for tables in tables_of(model):
+        tables.note_changes()
 
 
 def changed_rows(model: DistributedModelParallel) -> list[Changed]:
-    """The rows on this rank that were looked up since the last call.
+    """The rows on this rank that changed since the last call, with the values they have now.
 
-    Every rank gives its own; a replicated table's changes are whole only with those of all ranks together. Call it
-    between steps, when no lookup waits for its backward.
+    Every rank gives its own, of a replicated table each gives all. What `load` brings is not among them: copy the
+    tables anew after it.
     """
-    tracker = model.get_delta_tracker()
-    if tracker is None:
-        raise RuntimeError("nothing was tracked: call track_changes(model) before training")
-    state, changes = model.state_dict(), []
-    for name, rows in tracker.get_unique_ids().items():
-        value = state[f"{name}.weight"]
-        parts = [(value, (0, 0))]
-        if hasattr(value, "local_shards"):
-            parts = [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
-        for tensor, (first_row, first_column) in parts:
-            values = tensor.detach().index_select(0, rows)
-            changes.append(Changed(name.split(".")[-1], rows + first_row, first_column, values))
+    changes = []
+    for tables in tables_of(model):
+        every = zip(tables.table_names, tables.places, tables.by_table(tables.memory()), strict=True)
+        for (name, (row, column), values), rows in zip(every, tables.take_changes(), strict=True):
+            if len(rows):
+                changes.append(Changed(name, rows + row, column, values.index_select(0, rows)))
     return changes
 
 

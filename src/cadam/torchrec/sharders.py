@@ -22,6 +22,7 @@ from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddi
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, ShardingEnv, ShardingEnv2D, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..alignment import Alignment, Ratio
 from ..catalog import CAdam
@@ -44,6 +45,7 @@ class ShardedBags(ShardedEmbeddingBagCollection):
     """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
 
     _output_dists: list[nn.Module]
+    _has_mean_pooling_callback: bool
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
@@ -59,6 +61,20 @@ class ShardedBags(ShardedEmbeddingBagCollection):
                     env=sharding._env,
                 )
             )
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        """TorchRec's divisor of means fails on a batch without samples, which a rank may have: nothing to divide."""
+        if not self._has_mean_pooling_callback or not _is_empty(features):
+            return super().input_dist(ctx, features)
+        first, self._has_mean_pooling_callback = self._has_uninitialized_input_dist, False
+        try:
+            sent = super().input_dist(ctx, features)
+        finally:
+            self._has_mean_pooling_callback = True
+        if first:
+            self._init_mean_pooling_callback(features.keys(), ctx.inverse_indices)
+        ctx.divisor = torch.ones(0, sum(self._embedding_dims), device=features.device())
+        return sent
 
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
@@ -93,8 +109,21 @@ def _even(way: nn.Module) -> nn.Module:
     return EvenRows(way._pg, way._embedding_dims, way._qcomm_codecs_registry)
 
 
+def _is_empty(features: Any) -> bool:
+    """Whether this rank's batch has no samples."""
+    return isinstance(features, KeyedJaggedTensor) and features.stride() == 0
+
+
 class ShardedSequences(ShardedEmbeddingCollection):
     """TorchRec's sharded EmbeddingCollection with our tables in it."""
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        if _is_empty(features):
+            raise ValueError(
+                "an EmbeddingCollection was given a batch without samples, which TorchRec cannot look up in it: give "
+                "it a sample without ids, and take that out of the result"
+            )
+        return super().input_dist(ctx, features)
 
     def _create_lookups(self) -> None:
         for sharding in self._sharding_type_to_sharding.values():
@@ -243,6 +272,12 @@ def tables_of(model: nn.Module) -> Iterator[Tables]:
         if isinstance(module, (ShardedBags, ShardedSequences)):
             for lookup in module._lookups:
                 yield from _tables(lookup)
+
+
+def table_names(model: nn.Module) -> list[list[str]]:
+    """By collection, the names of its tables, of those on other ranks too."""
+    collections = (m for m in model.modules() if isinstance(m, (ShardedBags, ShardedSequences)))
+    return [list(dict.fromkeys(collection.module_sharding_plan)) for collection in collections]
 
 
 def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ..options import unknown
 from ..rows import RowUpdate, new_state
 
 Specs = Sequence[tuple[int, int, EmbeddingLocation, ComputeDevice]]  # rows, columns, where, computed where
+MOST_NOTED = 256  # steps whose changed rows are kept before those of all of them are put together
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         device: where the tables are.
         replicas: the ranks that each hold a copy of these tables, if they do (data-parallel); all of them make the
             same update, with the mean of their gradients.
+        places: of each shard, its first row and column in the whole table; by default the tables are whole.
         merge: update tables with rows of one length in one call, which is faster; the alignment ratio is then counted
             for all of them together. If not, on CUDA a lookup waits for the device, to tell their ids apart.
     """
@@ -75,6 +77,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         output_dtype: SparseType = SparseType.FP32,
         device: torch.device | None = None,
         replicas: dist.ProcessGroup | None = None,
+        places: Sequence[tuple[int, int]] | None = None,
         merge: bool = True,
     ) -> None:
         for name, (_, _, location, _) in zip(table_names, specs, strict=True):
@@ -113,6 +116,9 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         for table in feature_table_map:
             self._columns.append(self._columns[-1] + specs[table][1])
         self._slabs = self._cut(merge)
+        self.places = [(0, 0)] * len(specs) if places is None else list(places)
+        self._first_rows = torch.tensor([0, *accumulate(spec[0] for spec in specs)], device=self.memory().device)
+        self._noted: list[Tensor] | None = None  # rows that changed, counted through all tables
 
     # Memory -----------------------------------------------------------------------------------------------
 
@@ -168,6 +174,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 f"tables {self.table_names}: feature_requires_grad and batches of different size for each feature "
                 "are not supported; give every feature the same batch"
             )
+        if indices.device.type == "cpu" and len(indices) and int(indices.min()) < 0:
+            raise IndexError(f"tables {self.table_names}: {int(indices.min())} is no id")
         if not torch.is_grad_enabled():
             return self.look_up(indices, offsets, per_sample_weights, rest)
         anchor = self.placeholder_autograd_tensor  # so that backward is called though no input has a gradient
@@ -196,6 +204,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         for number, slab in enumerate(looked_up.slabs):
             part, step = looked_up.parts[number], int(steps[slab.tables[0]]) + 1
             if weights is None and self.replicas is None and self._update_bags(slab, looked_up, part, grad, step):
+                if self._noted is not None:
+                    self._note(slab.tables[0], self._ids(slab, looked_up, number).rows)
                 continue
             ids = self._ids(slab, looked_up, number)
             rows, grads = ids.rows, self._row_grads(slab, ids, part, grad)
@@ -208,6 +218,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 rows = _gathered(rows, sizes, self.replicas)
                 grads = _gathered(grads / len(sizes), sizes, self.replicas)
             slab.update(rows, grads, step=step)
+            self._note(slab.tables[0], rows)
         steps += 1
         return torch.cat(weight_grads) if weights_need_grad else None
 
@@ -235,7 +246,8 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         bag = torch.repeat_interleave(lengths, output_size=len(rows))  # by id, counted feature by feature
         feature = bag // batch
         if len(slab.tables) > 1:
-            rows = rows + slab.first_rows.index_select(0, feature)
+            # A negative id stays one, for the engine to find: it must not become a row of the table before.
+            rows = torch.where(rows < 0, rows, rows + slab.first_rows.index_select(0, feature))
         if self.pooling_mode == PoolingMode.NONE:
             return Ids(rows, None, None)
         means = lengths.index_select(0, bag).unsqueeze(1) if self.pooling_mode == PoolingMode.MEAN else None
@@ -262,7 +274,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             rows = rows if ids.lengths is None else rows / ids.lengths
             if ids.bags is not None:
                 bags = rows.new_zeros(looked_up.batch * len(slab.features), rows.shape[1])
-                rows = bags.index_add_(0, ids.bags, rows).view(looked_up.batch, -1)
+                rows = bags.index_add_(0, ids.bags, rows).view(looked_up.batch, len(slab.features) * rows.shape[1])
             found.append(rows)
         whole = torch.cat(found, 0 if self.pooling_mode == PoolingMode.NONE else 1)
         return whole.to(self.output_dtype_as_torch)
@@ -283,6 +295,31 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             mine = torch.tensor(sizes[0], device=ids.device)
             sizes = _gathered(mine, [len(parts)] * self.replicas.size(), self.replicas).view(-1, len(parts)).tolist()
         return LookedUp(ids.long(), offsets, batch, self._slabs, parts, sizes)
+
+    # What has changed ---------------------------------------------------------------------------------------
+
+    def note_changes(self) -> None:
+        """Note from now on which rows are updated or made new."""
+        self._noted = []
+
+    def _note(self, table: int, rows: Tensor) -> None:
+        """Rows counted from the beginning of `table`. On CUDA this waits for the device in one step of many only."""
+        if self._noted is None:
+            return
+        rows = rows + sum(spec[0] for spec in self.embedding_specs[:table])
+        self._noted.append(rows if rows.is_cuda else torch.unique(rows))
+        if len(self._noted) >= MOST_NOTED:
+            self._noted = [torch.unique(torch.cat(self._noted))]
+
+    def take_changes(self) -> list[Tensor]:
+        """By table, the rows that have changed since the last time, in order."""
+        if self._noted is None:
+            raise RuntimeError("nothing was tracked: call track_changes(model) before training")
+        rows = torch.unique(torch.cat([self._first_rows[:0], *self._noted]))
+        self._noted = []
+        ends = torch.searchsorted(rows, self._first_rows).tolist()
+        parts = [rows[a:b] for a, b in pairwise(ends)]
+        return [part - first for part, first in zip(parts, self._first_rows[:-1], strict=True)]
 
     # What FBGEMM and TorchRec ask of tables -------------------------------------------------------------------
 
@@ -311,6 +348,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             rows = pruned_indices[ends[number] : ends[number + 1]].to(tables[table].device)
             shards = [t for t, name in enumerate(self.table_names) if name == self.table_names[table]]
             for t in shards:
+                self._note(t, rows)
                 tables[t].index_fill_(0, rows, 0.0)
                 for name, start in starts.items():
                     state[t][name].index_fill_(0, rows, start)
