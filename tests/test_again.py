@@ -367,3 +367,325 @@ for one in (updated(True, False), updated(True, True)):
 """
     done = interpreted(PRETENDED + source)
     assert done.returncode == 0, done.stderr
+
+
+UNSEEN = {
+    # An option's object is freed, and the next one made takes its address.
+    "an option at the address of the one before": """
+for prepared, found in ((True, a), (False, b)):
+    o, ps = found
+    for seed in range(3, 8):
+        g = o.param_groups[0]
+        g["weight_decay"] = base
+        g["weight_decay"] += 0.1 * (seed > 4)
+        step(*found, seed)
+same(a, b)
+""",
+    # The update itself is another one then.
+    "weight decay sets in at the address of the one before": """
+assert a[0].param_groups[0]["weight_decay"] == 0
+for found in (a, b):
+    for seed in range(3, 9):
+        g = found[0].param_groups[0]
+        g["weight_decay"] = nothing
+        g["weight_decay"] += 0.5 * (seed > 5)
+        step(*found, seed)
+assert a[0]._plan.kept[0].job.update.decay != "none"
+same(a, b)
+""",
+    "a list of the same parameters, of which one is replaced later": """
+for found in (a, b):
+    o, ps = found
+    o.param_groups[0]["params"] = list(ps)
+    used = [step(*found, seed) for seed in range(3, 6)]
+    torch.manual_seed(9)
+    left, ps[1] = ps[1], torch.nn.Parameter(torch.randn(40))
+    was = left.detach().clone()
+    o.param_groups[0]["params"][1] = ps[1]
+    step(*found, 6)
+    assert torch.equal(left, was) and o.state[ps[1]]["step"] == 1
+assert used == [False] * 3
+same(a, b)
+""",
+    "a step that is interrupted on its way to the usual one": """
+def stop(self):
+    raise KeyboardInterrupt
+
+for found in (a, b):
+    o, ps = found
+    old, ps[0].data = ps[0].data, torch.ones(5)
+    was, usual = old.clone(), type(o)._refuse_capture
+    type(o)._refuse_capture = stop
+    try:
+        step(*found, 3)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    type(o)._refuse_capture = usual
+    assert not step(*found, 3) and torch.equal(old, was)
+same(a, b)
+""",
+    "an option that changes and stays the same object": """
+for found in (a, b):
+    o, ps = found
+    o.param_groups[0]["betas"] = [0.9, 0.999]
+    for seed in range(3, 8):
+        o.param_groups[0]["betas"][0] -= 0.1
+        assert not step(*found, seed)
+assert "an option" in str(a[0]._plan.unprepared) and "Steps are not prepared" in str(a[0].explain())
+same(a, b)
+""",
+    "a gradient that is a view with an offset": """
+for o, ps in (a, b):
+    torch.manual_seed(3)
+    whole, before = torch.randn(60), launched[0]
+    for p, start in zip(ps, (50, 7, 1)):
+        p.grad = whole[start : start + len(p)]
+    o.step()
+    assert (launched[0] > before) == o.prepared
+same(a, b)
+""",
+    "another list of groups": """
+a[0].param_groups = list(a[0].param_groups)
+assert [step(*a, seed) for seed in range(3, 8)][::4] == [False, True]
+[step(*b, seed) for seed in range(3, 8)]
+same(a, b)
+""",
+}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_changes_that_could_go_unseen_are_seen() -> None:
+    lines = [PRETENDED, 'base, nothing = float("0.1"), float("0.0")\n']
+    for what, source in UNSEEN.items():
+        lines.append(f"""
+print({what!r})
+a, b = made(True), made(False)
+for seed in range(3):
+    assert step(*a, seed) == (seed > 1) and not step(*b, seed)
+assert str(a[0].explain()).endswith("Steps are prepared")
+{source}""")
+    done = interpreted("".join(lines))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_a_group_without_gradients_may_go() -> None:
+    source = """
+import gc, weakref
+
+class Group(dict):
+    pass
+
+def grouped(prepared):
+    o, ps = made(prepared)
+    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    o.param_groups[1] = Group(o.param_groups[1])
+    return o, ps
+
+a, b = grouped(True), grouped(False)
+for seed in range(4):
+    assert step(*a, seed) == (seed > 1)
+    step(*b, seed)
+group = weakref.ref(a[0].param_groups.pop())
+b[0].param_groups.pop()
+gc.collect()
+assert group() is not None  # the compiled function is going to look at it
+assert not step(*a, 4)
+step(*b, 4)
+same(a, b)
+a, b = grouped(True), grouped(False)  # and one that gets gradients later
+for o, ps in (a, b):
+    for seed in range(3):
+        step(o, ps, seed)
+    frozen = o.param_groups[1]["params"][0]
+    frozen.grad = torch.ones(7)
+    was = frozen.detach().clone()
+    assert not step(o, ps, 3) and not torch.equal(was, frozen)
+same(a, b)
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_batches_of_odd_size_begin_at_multiples_of_16_bytes() -> None:
+    source = """
+def two_dtypes(prepared):
+    torch.manual_seed(0)
+    sizes = [(5, torch.float64), (3, torch.float32), (4, torch.float64), (2, torch.float64)]
+    params = [torch.nn.Parameter(torch.randn(n, dtype=dtype)) for n, dtype in sizes]
+    optimizer = cadam.CAdam(params)
+    optimizer.prepared = prepared
+    return optimizer, params
+
+a, b = two_dtypes(True), two_dtypes(False)
+for seed in range(4):
+    assert step(*a, seed) == (seed > 1) and not step(*b, seed)
+same(a, b)
+prepared = a[0]._plan.again
+assert len(prepared.numbers) == 2 and all(c.words % 2 == 0 for c in prepared.numbers)
+assert sum(c.words for c in prepared.numbers) == prepared.sent.numel()
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
+    source = """
+class NoMemory(Driver):
+    def event(self):
+        raise torch.OutOfMemoryError("no memory for an event")
+
+again.driver = NoMemory
+a = made(True)
+assert not any(step(*a, seed) for seed in range(4))
+assert a[0].state[a[1][0]]["step"] == 4
+assert "no memory for an event" in str(a[0].explain())
+again.driver = Driver
+
+a = made(True)
+a[0].param_groups[0]["params"] = tuple(a[1])
+assert not any(step(*a, seed) for seed in range(4))
+assert "not in lists" in a[0]._plan.unprepared
+
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+for found in (again.eyes, again.layout):
+    found.cache_clear()
+    assert found() is not None
+torch.set_default_dtype(torch.float32)
+torch.set_default_device("cpu")
+a = made(True)
+for seed in range(5):
+    for p in a[1]:
+        p.grad = torch.ones(p.shape)
+    before = launched[0]
+    with torch.device("meta"):
+        a[0].step()
+    assert (launched[0] > before) == (seed > 1)
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_other_threads_run_while_the_driver_waits() -> None:
+    source = """
+import sys, threading, time
+
+waits = ctypes.CDLL(None).usleep  # records an event: the argument is how long, the result 0
+FUNCTIONS[3] = waits
+
+class Waiting(Driver):
+    def event(self):
+        return None, 300_000
+
+again.driver = Waiting
+a = made(True)
+assert [step(*a, seed) for seed in range(2)] == [False, False]
+for p in a[1]:
+    p.grad = torch.ones_like(p)
+ran, done = [0], []
+def other():
+    while not done:
+        ran[0] += 1
+        time.sleep(0.001)
+thread = threading.Thread(target=other)
+sys.setswitchinterval(60)  # nobody has to give the lock away
+thread.start()
+before = ran[0], launched[0]
+a[0].step()
+found = ran[0] - before[0], launched[0] > before[1]
+done.append(True)
+thread.join()
+assert found[0] > 10 and found[1], found
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_changes_that_could_go_unseen_are_seen_where_rows_are_updated() -> None:
+    source = """
+from cadam.rows import RowUpdate, complete, new_state
+
+def updated(prepared):
+    torch.manual_seed(0)
+    table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
+    update, found = RowUpdate(table, new_state(table), cadam.CAdam, options), []
+    for step in range(1, 10):
+        options["weight_decay"] = base
+        options["weight_decay"] += 0.3 * (step > 6)  # at the address of the one before
+        before = launched[0]
+        update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
+        found.append(launched[0] > before)
+        if not prepared:
+            update._prepared.again = None
+    return table, *update.state.values()
+
+for x, y in zip(updated(True), updated(False)):
+    assert torch.equal(x, y)
+
+update = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, complete(cadam.CAdam, {}))
+def go(step, n=20):
+    before = launched[0]
+    update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
+    return launched[0] > before
+assert [go(step) for step in range(1, 4)] == [False, False, True], update._prepared.unprepared
+table = update._prepared.again.tables[0]
+memory, usual = table.memory, torch.empty
+def empty(size, **options):
+    if options.get("dtype") is torch.int32:
+        raise torch.OutOfMemoryError("no room")
+    return usual(size, **options)
+torch.empty = empty
+try:
+    go(4, 500)
+    raise SystemExit("there was room")
+except torch.OutOfMemoryError:
+    pass
+torch.empty = usual
+assert table.memory is memory  # as large as the sums that go with it
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_changes_that_could_go_unseen_are_seen_where_there_are_tables() -> None:
+    source = """
+base = float("0.1")
+a, b = tables(True, weight_decay=0.1), tables(False, weight_decay=0.1)
+for found in (a, b):
+    for seed in range(8):
+        g = found[0].param_groups[0]
+        g["weight_decay"] = base
+        g["weight_decay"] += 0.3 * (seed > 5)
+        step(*found, seed)
+same(a, b)
+
+def stop(self):
+    raise KeyboardInterrupt
+
+a, b = tables(True), tables(False)
+for o, ps in (a, b):
+    for seed in range(3):
+        step(o, ps, seed)
+    old, ps[3].data = ps[3].data, torch.ones(50, 3)
+    was, usual = old.clone(), type(o)._refuse_capture
+    type(o)._refuse_capture = stop
+    try:
+        step(o, ps, 3)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    type(o)._refuse_capture = usual
+    assert not step(o, ps, 3) and torch.equal(old, was)
+same(a, b)
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
