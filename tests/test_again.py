@@ -329,6 +329,47 @@ for bad in (-1, 50):
     assert done.returncode == 0, done.stderr
 
 
+ROWS_UNSEEN = """
+def updated(prepared):
+    torch.manual_seed(0)
+    table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
+    update, found = RowUpdate(table, new_state(table), cadam.CAdam, options), []
+    for step in range(1, 10):
+        options["weight_decay"] = base
+        options["weight_decay"] += 0.3 * (step > 6)  # at the address of the one before
+        before = launched[0]
+        update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
+        found.append(launched[0] > before)
+        if not prepared:
+            update._prepared.again = None
+    return table, *update.state.values()
+
+for x, y in zip(updated(True), updated(False)):
+    assert torch.equal(x, y)
+
+update = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, complete(cadam.CAdam, {}))
+def go(step, n=20):
+    before = launched[0]
+    update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
+    return launched[0] > before
+assert [go(step) for step in range(1, 4)] == [False, False, True], update._prepared.unprepared
+table = update._prepared.again.tables[0]
+memory, usual = table.memory, torch.empty
+def empty(size, **options):
+    if options.get("dtype") is torch.int32:
+        raise torch.OutOfMemoryError("no room")
+    return usual(size, **options)
+torch.empty = empty
+try:
+    go(4, 500)
+    raise SystemExit("there was room")
+except torch.OutOfMemoryError:
+    pass
+torch.empty = usual
+assert table.memory is memory  # as large as the sums that go with it
+"""
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_a_prepared_update_of_rows_is_the_usual_one() -> None:
     source = """
@@ -365,7 +406,7 @@ for one in (updated(True, False), updated(True, True)):
     for x, y in zip(tensors, updated(False, False)):
         assert torch.equal(x, y)
 """
-    done = interpreted(PRETENDED + source)
+    done = interpreted(PRETENDED + source + ROWS_UNSEEN)
     assert done.returncode == 0, done.stderr
 
 
@@ -444,6 +485,31 @@ for o, ps in (a, b):
     o.step()
     assert (launched[0] > before) == o.prepared
 same(a, b)
+assert str(a[0].explain()).endswith("Steps are prepared")
+""",
+    "a group without gradients that is gone": """
+class Group(dict):
+    pass
+
+a, b = made(True), made(False)
+for o, ps in (a, b):
+    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    o.param_groups[1] = Group(o.param_groups[1])
+    assert [step(o, ps, seed) for seed in range(3)] == [False, False, o.prepared]
+    group = weakref.ref(o.param_groups.pop())
+    assert (group() is not None) == o.prepared  # the compiled function is going to look at it
+    assert not step(o, ps, 3)
+same(a, b)
+""",
+    "a group without gradients that gets one": """
+a, b = made(True), made(False)
+for o, ps in (a, b):
+    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    assert [step(o, ps, seed) for seed in range(3)] == [False, False, o.prepared]
+    frozen = o.param_groups[1]["params"][0]
+    frozen.grad = torch.ones(7)
+    assert not step(o, ps, 3) and not torch.equal(frozen, torch.ones(7))
+same(a, b)
 """,
     "another list of groups": """
 a[0].param_groups = list(a[0].param_groups)
@@ -456,56 +522,16 @@ same(a, b)
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_changes_that_could_go_unseen_are_seen() -> None:
-    lines = [PRETENDED, 'base, nothing = float("0.1"), float("0.0")\n']
+    lines = [PRETENDED, 'import weakref\nbase, nothing = float("0.1"), float("0.0")\n']
     for what, source in UNSEEN.items():
         lines.append(f"""
 print({what!r})
 a, b = made(True), made(False)
 for seed in range(3):
     assert step(*a, seed) == (seed > 1) and not step(*b, seed)
-assert str(a[0].explain()).endswith("Steps are prepared")
 {source}""")
     done = interpreted("".join(lines))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_a_group_without_gradients_may_go() -> None:
-    source = """
-import gc, weakref
-
-class Group(dict):
-    pass
-
-def grouped(prepared):
-    o, ps = made(prepared)
-    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
-    o.param_groups[1] = Group(o.param_groups[1])
-    return o, ps
-
-a, b = grouped(True), grouped(False)
-for seed in range(4):
-    assert step(*a, seed) == (seed > 1)
-    step(*b, seed)
-group = weakref.ref(a[0].param_groups.pop())
-b[0].param_groups.pop()
-gc.collect()
-assert group() is not None  # the compiled function is going to look at it
-assert not step(*a, 4)
-step(*b, 4)
-same(a, b)
-a, b = grouped(True), grouped(False)  # and one that gets gradients later
-for o, ps in (a, b):
-    for seed in range(3):
-        step(o, ps, seed)
-    frozen = o.param_groups[1]["params"][0]
-    frozen.grad = torch.ones(7)
-    was = frozen.detach().clone()
-    assert not step(o, ps, 3) and not torch.equal(was, frozen)
-same(a, b)
-"""
-    done = interpreted(PRETENDED + source)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -532,6 +558,7 @@ assert sum(c.words for c in prepared.numbers) == prepared.sent.numel()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
     source = """
@@ -571,17 +598,18 @@ for seed in range(5):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_other_threads_run_while_the_driver_waits() -> None:
     source = """
 import sys, threading, time
 
-waits = ctypes.CDLL(None).usleep  # records an event: the argument is how long, the result 0
-FUNCTIONS[3] = waits
+# To record an event takes as long as its address says, a launch does nothing: both return 0.
+FUNCTIONS[3], FUNCTIONS[5] = ctypes.CDLL(None).usleep, ctypes.CDLL(None).sched_yield
 
 class Waiting(Driver):
     def event(self):
-        return None, 300_000
+        return None, 200_000
 
 again.driver = Waiting
 a = made(True)
@@ -596,59 +624,12 @@ def other():
 thread = threading.Thread(target=other)
 sys.setswitchinterval(60)  # nobody has to give the lock away
 thread.start()
-before = ran[0], launched[0]
-a[0].step()
-found = ran[0] - before[0], launched[0] > before[1]
+before = ran[0]
+assert a[0]._plan.again.step(a[0].param_groups, a[0].state)
+found = ran[0] - before
 done.append(True)
 thread.join()
-assert found[0] > 10 and found[1], found
-"""
-    done = interpreted(PRETENDED + source)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_changes_that_could_go_unseen_are_seen_where_rows_are_updated() -> None:
-    source = """
-from cadam.rows import RowUpdate, complete, new_state
-
-def updated(prepared):
-    torch.manual_seed(0)
-    table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
-    update, found = RowUpdate(table, new_state(table), cadam.CAdam, options), []
-    for step in range(1, 10):
-        options["weight_decay"] = base
-        options["weight_decay"] += 0.3 * (step > 6)  # at the address of the one before
-        before = launched[0]
-        update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
-        found.append(launched[0] > before)
-        if not prepared:
-            update._prepared.again = None
-    return table, *update.state.values()
-
-for x, y in zip(updated(True), updated(False)):
-    assert torch.equal(x, y)
-
-update = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, complete(cadam.CAdam, {}))
-def go(step, n=20):
-    before = launched[0]
-    update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
-    return launched[0] > before
-assert [go(step) for step in range(1, 4)] == [False, False, True], update._prepared.unprepared
-table = update._prepared.again.tables[0]
-memory, usual = table.memory, torch.empty
-def empty(size, **options):
-    if options.get("dtype") is torch.int32:
-        raise torch.OutOfMemoryError("no room")
-    return usual(size, **options)
-torch.empty = empty
-try:
-    go(4, 500)
-    raise SystemExit("there was room")
-except torch.OutOfMemoryError:
-    pass
-torch.empty = usual
-assert table.memory is memory  # as large as the sums that go with it
+assert found > 3, found
 """
     done = interpreted(PRETENDED + source)
     assert done.returncode == 0, done.stderr
