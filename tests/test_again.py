@@ -333,10 +333,11 @@ ROWS_UNSEEN = """
 def updated(prepared):
     torch.manual_seed(0)
     table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
+    more = [0.0, 0.3]
     update, found = RowUpdate(table, new_state(table), cadam.CAdam, options), []
     for step in range(1, 10):
         options["weight_decay"] = base
-        options["weight_decay"] += 0.3 * (step > 6)  # at the address of the one before
+        options["weight_decay"] += more[step > 6]  # at the address of the one before
         before = launched[0]
         update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
         found.append(launched[0] > before)
@@ -418,7 +419,7 @@ for prepared, found in ((True, a), (False, b)):
     for seed in range(3, 8):
         g = o.param_groups[0]
         g["weight_decay"] = base
-        g["weight_decay"] += 0.1 * (seed > 4)
+        g["weight_decay"] += more[seed > 4]
         step(*found, seed)
 same(a, b)
 """,
@@ -429,7 +430,7 @@ for found in (a, b):
     for seed in range(3, 9):
         g = found[0].param_groups[0]
         g["weight_decay"] = nothing
-        g["weight_decay"] += 0.5 * (seed > 5)
+        g["weight_decay"] += more[seed > 5]
         step(*found, seed)
 assert a[0]._plan.kept[0].job.update.decay != "none"
 same(a, b)
@@ -522,7 +523,7 @@ same(a, b)
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_changes_that_could_go_unseen_are_seen() -> None:
-    lines = [PRETENDED, 'import weakref\nbase, nothing = float("0.1"), float("0.0")\n']
+    lines = [PRETENDED, 'import weakref\nbase, nothing, more = float("0.1"), float("0.0"), [0.0, 0.5]\n']
     for what, source in UNSEEN.items():
         lines.append(f"""
 print({what!r})
@@ -639,13 +640,13 @@ assert found > 3, found
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_changes_that_could_go_unseen_are_seen_where_there_are_tables() -> None:
     source = """
-base = float("0.1")
+base, more = float("0.1"), [0.0, 0.5]
 a, b = tables(True, weight_decay=0.1), tables(False, weight_decay=0.1)
 for found in (a, b):
     for seed in range(8):
         g = found[0].param_groups[0]
         g["weight_decay"] = base
-        g["weight_decay"] += 0.3 * (seed > 5)
+        g["weight_decay"] += more[seed > 5]
         step(*found, seed)
 same(a, b)
 
