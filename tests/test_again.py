@@ -418,10 +418,9 @@ UNSEEN = {
     # An option's object is freed, and the next one made takes its address.
     "an option at the address of the one before": """
 begin(a, b)
-for prepared, found in ((True, a), (False, b)):
-    o, ps = found
+for found in (a, b):
     for seed in range(3, 8):
-        g = o.param_groups[0]
+        g = found[0].param_groups[0]
         g["weight_decay"] = base
         g["weight_decay"] += more[seed > 4]
         step(*found, seed)

@@ -105,9 +105,8 @@ class Again:
         """Raises UnavailableError, with the reason, where this step cannot be prepared."""
         batches = _batches(work)
         device = batches[0][1].params[0].device
-        if (
-            device.type == "cuda" and device.index != torch._C._cuda_getDevice()
-        ):  # its context is looked at in each step
+        # In each step, the current context is compared with the one of now.
+        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
             raise UnavailableError("the parameters are not on the current device")
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnavailableError("this Python has no global lock")
