@@ -6,6 +6,7 @@ The compiled function that prepares and launches is the real one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.util import find_spec
 
 import pytest
@@ -168,6 +169,7 @@ CHANGES = {
 UNEQUAL = ("a step count", "the memory of a step count")  # parameters with coefficients of their own go the usual way
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_a_prepared_step_is_the_usual_one_whatever_changes_in_between() -> None:
     lines = [PRETENDED]
@@ -329,6 +331,49 @@ for bad in (-1, 50):
     assert done.returncode == 0, done.stderr
 
 
+ROWS_UNSEEN = """
+def updated(prepared):
+    torch.manual_seed(0)
+    table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
+    more = [0.0, 0.3]
+    update, found = RowUpdate(table, new_state(table), cadam.CAdam, options), []
+    for step in range(1, 10):
+        options["weight_decay"] = base
+        options["weight_decay"] += more[step > 6]  # at the address of the one before
+        before = launched[0]
+        update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
+        found.append(launched[0] > before)
+        if not prepared:
+            update._prepared.again = None
+    return table, *update.state.values()
+
+for x, y in zip(updated(True), updated(False)):
+    assert torch.equal(x, y)
+
+update = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, complete(cadam.CAdam, {}))
+def go(step, n=20):
+    before = launched[0]
+    update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
+    return launched[0] > before
+assert [go(step) for step in range(1, 4)] == [False, False, True], update._prepared.unprepared
+table = update._prepared.again.tables[0]
+memory, usual = table.memory, torch.empty
+def empty(size, **options):
+    if options.get("dtype") is torch.int32:
+        raise torch.OutOfMemoryError("no room")
+    return usual(size, **options)
+torch.empty = empty
+try:
+    go(4, 500)
+    raise SystemExit("there was room")
+except torch.OutOfMemoryError:
+    pass
+torch.empty = usual
+assert table.memory is memory  # as large as the sums that go with it
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_a_prepared_update_of_rows_is_the_usual_one() -> None:
     source = """
@@ -364,6 +409,284 @@ for one in (updated(True, False), updated(True, True)):
     assert found == [False, False, True, True, True, True, False, False], found
     for x, y in zip(tensors, updated(False, False)):
         assert torch.equal(x, y)
+"""
+    done = interpreted(PRETENDED + source + ROWS_UNSEEN)
+    assert done.returncode == 0, done.stderr
+
+
+UNSEEN = {
+    # An option's object is freed, and the next one made takes its address.
+    "an option at the address of the one before": """
+begin(a, b)
+for found in (a, b):
+    for seed in range(3, 8):
+        g = found[0].param_groups[0]
+        g["weight_decay"] = base
+        g["weight_decay"] += more[seed > 4]
+        step(*found, seed)
+same(a, b)
+""",
+    # The update itself is another one then.
+    "weight decay sets in at the address of the one before": """
+begin(a, b)
+assert a[0].param_groups[0]["weight_decay"] == 0
+for found in (a, b):
+    for seed in range(3, 6):
+        g = found[0].param_groups[0]
+        g["weight_decay"] = nothing
+        g["weight_decay"] += more[seed > 3]
+        step(*found, seed)
+assert a[0]._plan.kept[0].job.update.decay != "none"
+same(a, b)
+""",
+    "a list of the same parameters, of which one is replaced later": """
+begin(a, b)
+for found in (a, b):
+    o, ps = found
+    o.param_groups[0]["params"] = list(ps)
+    used = [step(*found, seed) for seed in range(3, 5)]
+    torch.manual_seed(9)
+    left, ps[1] = ps[1], torch.nn.Parameter(torch.randn(40))
+    was = left.detach().clone()
+    o.param_groups[0]["params"][1] = ps[1]
+    step(*found, 6)
+    assert torch.equal(left, was) and o.state[ps[1]]["step"] == 1
+assert used == [False, False]
+same(a, b)
+""",
+    "a step that is interrupted on its way to the usual one": """
+begin(a, b)
+def stop(self):
+    raise KeyboardInterrupt
+
+for found in (a, b):
+    o, ps = found
+    old, ps[0].data = ps[0].data, torch.ones(5)
+    was, usual = old.clone(), type(o)._refuse_capture
+    type(o)._refuse_capture = stop
+    try:
+        step(*found, 3)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    type(o)._refuse_capture = usual
+    assert not step(*found, 3) and torch.equal(old, was)
+same(a, b)
+""",
+    "an option that changes and stays the same object": """
+begin(a, b)
+for found in (a, b):
+    o, ps = found
+    o.param_groups[0]["betas"] = [0.9, 0.999]
+    for seed in range(3, 8):
+        o.param_groups[0]["betas"][0] -= 0.1
+        assert not step(*found, seed)
+assert "an option" in str(a[0]._plan.unprepared) and "Steps are not prepared" in str(a[0].explain())
+same(a, b)
+""",
+    "a gradient that is a view with an offset": """
+begin(a, b)
+for o, ps in (a, b):
+    torch.manual_seed(3)
+    whole, before = torch.randn(60), launched[0]
+    for p, start in zip(ps, (50, 7, 1)):
+        p.grad = whole[start : start + len(p)]
+    o.step()
+    assert (launched[0] > before) == o.prepared
+same(a, b)
+assert str(a[0].explain()).endswith("Steps are prepared")
+""",
+    "a group without gradients that is gone": """
+class Group(dict):
+    pass
+
+for o, ps in (a, b):
+    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    o.param_groups[1] = Group(o.param_groups[1])
+    assert [step(o, ps, seed) for seed in range(3)] == [False, False, o.prepared]
+    group = weakref.ref(o.param_groups.pop())
+    assert (group() is not None) == o.prepared  # the compiled function is going to look at it
+    assert not step(o, ps, 3)
+same(a, b)
+""",
+    "a group without gradients that gets one": """
+for o, ps in (a, b):
+    o.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    assert [step(o, ps, seed) for seed in range(3)] == [False, False, o.prepared]
+    frozen = o.param_groups[1]["params"][0]
+    frozen.grad = torch.ones(7)
+    assert not step(o, ps, 3) and not torch.equal(frozen, torch.ones(7))
+same(a, b)
+""",
+    "another list of groups": """
+begin(a, b)
+a[0].param_groups = list(a[0].param_groups)
+assert [step(*a, seed) for seed in range(3, 8)][::4] == [False, True]
+[step(*b, seed) for seed in range(3, 8)]
+same(a, b)
+""",
+}
+
+
+QUICK = [
+    "weight decay sets in at the address of the one before",
+    "a list of the same parameters, of which one is replaced later",
+    "a step that is interrupted on its way to the usual one",
+    "a group without gradients that is gone",
+]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(set(UNSEEN) - set(QUICK), marks=pytest.mark.slow)])
+def test_changes_that_could_go_unseen_are_seen(cases: Collection[str]) -> None:
+    begin = """
+import weakref
+
+base, nothing, more = float("0.1"), float("0.0"), [0.0, 0.5]
+
+def begin(a, b):
+    for seed in range(3):
+        assert step(*a, seed) == (seed > 1) and not step(*b, seed)
+"""
+    lines = [PRETENDED, begin]
+    lines += [f"print({what!r})\na, b = made(True), made(False)\n{UNSEEN[what]}" for what in cases]
+    done = interpreted("".join(lines))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_batches_of_odd_size_begin_at_multiples_of_16_bytes() -> None:
+    source = """
+def two_dtypes(prepared):
+    torch.manual_seed(0)
+    sizes = [(5, torch.float64), (3, torch.float32), (4, torch.float64), (2, torch.float64)]
+    params = [torch.nn.Parameter(torch.randn(n, dtype=dtype)) for n, dtype in sizes]
+    optimizer = cadam.CAdam(params)
+    optimizer.prepared = prepared
+    return optimizer, params
+
+a, b = two_dtypes(True), two_dtypes(False)
+for seed in range(4):
+    assert step(*a, seed) == (seed > 1) and not step(*b, seed)
+same(a, b)
+prepared = a[0]._plan.again
+assert len(prepared.numbers) == 2 and all(c.words % 2 == 0 for c in prepared.numbers)
+assert sum(c.words for c in prepared.numbers) == prepared.sent.numel()
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
+    source = """
+class NoMemory(Driver):
+    def event(self):
+        raise torch.OutOfMemoryError("no memory for an event")
+
+again.driver = NoMemory
+a = made(True)
+assert not any(step(*a, seed) for seed in range(4))
+assert a[0].state[a[1][0]]["step"] == 4
+assert "no memory for an event" in str(a[0].explain())
+again.driver = Driver
+
+a = made(True)
+a[0].param_groups[0]["params"] = tuple(a[1])
+assert not any(step(*a, seed) for seed in range(4))
+assert "not in lists" in a[0]._plan.unprepared
+
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+for found in (again.eyes, again.layout):
+    found.cache_clear()
+    assert found() is not None
+torch.set_default_dtype(torch.float32)
+torch.set_default_device("cpu")
+a = made(True)
+for seed in range(5):
+    for p in a[1]:
+        p.grad = torch.ones(p.shape)
+    before = launched[0]
+    with torch.device("meta"):
+        a[0].step()
+    assert (launched[0] > before) == (seed > 1)
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_other_threads_run_while_the_driver_waits() -> None:
+    source = """
+import sys, threading, time
+
+# To record an event takes as long as its address says, a launch does nothing: both return 0.
+FUNCTIONS[3], FUNCTIONS[5] = ctypes.CDLL(None).usleep, ctypes.CDLL(None).sched_yield
+
+class Waiting(Driver):
+    def event(self):
+        return None, 200_000
+
+again.driver = Waiting
+a = made(True)
+assert [step(*a, seed) for seed in range(2)] == [False, False]
+for p in a[1]:
+    p.grad = torch.ones_like(p)
+ran, done = [0], []
+def other():
+    while not done:
+        ran[0] += 1
+        time.sleep(0.001)
+thread = threading.Thread(target=other)
+sys.setswitchinterval(60)  # nobody has to give the lock away
+thread.start()
+before = ran[0]
+assert a[0]._plan.again.step(a[0].param_groups, a[0].state)
+found = ran[0] - before
+done.append(True)
+thread.join()
+assert found > 3, found
+"""
+    done = interpreted(PRETENDED + source)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_changes_that_could_go_unseen_are_seen_where_there_are_tables() -> None:
+    source = """
+base, more = float("0.1"), [0.0, 0.5]
+a, b = tables(True, weight_decay=0.1), tables(False, weight_decay=0.1)
+for found in (a, b):
+    for seed in range(8):
+        g = found[0].param_groups[0]
+        g["weight_decay"] = base
+        g["weight_decay"] += more[seed > 5]
+        step(*found, seed)
+same(a, b)
+
+def stop(self):
+    raise KeyboardInterrupt
+
+a, b = tables(True), tables(False)
+for o, ps in (a, b):
+    for seed in range(3):
+        step(o, ps, seed)
+    old, ps[3].data = ps[3].data, torch.ones(50, 3)
+    was, usual = old.clone(), type(o)._refuse_capture
+    type(o)._refuse_capture = stop
+    try:
+        step(o, ps, 3)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    type(o)._refuse_capture = usual
+    assert not step(o, ps, 3) and torch.equal(old, was)
+same(a, b)
 """
     done = interpreted(PRETENDED + source)
     assert done.returncode == 0, done.stderr

@@ -280,7 +280,13 @@ class Optimizer(torch.optim.Optimizer):
                     name, tuple(param.shape), param.dtype, param.device, layout, choice.engine.name, choice.passed_over
                 )
             )
-        return Explanation(rows)
+        by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
+        return Explanation(rows, self._how_prepared() if by_kernels else None)
+
+    def _how_prepared(self) -> str:
+        if self._plan is None:
+            return "not prepared: no step was taken yet, or none that another can be like"
+        return f"not prepared: {self._plan.unprepared}" if self._plan.again is None else "prepared"
 
     def _report(self) -> None:
         """Raise what a step could only find out on the device."""
@@ -340,7 +346,15 @@ class Explained:
 
 
 class Explanation(list[Explained]):
-    """A list of `Explained`, printed as a table."""
+    """A list of `Explained`, printed as a table.
+
+    Attributes:
+        steps: are the steps on CUDA prepared, so that one call launches them, and if not, why? None elsewhere.
+    """
+
+    def __init__(self, rows: Iterable[Explained], steps: str | None = None) -> None:
+        super().__init__(rows)
+        self.steps = steps
 
     def __str__(self) -> str:
         lines = []
@@ -350,6 +364,8 @@ class Explanation(list[Explained]):
             # That an engine is for other devices or gradients explains nothing here.
             reasons = {k: v for k, v in row.passed_over.items() if not v.startswith("serves ")}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
+        if self.steps is not None:
+            lines.append(f"Steps are {self.steps}")
         return "\n".join(lines)
 
 

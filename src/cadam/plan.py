@@ -136,14 +136,18 @@ class Plan:
 
     def prepare(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Have the next step ready, if it is going to be like this one."""
-        if self.again is not None:
-            self.again = self.again if self.again.renew() else None
+        again, self.again = self.again, None  # what is interrupted here must not be used again
+        if again is not None:
+            if again.is_of(groups, state) and again.renew():
+                self.again = again
+            else:
+                self.unprepared = "the last step was on another stream, or with other groups, options or memory"
         elif self.renewals >> self.preparations:  # it takes a while: the less often, the less it helped
             self.preparations += 1
             states = [state for kept in self.kept for state in kept.states]
             try:
                 self.again = Again(self.work, Same(groups, state, states, self.absent))
-            except UnavailableError as reason:
+            except (UnavailableError, RuntimeError) as reason:  # out of memory, say: the step itself is done
                 self.unprepared = str(reason)
 
     def let_go(self) -> None:

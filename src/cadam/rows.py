@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from .memory import filled_like
 from .optimizer import Optimizer
 from .update import Update
 
-_NO_IDS = torch.empty(0, dtype=torch.int64)
+_NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
@@ -138,7 +137,7 @@ class RowUpdate:
         update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
         kind = update, grad.dtypes
         if kind not in self._jobs:
-            item = engines.Item(self.table, self.state, torch.zeros(()), self.counts, self.name)
+            item = engines.Item(self.table, self.state, _no_steps(), self.counts, self.name)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
             engine = engines.choose(update, item, example, self.options).engine
             self._jobs[kind] = engine, engines.Job(update, self.options, [item])
@@ -153,27 +152,32 @@ class Prepared:
         self.again: Again | None = None
         self.job: engines.Job | None = None
         self.updates, self.preparations = 0, 0
+        self.unprepared = "no update was like the one before"
+        """Why it is not prepared."""
 
     def update(self, grad: RowGrad, step: int) -> bool:
         """Make it, if nothing but rows and numbers has changed. False: nothing was done."""
         again = self.again
-        if again is None or not again.tables[0].take_rows(grad):
+        if again is None or not again.is_here() or not again.tables[0].take_rows(grad):
             return False
         again.numbers[0].steps[0] = step - 1
         return again.go()
 
     def renew(self, engine: CudaRows, job: engines.Job) -> None:
         """After an update in the usual way: have the next one ready, if it is going to be like this one."""
+        again, self.again = self.again, None  # what is interrupted here must not be used again
         if job is not self.job:
-            self.again, self.job = None, job
-        if self.again is not None:
-            self.again = self.again if self.again.renew() else None
+            again, self.job = None, job
+        if again is not None:
+            self.again = again if again.renew() else None
             return
         self.updates += 1
         if type(self.options) is dict and self.updates > 1 << self.preparations:
             self.preparations += 1
-            with suppress(UnavailableError):
+            try:
                 self.again = Again([(engine, [job])], Same([self.options], {}))
+            except (UnavailableError, RuntimeError) as reason:  # out of memory, say: the update itself is done
+                self.unprepared = str(reason)
 
 
 def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,6 +189,10 @@ def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, 
     o = {**known, **given, **optimizer.fixed}
     options.check(optimizer.rule, o)
     return o
+
+
+def _no_steps() -> Tensor:
+    return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def _check_table(table: Tensor, state: Mapping[str, Tensor], needed: Mapping[str, float]) -> None:

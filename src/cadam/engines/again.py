@@ -14,6 +14,7 @@ parameters to do.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import scalars
-from .cuda import Batch, Bound, Cuda, capturing, stochastic
+from .cuda import Batch, Bound, Cuda, capturing, lend, stochastic
 from .cuda_rows import CudaRows, RowBatch, Table
 from .job import Engine, Job
 from .library import Library, Numbers, UnavailableError, torch_library
@@ -38,10 +39,11 @@ CUDA = (
     "cuMemcpyHtoDAsync_v2",
     "cuLaunchKernel",
 )
-PYTHON = ("PyDict_Next", "PyList_Size", "PyList_GetItem")
+PYTHON = ("PyDict_Next", "PyList_Size", "PyList_GetItem", "PyEval_SaveThread", "PyEval_RestoreThread")
 BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 IMAGE, GRAD_IMAGE = 9, 3  # words, as in native/tensors.c
 SLOTS = 8  # steps that the host may be ahead of the device before it goes the usual way
+MUTABLE = (Tensor, np.ndarray, list, dict, set)  # options that can change and stay the same object
 
 Address = int
 
@@ -103,6 +105,11 @@ class Again:
         """Raises UnavailableError, with the reason, where this step cannot be prepared."""
         batches = _batches(work)
         device = batches[0][1].params[0].device
+        # In each step, the current context is compared with the one of now.
+        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
+            raise UnavailableError("the parameters are not on the current device")
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise UnavailableError("this Python has no global lock")
         self.driver = driver()
         self.index = -1 if device.index is None else device.index
         self.current_stream, self.stream = self.driver.current_stream, self.driver.current_stream(self.index)
@@ -113,13 +120,14 @@ class Again:
         self.kept: list[Any] = []  # what the compiled function has addresses of
         sight, place = _eyes(), _layout()
         words = sum(c.words for c in self.numbers)
-        host = torch.empty((SLOTS, words), dtype=torch.int64, pin_memory=device.type == "cuda")
+        host = torch.empty((SLOTS, words), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        lend(host, device)
         self.sent = torch.empty(words, dtype=torch.int64, device=device)
         events = [self.driver.event() for _ in range(SLOTS)]
         parts = [self._part(c) for c in self.numbers]
         self.tables: list[Table] = []
         launches = self._launches()
-        self.containers = self._watch()
+        self._watch()
         self.header = self._keep(
             sight.library.torch.ctypes.data,
             _python().ctypes.data,
@@ -150,20 +158,25 @@ class Again:
     def _calls(self, library: Library, launches: Numbers) -> None:
         self.call, self.note = library.locked.cadam_step_again, library.locked.cadam_note
         self.address = self.header.ctypes.data
-        self.launch, later = library.locked.cadam_launch, 2 * len(self.tables)
+        self.launch, later = library.c.cadam_launch, 2 * len(self.tables)
         self.rest = self.driver.functions.ctypes.data, launches[len(launches) - later :].ctypes.data, later
 
     def step(self, groups: Any, state: Any) -> bool:
         """Take the step, if nothing else has changed. False: nothing was done."""
-        if groups is not self.same.groups or state is not self.same.state:
+        if not self.is_of(groups, state) or not self.is_here():
             return False
         known: dict[Any, Table] = {}
         return all(table.take(table.param.grad, known) for table in self.tables) and self.go()
 
+    def is_of(self, groups: Any, state: Any) -> bool:
+        return groups is self.same.groups and state is self.same.state
+
+    def is_here(self) -> bool:
+        """Are steps taken on the stream that it was prepared for?"""
+        return self.current_stream(self.index) == self.stream
+
     def go(self) -> bool:
-        """The same, once the tables have taken the rows of this step."""
-        if self.current_stream(self.index) != self.stream:
-            return False
+        """The same, once the tables have taken the rows of this step; `is_here` is for the caller to ask."""
         for coefficients in self.numbers:
             if coefficients.options["lr"] is not coefficients.lr and not coefficients.renew():
                 return False
@@ -183,35 +196,44 @@ class Again:
     def renew(self) -> bool:
         """After a step that was taken the usual way: take the options and step counts as they are now.
 
-        False if this will not serve again: a table lies elsewhere or got too many ids, or steps are taken on another
-        stream.
+        False if this will not serve again, and must be let go: a table lies elsewhere or got too many ids, groups are
+        not what they were, or steps are taken on another stream.
         """
         if any(lasting.look() for lasting in self.lasting) or any(table.outgrown for table in self.tables):
             return False
-        for row, group in zip(self.containers, self.same.groups, strict=False):
-            self._expect(row, group)
-        for coefficients in self.numbers:
-            coefficients.renew()
+        held = self._groups()
+        if len(held) != self.lists or not all(map(_watchable, held)):
+            return False
+        for number, one in enumerate(held):  # the state's are the same as long as the plan is
+            self._expect(number, one)
+        renewed = [coefficients.renew() for coefficients in self.numbers]
         self.note(self.address)
-        return self.current_stream(self.index) == self.stream
+        return all(renewed) and self.is_here()
 
-    def _watch(self) -> Numbers:
-        """The dicts and lists that must hold the very objects they did, the groups first."""
-        same = self.same
-        lists = [same.groups, *(group["params"] for group in same.groups if "params" in group)]
-        held = [*same.groups, *lists, same.state, *same.states]
-        self.expected: dict[int, Numbers] = {}
-        rows = np.zeros((len(held), 4), np.int64)
-        for row, one in zip(rows, held, strict=True):
-            self._expect(row, one)
-        return rows
+    def _watch(self) -> None:
+        """See to it that dicts and lists hold the very objects that they hold now."""
+        groups = self._groups()
+        held = [*groups, self.same.state, *self.same.states]
+        if not all(map(_watchable, held)):
+            raise UnavailableError("groups or their parameters are not in lists")
+        self.lists = len(groups)
+        self.containers = np.zeros((len(held), 4), np.int64)
+        self.expected: dict[int, Any] = {}
+        for number, one in enumerate(held):
+            self._expect(number, one)
 
-    def _expect(self, row: Numbers, held: Any) -> None:
+    def _groups(self) -> list[Any]:
+        """The dicts and lists that groups and parameters are in."""
+        groups = self.same.groups
+        return [*groups, groups, *(group["params"] for group in groups if "params" in group)]
+
+    def _expect(self, number: int, held: Any) -> None:
         is_dict = isinstance(held, dict)
-        values = held.items() if is_dict else enumerate(held)
-        ids = np.array([0 if key == "lr" else id(value) for key, value in values], np.int64)
-        row[:] = id(held), is_dict, len(ids), ids.ctypes.data
-        self.expected[id(held)] = ids
+        items = list(held.items() if is_dict else enumerate(held))
+        ids = np.array([0 if key == "lr" else id(value) for key, value in items], np.int64)
+        self.containers[number] = id(held), is_dict, len(ids), ids.ctypes.data
+        # The objects too: an address tells one from another only while both are there.
+        self.expected[number] = held, items, ids
 
     def _launches(self) -> Numbers:
         """Each as six words: function, blocks, blocks across, threads, shared memory and where its arguments are.
@@ -289,17 +311,20 @@ class Coefficients:
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
         steps = batch.numbers.counts
-        if steps is None or not self.renew():
+        if steps is None:
             raise UnavailableError("numbers of the step are on the device")
+        if not self.renew():
+            raise UnavailableError("an option is a tensor, an array or a list, which may change unseen")
         self.steps = steps
         grads = 0 if isinstance(batch, RowBatch) else len(batch.params)
         self.words = len(self.row) + grads + grads % 2
         """That the device gets of it: the coefficients, then where the gradients lie."""
 
     def renew(self) -> bool:
-        """Work them out; False if that has to wait until they are needed, since an option is a tensor."""
+        """Work them out; False if that has to wait until they are needed, since an option may change unseen."""
         options, steps = self.options, self.batch.numbers.counts
-        if steps is None or any(isinstance(value, Tensor) for value in _flat(options)):
+        if steps is None or any(isinstance(value, MUTABLE) for value in _flat(options)):
+            self.row[0] = np.nan  # no step is the one before this
             return False
         t = float(steps[0] + 1)
         values = self.update.general_coefficients(t, options, scalars.Scalars)
@@ -309,13 +334,16 @@ class Coefficients:
 
 
 def _flat(options: Mapping[str, Any]) -> list[Any]:
+    """All values, those in tuples too."""
     found: list[Any] = []
-    for value in options.values():
-        if isinstance(value, tuple):
-            found += value
-        else:
-            found.append(value)
+    for name, value in options.items():
+        if name not in ("params", "param_names"):
+            found += value if isinstance(value, tuple) else (value,)
     return found
+
+
+def _watchable(held: Any) -> bool:
+    return isinstance(held, dict | list)
 
 
 def _batches(work: Sequence[tuple[Engine, Sequence[Job]]]) -> list[tuple[Job, Batch | RowBatch]]:

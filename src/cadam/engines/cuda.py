@@ -211,12 +211,12 @@ class Channel:
         """Arrays of 8-byte numbers, one after the other in one tensor on the device."""
         size = sum(map(len, parts))
         if self.device.type == "cpu":
-            return _filled(torch.empty(size, dtype=torch.int64), parts)
+            return _filled(_host(size), parts)
         if not capturing(self.device):
             if capturable and (self.spare is None or len(self.spare) != size):
-                self.spare = torch.empty(size, dtype=torch.int64, pin_memory=True)
+                self.spare = _host(size, pinned=True)
             # The allocator of pinned memory sees to it that none is handed out again before it has been read.
-            host = torch.empty(size, dtype=torch.int64, pin_memory=True)
+            host = _host(size, pinned=True)
             return _filled(host, parts).to(self.device, non_blocking=True)
         if self.spare is not None and len(self.spare) == size:
             host, self.spare = self.spare, None
@@ -224,8 +224,22 @@ class Channel:
             return _filled(host, parts).to(self.device, non_blocking=True)
         # As arguments of kernels, which a graph remembers by itself.
         sent = torch.zeros(size, dtype=torch.int64, device=self.device)
-        torch._foreach_add_(list(sent.unbind()), _filled(torch.empty(size, dtype=torch.int64), parts).tolist())
+        torch._foreach_add_(list(sent.unbind()), _filled(_host(size), parts).tolist())
         return sent
+
+
+def _host(size: int, pinned: bool = False) -> Tensor:
+    """Memory of the host, whatever the user's default device is."""
+    return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
+
+
+def lend(pinned: Tensor, device: torch.device) -> None:
+    """Tell torch that the current stream uses this memory: once let go, it is not handed out before the stream is done.
+
+    Torch does not see what kernels and the driver do with it, but it sees a copy of its own.
+    """
+    if device.type == "cuda":
+        torch.empty_like(pinned, device=device).copy_(pinned, non_blocking=True)
 
 
 def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:

@@ -34,6 +34,7 @@ from .cuda import (
     keep,
     kernel,
     lacking,
+    lend,
     overflowed,
     refusal,
     stochastic,
@@ -49,8 +50,8 @@ SPAN = 32  # tiles whose parts of a row are added at a time
 KEYS = 1024  # ids that one program makes keys of
 LONGEST = 1 << 30  # ids in one gradient
 
-# By parameter, memory of the host that the kernels see: was there a bad id, and which?
-_errors: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+# By parameter, memory of the host that the kernels see (was there a bad id, and which?) and the streams that use it.
+_errors: MutableMapping[Tensor, tuple[Tensor, set[int]]] = WeakTensorKeyDictionary()
 
 
 class CudaRows:
@@ -471,9 +472,10 @@ class Table:
     def _make_room(self, n: int) -> None:
         (tiles, across), device = self.how.cut.grid(n, self.width), self.param.device
         if n > len(self.memory):
-            self.memory = torch.empty(n, dtype=self.memory.dtype, device=device)
-            self.partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
-            self.sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
+            partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
+            sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
+            memory = torch.empty(n, dtype=self.memory.dtype, device=device)
+            self.memory, self.partials, self.sources = memory, partials, sources  # all or, out of memory, none
         self.n, self.made = n, self.memory[:n]
         self.words[3:6] = self.made.data_ptr(), self.partials.data_ptr(), self.sources.data_ptr()
         for launch, blocks in zip(self.after, (tiles, tiles - 1), strict=True):
@@ -591,7 +593,7 @@ def _launches(
 
 def check_ids(param: Tensor, name: str = "the parameter") -> None:
     """Raise IndexError if a step of this parameter had an id that is no row of it. Does not wait for the device."""
-    error = _errors.get(param)
+    error, _ = _errors.get(param, (None, None))
     if error is not None and error[0]:
         bad = int(error[1])
         error.zero_()
@@ -602,10 +604,17 @@ def check_ids(param: Tensor, name: str = "the parameter") -> None:
 
 
 def _error(param: Tensor) -> Tensor:
-    error = _errors.get(param)
-    if error is None:
-        error = _errors[param] = torch.zeros(2, dtype=torch.int64, pin_memory=param.device.type == "cuda")
-    keep(error, param.device)
+    device = param.device
+    if param not in _errors:
+        error = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        _errors[param] = error, set()
+    error, streams = _errors[param]
+    keep(error, device)
+    if device.type == "cuda" and not capturing(device):
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if stream not in streams:
+            lend(error, device)
+            streams.add(stream)
     return error
 
 

@@ -99,7 +99,7 @@ def _load(path: Path, fingerprint: str) -> Library:
     locked = ctypes.PyDLL(str(path))
     locked.cadam_step_again.argtypes = [pointer, pointer]
     locked.cadam_step_again.restype = number
-    locked.cadam_launch.argtypes, locked.cadam_launch.restype = [pointer, pointer, number, pointer], number
+    c.cadam_launch.argtypes, c.cadam_launch.restype = [pointer, pointer, number, pointer], number
     locked.cadam_note.argtypes, locked.cadam_note.restype = [pointer], None
     return Library(c, _borrowed(), locked)
 

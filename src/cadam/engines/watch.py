@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -121,6 +121,11 @@ def eyes() -> Eyes | None:
         library = catalogue()
     except UnavailableError:
         return None
+    with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
+        return _seeing(library)
+
+
+def _seeing(library: Library) -> Eyes | None:
     samples = [torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.float64).t(), *torch.zeros(3, 4).unbind()]
     samples.append(torch.nn.Parameter(torch.zeros(5)))
     for sample in (samples[0], samples[1], samples[-1]):
@@ -178,22 +183,33 @@ TENSOR_WORDS, STORAGE_WORDS = 23, 5  # that there are at the least
 @cache
 def layout() -> Layout | None:
     """The layout, if some samples show one that tells apart all that must be told apart."""
-    sample = torch.zeros(150_000).as_strided((127, 331), (331, 1), 104_729)
+    with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
+        return _layout()
+
+
+def _layout() -> Layout | None:
+    ones = partial(torch.ones, dtype=torch.float32)
+    sample = ones(150_000).as_strided((127, 331), (331, 1), 104_729)
     storage = sample.untyped_storage()
     places = [_only(_words(sample._cdata, TENSOR_WORDS), n) for n in (storage._cdata, 104_729, 127 * 331)]
     places.append(_only(_words(storage._cdata, STORAGE_WORDS - 2), storage.data_ptr()))
     if any(place is None for place in places) or (places[2] or 0) + 3 > TENSOR_WORDS:
         return None
     found = Layout(*places)  # type: ignore[arg-type]
-    plain = torch.zeros(6, 6)
-    alike = [torch.ones(6, 6), torch.ones(36).view(6, 6), torch.ones(100)[3:39].view(6, 6)]
-    alike += [torch.ones(6, 6) for _ in range(200)]
+    plain = ones(6, 6)
+    alike = [ones(6, 6), ones(36).view(6, 6), ones(100)[3:39].view(6, 6)]
+    alike += [ones(6, 6) for _ in range(200)]
     varying = 0
     for x in alike:
         varying |= found.image(x)[1] ^ found.image(plain)[1]
     found = replace(found, meant=~varying)
-    other = [plain.t(), plain.int(), plain.double(), torch.zeros(6, 6, device="meta"), plain[:5]]
-    other += [torch._neg_view(plain), plain.to_sparse(), torch._efficientzerotensor((6, 6)), plain[0].expand(6, 6)]
+    other = [plain.t(), plain.int(), plain.double(), ones(6, 6, device="meta"), plain[:5]]
+    other += [
+        torch._neg_view(plain),
+        plain.to_sparse(),
+        torch._efficientzerotensor((6, 6), dtype=torch.float32),
+        plain[0].expand(6, 6),
+    ]
     image = found.image(plain)
     good = all(found.image(x) == image for x in alike) and all(found.image(x) != image for x in other)
     return found if good else None

@@ -129,6 +129,8 @@ typedef struct {
     int (*dict_next)(void *dict, int64_t *position, void **key, void **value);
     int64_t (*list_size)(void *list);
     void *(*list_item)(void *list, int64_t i);
+    void *(*release_lock)(void);
+    void (*take_lock)(void *thread);
 } python_functions;
 
 /* A Python dict or list and the objects that must be in it, in this order; 0 stands for any. */
@@ -176,19 +178,24 @@ typedef struct {
 
 enum { IMAGE = 9, GRAD_IMAGE = 3 };
 
-/* All that matters about a tensor that is to stay as it is: note it, and tell whether it is what it was. */
-static int depict(const layout *at, void **tensor, int64_t *image)
+/* All that matters about a tensor that is to stay as it is. */
+static void depict(const layout *at, void **tensor, int64_t *image)
 {
     static const int64_t none[3];
     const int64_t *words = *tensor, *storage = (const int64_t *)words[at->storage];
     const int64_t *about = words + at->size, *data = storage ? storage + at->data : none;
     const int64_t now[IMAGE] = {(int64_t)words, (int64_t)storage, words[at->offset], about[0], about[1],
                                 about[2],       data[0],          data[1],           data[2]};
-    int64_t news = 0;
-    for (int i = 0; i < IMAGE; i++) {
+    memcpy(image, now, sizeof now);
+}
+
+/* Is it what it was? The image stays: the caller may be interrupted before it has acted on the news. */
+static int is_as_before(const layout *at, void **tensor, const int64_t *image)
+{
+    int64_t now[IMAGE], news = 0;
+    depict(at, tensor, now);
+    for (int i = 0; i < IMAGE; i++)
         news |= now[i] ^ image[i];
-        image[i] = now[i];
-    }
     return !news;
 }
 
@@ -319,7 +326,7 @@ static int is_the_same(const step_again *s)
         const tensors lasting = {s->torch, p->lasting_objects, s->place};
         for (int64_t i = 0; i < p->lasting; i++) {
             fetch_ahead(s->layout, &lasting, i, p->lasting);
-            if (!depict(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE))
+            if (!is_as_before(s->layout, tensor_of(&lasting, i), p->images + i * IMAGE))
                 return 0;
         }
     }
@@ -377,7 +384,8 @@ EXPORT void cadam_note(const step_again *s)
     }
 }
 
-/* Returns 0 or an error of the driver. */
+/* Returns 0 or an error of the driver. To be called without Python's lock: a full queue makes the driver wait, and the
+ * device may be waiting for what another thread has to do. */
 EXPORT int64_t cadam_launch(const cuda_functions *cuda, const kernel_launch *launch, int64_t count, void *stream)
 {
     int failed = 0;
@@ -401,11 +409,13 @@ EXPORT int64_t cadam_step_again(step_again *s, void *stream)
     if (cuda->current_context(&context) || context != s->context || cuda->is_capturing(stream, &capturing) ||
         capturing || cuda->event_query(event) || !is_the_same(s) || !fill(s, host))
         return OTHERWISE;
-    if ((failed = cuda->copy_to_device(s->device, host, (size_t)s->words * sizeof *host, stream)) ||
-        (failed = cuda->event_record(event, stream)))
-        return failed;
     s->slot = (s->slot + 1) % s->slots;
-    if ((failed = cadam_launch(cuda, s->launch, s->launches, stream)))
+    void *thread = s->python->release_lock();
+    if (!(failed = cuda->copy_to_device(s->device, host, (size_t)s->words * sizeof *host, stream)) &&
+        !(failed = cuda->event_record(event, stream)))
+        failed = cadam_launch(cuda, s->launch, s->launches, stream);
+    s->python->take_lock(thread);
+    if (failed)
         return failed;
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors params = {s->torch, p->params, s->place};
