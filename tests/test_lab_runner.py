@@ -233,7 +233,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def test_workers_end_with_their_run(tmp_path: Path, log: Path, how: signal.Signals) -> None:
     """Interrupted or killed, a run with workers leaves no process, no half-written file, and goes on later."""
     folder = tmp_path / "cells"
-    process = command(folder, "reproduce", "walk", "--jobs", "2", LAB_TEST_SLEEP="1")
+    process = command(folder, "reproduce", "walk", "--jobs", "2", LAB_TEST_SLEEP="20")
     wait_for(lambda: log.read_text().count("\n") >= 2)
     children = _children(process.pid)
     assert len(children) >= 2
