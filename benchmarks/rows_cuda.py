@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from again_cuda import counted, the_usual_way
+from dense_cuda import counted, the_usual_way
 from torch import Tensor
 
 import cadam

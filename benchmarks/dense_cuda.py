@@ -1,6 +1,6 @@
 """The prepared step on a CUDA device: the same bits as the usual way, and how long the host takes.
 
-    python benchmarks/again_cuda.py
+    python benchmarks/dense_cuda.py
 
 Compares both ways to the bit, prints what is known of the compiled kernels where the step could not be prepared or
 went wrong, then times whole steps beside torch's, interleaved, with gradients at new addresses each time.
