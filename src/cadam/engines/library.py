@@ -84,7 +84,6 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_fingerprint.restype = ctypes.c_char_p
     if c.cadam_fingerprint().decode() != fingerprint:
         raise UnavailableError(f"{path.name} is not of this version's sources: install the package again")
-    c.cadam_rows.restype = ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
@@ -93,7 +92,8 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
-    c.cadam_rows.argtypes = [pointer, pointer, number, pointer, pointer, number, pointer]
+    for rows in (c.cadam_rows, c.cadam_rows_squares):
+        rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
     locked = ctypes.PyDLL(str(path))

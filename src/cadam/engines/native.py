@@ -6,6 +6,7 @@ keeps a user from replacing what a parameter or a buffer points to.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from ..rules import Options
 from ..update import Update
 from . import scalars
 from .job import Item, Job, fills_memory
-from .library import Library, Numbers, find
+from .library import Library, Numbers, UnavailableError, catalogue, find
 from .rows import out_of_range
 from .source import Structure
 from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
@@ -326,6 +327,42 @@ def _rows(library: Library, kernel: int, job: Job, item: Item, grad: Tensor) -> 
     if failed >= 0:
         raise IndexError(f"{item.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
     torch.autograd.graph.increment_version(item.param)
+
+
+def has_norm(values: Tensor) -> bool:
+    """Can `norm` serve row gradients like these?"""
+    if values.device.type != "cpu" or values.dtype not in DTYPES or type(values) not in PLAIN:
+        return False
+    try:
+        return catalogue() is not None
+    except UnavailableError:
+        return False
+
+
+def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
+    """The Euclidean norm of row gradients, duplicates summed in float32 at the least; None if an id is no row.
+
+    The result is the same for any number of threads.
+    """
+    library, squares = catalogue(), ctypes.c_double()
+    ids, values = ids.contiguous(), values.contiguous()
+    n, width = values.shape
+    if rows and width:
+        table = np.array([0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]], np.int64)
+        failed = library.c.cadam_rows_squares(
+            table.ctypes.data,
+            ids.data_ptr(),
+            n,
+            values.data_ptr(),
+            ctypes.addressof(squares),
+            torch.get_num_threads(),
+            library.parallel_for,
+        )
+        if failed == -2:
+            raise MemoryError(f"no memory for the norm of {n} rows")
+        if failed >= 0:
+            return None
+    return torch.tensor(squares.value, dtype=torch.float64).sqrt().to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _flat(ids: Tensor, shape: torch.Size) -> Tensor:

@@ -38,6 +38,9 @@ typedef struct {
 /* Sum the gradients of each row and update it, with these coefficients. Returns how many elements were aligned. */
 typedef int64_t rows_fn(const row_batch *rows, const void *c);
 
+/* Sum the gradients of each row. Returns the sum of the squares of these sums. */
+typedef double squares_fn(const row_batch *rows);
+
 typedef struct {
     const char *name;      /* as the generator wrote it: the rule and its buffers */
     int buffers, coefficients;
@@ -48,6 +51,7 @@ typedef struct {
 typedef struct {
     const kernel *kernels;
     int count;
+    squares_fn *squares[DTYPES];
     update_fn *traffic; /* float32, two buffers: for benchmarks */
 } instruction_set;
 

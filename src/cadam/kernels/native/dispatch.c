@@ -246,7 +246,10 @@ typedef struct {
     uint32_t *at;       /* positions by row, then in order of appearance */
 } found_rows;
 
-typedef struct {
+typedef struct row_step row_step;
+
+struct row_step {
+    void (*do_bucket)(row_step *step, int64_t bucket, found_rows *my);
     const instruction_set *set;
     const row_table *table;
     const int64_t *ids;
@@ -256,9 +259,11 @@ typedef struct {
     uint32_t *starts;  /* [buckets + 1] */
     entry *entries;    /* by bucket, then in order of appearance */
     found_rows *found; /* by thread */
-    coefficients c;
-    int64_t bad, next, aligned, touched;
-} row_step;
+    int64_t bad, next;
+    coefficients c; /* of an update, and what it counts */
+    int64_t aligned, touched;
+    double *squares; /* by bucket */
+};
 
 static int64_t chunk_begin(const row_step *step, int64_t chunk) { return step->n * chunk / step->chunks; }
 
@@ -325,19 +330,31 @@ static int64_t find_rows(entry *entries, int64_t n, found_rows *my)
     return count;
 }
 
-static void do_bucket(row_step *step, int64_t bucket, found_rows *my)
+static row_batch rows_of(const row_step *step, int64_t bucket, found_rows *my)
+{
+    const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
+    const int64_t distinct = find_rows(step->entries + first, n, my);
+    return (row_batch){distinct, step->table->width, my->distinct, my->ends, my->at, step->grads, 0, {0}};
+}
+
+static void square_bucket(row_step *step, int64_t bucket, found_rows *my)
+{
+    const row_batch rows = rows_of(step, bucket, my);
+    step->squares[bucket] = step->set->squares[step->table->dtype](&rows);
+}
+
+static void update_bucket(row_step *step, int64_t bucket, found_rows *my)
 {
     const row_table *t = step->table;
-    const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first, row = bucket << step->shift;
-    const int64_t distinct = find_rows(step->entries + first, n, my);
-    row_batch rows = {distinct, t->width, my->distinct, my->ends, my->at, step->grads, 0, {0}};
+    const int64_t row = bucket << step->shift;
+    row_batch rows = rows_of(step, bucket, my);
     rows.p = (char *)t->p + row * t->width * size_of[t->dtype];
     for (int b = 0; b < step->set->kernels[t->kernel].buffers; b++)
         rows.s[b] = (char *)t->s[b] + row * t->width * size_of_real((int)t->dtype);
     const int64_t aligned =
         step->set->kernels[t->kernel].rows[t->dtype](&rows, in_arithmetic_of(&step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&step->touched, distinct * t->width, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&step->touched, rows.count * t->width, __ATOMIC_RELAXED);
 }
 
 static void bucket_range(int64_t begin, int64_t end, void *context)
@@ -349,7 +366,7 @@ static void bucket_range(int64_t begin, int64_t end, void *context)
             if (bucket >= step->buckets)
                 break;
             if (step->starts[bucket] < step->starts[bucket + 1])
-                do_bucket(step, bucket, &step->found[worker]);
+                step->do_bucket(step, bucket, &step->found[worker]);
         }
 }
 
@@ -372,66 +389,100 @@ static int64_t lay_out(row_step *step)
     return largest;
 }
 
+/* Enough buckets for every thread, few enough rows in each for its table to stay in the cache. */
+static void choose_buckets(row_step *step)
+{
+    const int64_t rows = step->table->rows;
+    while (step->shift < 15 && (rows >> step->shift) > 256)
+        step->shift++;
+    while ((rows >> step->shift) > 4096)
+        step->shift++;
+    step->buckets = ((rows - 1) >> step->shift) + 1;
+}
+
+/* Do every bucket. Returns -1 when done, -2 if memory ran out, else the position of an id that is out of range; in both
+ * latter cases no bucket was begun. */
+static int64_t do_buckets(row_step *step, int64_t threads, parallel_for_fn *parallel_for)
+{
+    int64_t result = -2;
+    if (step->n >= (int64_t)UINT32_MAX)
+        return result;
+    if (step->n * step->table->width <= 16384) { /* not worth waking another thread */
+        parallel_for = cadam_here;
+        threads = 1;
+    }
+    step->chunks = threads;
+    step->offsets = calloc((size_t)(step->chunks * step->buckets), sizeof *step->offsets);
+    step->starts = malloc((size_t)(step->buckets + 1) * sizeof *step->starts);
+    step->entries = malloc((size_t)(step->n + 1) * sizeof *step->entries);
+    step->found = calloc((size_t)threads, sizeof *step->found);
+    if (!step->offsets || !step->starts || !step->entries || !step->found)
+        goto done;
+    parallel_for(0, step->chunks, 1, count_range, step);
+    if (step->bad >= 0) {
+        result = step->bad;
+        goto done;
+    }
+    const int64_t largest = lay_out(step), span = (int64_t)1 << step->shift, most = largest < span ? largest : span;
+    for (int64_t i = 0; i < threads; i++) {
+        step->found[i].slot = calloc((size_t)span, sizeof(uint32_t));
+        step->found[i].distinct = malloc((size_t)(most + 1) * sizeof(uint32_t));
+        step->found[i].ends = malloc((size_t)(most + 1) * sizeof(uint32_t));
+        step->found[i].at = malloc((size_t)(largest + 1) * sizeof(uint32_t));
+        if (!step->found[i].slot || !step->found[i].distinct || !step->found[i].ends || !step->found[i].at)
+            goto done;
+    }
+    parallel_for(0, step->chunks, 1, deal_range, step);
+    parallel_for(0, threads, 1, bucket_range, step);
+    result = -1;
+done:
+    for (int64_t i = 0; step->found && i < threads; i++) {
+        free(step->found[i].slot);
+        free(step->found[i].distinct);
+        free(step->found[i].ends);
+        free(step->found[i].at);
+    }
+    free(step->found);
+    free(step->entries);
+    free(step->starts);
+    free(step->offsets);
+    return result;
+}
+
 /* Step `table`: count it, update the rows that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
  * id that is out of range; in both latter cases nothing was changed. */
 EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
                           int64_t threads, parallel_for_fn *parallel_for)
 {
-    row_step step = {.set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
-    if (n >= (int64_t)UINT32_MAX)
-        return -2;
-    if (n * table->width <= 16384) { /* not worth waking another thread */
-        parallel_for = cadam_here;
-        threads = 1;
-    }
-    /* Enough buckets for every thread, few enough rows in each for its table to stay in the cache. */
-    while (step.shift < 15 && (table->rows >> step.shift) > 256)
-        step.shift++;
-    while ((table->rows >> step.shift) > 4096)
-        step.shift++;
-    step.buckets = ((table->rows - 1) >> step.shift) + 1;
-    step.chunks = threads;
-    step.offsets = calloc((size_t)(step.chunks * step.buckets), sizeof *step.offsets);
-    step.starts = malloc((size_t)(step.buckets + 1) * sizeof *step.starts);
-    step.entries = malloc((size_t)(n + 1) * sizeof *step.entries);
-    step.found = calloc((size_t)threads, sizeof *step.found);
-    int64_t result = -2;
-    if (!step.offsets || !step.starts || !step.entries || !step.found)
-        goto done;
-    parallel_for(0, step.chunks, 1, count_range, &step);
-    if (step.bad >= 0) {
-        result = step.bad;
-        goto done;
-    }
-    const int64_t largest = lay_out(&step), span = (int64_t)1 << step.shift, most = largest < span ? largest : span;
-    for (int64_t i = 0; i < threads; i++) {
-        step.found[i].slot = calloc((size_t)span, sizeof(uint32_t));
-        step.found[i].distinct = malloc((size_t)(most + 1) * sizeof(uint32_t));
-        step.found[i].ends = malloc((size_t)(most + 1) * sizeof(uint32_t));
-        step.found[i].at = malloc((size_t)(largest + 1) * sizeof(uint32_t));
-        if (!step.found[i].slot || !step.found[i].distinct || !step.found[i].ends || !step.found[i].at)
-            goto done;
-    }
-    parallel_for(0, step.chunks, 1, deal_range, &step);
+    row_step step = {
+        .do_bucket = update_bucket, .set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+    choose_buckets(&step);
     convert(&step.c, c);
-    parallel_for(0, threads, 1, bucket_range, &step);
+    const int64_t result = do_buckets(&step, threads, parallel_for);
+    if (result != -1)
+        return result;
     *(float *)table->step += 1;
     if (table->counts) {
         ((int64_t *)table->counts)[0] += step.aligned;
         ((int64_t *)table->counts)[1] += step.touched;
         ((int64_t *)table->counts)[2] += table->rows * table->width;
     }
-    result = -1;
-done:
-    for (int64_t i = 0; step.found && i < threads; i++) {
-        free(step.found[i].slot);
-        free(step.found[i].distinct);
-        free(step.found[i].ends);
-        free(step.found[i].at);
-    }
-    free(step.found);
-    free(step.entries);
-    free(step.starts);
-    free(step.offsets);
+    return result;
+}
+
+/* Into `squares`: the sum of the squares of row gradients, duplicates summed. Of `table` only rows, width and dtype count.
+ * Returns as cadam_rows. */
+EXPORT int64_t cadam_rows_squares(const row_table *table, const int64_t *ids, int64_t n, const void *grads, double *squares,
+                                  int64_t threads, parallel_for_fn *parallel_for)
+{
+    row_step step = {
+        .do_bucket = square_bucket, .set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+    choose_buckets(&step);
+    step.squares = calloc((size_t)step.buckets, sizeof *step.squares);
+    const int64_t result = step.squares ? do_buckets(&step, threads, parallel_for) : -2;
+    *squares = 0;
+    for (int64_t b = 0; result == -1 && b < step.buckets; b++)
+        *squares += step.squares[b];
+    free(step.squares);
     return result;
 }

@@ -213,27 +213,42 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
 #define DECLARE_ROW(k) real_t *restrict s##k = (real_t *)rows->s[k] + row * width;
 #define PREFETCH_ROW(k) prefetch_row(rows->s[k], next, width * (int64_t)sizeof(real_t));
 
-/* Sum the elements i to i + m of a row's gradients in order of appearance, and update them. The sum is a vector, so that
- * it stays in registers. */
+/* Sum the elements i to i + m of a row's gradients in order of appearance, as a vector that stays in registers. */
+#define SUM(T, real_, m)                                                                                           \
+    typedef real_ vector __attribute__((vector_size(m * sizeof(real_))));                                          \
+    real_t total[m], room[m];                                                                                      \
+    vector sum, more;                                                                                              \
+    memcpy(&sum, open_##T(grads + rows->at[begin] * width + i, room, m), sizeof sum);                              \
+    for (int64_t e = begin + 1; e < end; e++) {                                                                    \
+        if (i == 0 && e + GRADS_AHEAD < last)                                                                      \
+            prefetch_row(grads, rows->at[e + GRADS_AHEAD], width * (int64_t)sizeof *grads);                        \
+        memcpy(&more, open_##T(grads + rows->at[e] * width + i, room, m), sizeof more);                            \
+        sum += more;                                                                                               \
+    }                                                                                                              \
+    memcpy(total, &sum, sizeof sum);
+
 #define SUM_AND_UPDATE(rule, n_buffers, T, real_, m)                                                               \
     {                                                                                                              \
-        typedef real_ vector __attribute__((vector_size(m * sizeof(real_))));                                      \
-        real_t total[m], room[m];                                                                                  \
-        vector sum, more;                                                                                          \
-        memcpy(&sum, open_##T(grads + rows->at[begin] * width + i, room, m), sizeof sum);                          \
-        for (int64_t e = begin + 1; e < end; e++) {                                                                \
-            if (i == 0 && e + GRADS_AHEAD < last)                                                                  \
-                prefetch_row(grads, rows->at[e + GRADS_AHEAD], width * (int64_t)sizeof *grads);                    \
-            memcpy(&more, open_##T(grads + rows->at[e] * width + i, room, m), sizeof more);                        \
-            sum += more;                                                                                           \
-        }                                                                                                          \
-        memcpy(total, &sum, sizeof sum);                                                                           \
+        SUM(T, real_, m)                                                                                           \
         UPDATE(rule, n_buffers, T, real_, total, m)                                                                \
         i += m;                                                                                                    \
     }
 
-/* Rows lie far apart, so they and their gradients are fetched some rows ahead. The strips have fixed sizes, which the
- * compiler turns into vector code: a row is too short for a loop that finds out how long it is. */
+/* A row as strips of fixed sizes, which the compiler turns into vector code: a row is too short for a loop that finds out
+ * how long it is. */
+#define STRIPS(DO, ...)                                                                                            \
+    while (i + 16 <= width)                                                                                        \
+        DO(__VA_ARGS__, 16)                                                                                        \
+    if (width & 8)                                                                                                 \
+        DO(__VA_ARGS__, 8)                                                                                         \
+    if (width & 4)                                                                                                 \
+        DO(__VA_ARGS__, 4)                                                                                         \
+    if (width & 2)                                                                                                 \
+        DO(__VA_ARGS__, 2)                                                                                         \
+    if (width & 1)                                                                                                 \
+        DO(__VA_ARGS__, 1)
+
+/* Rows lie far apart, so they and their gradients are fetched some rows ahead. */
 #define ROWS(rule, n_buffers, T, real_, integer_, NAME)                                                            \
     static int64_t NAME(const row_batch *rows, const void *c_)                                                     \
     {                                                                                                              \
@@ -259,16 +274,7 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
             value_##T *restrict p = (value_##T *)rows->p + row * width;                                            \
             BUFFERS_##n_buffers(DECLARE_ROW)                                                                       \
             int64_t i = 0;                                                                                         \
-            while (i + 16 <= width)                                                                                \
-                SUM_AND_UPDATE(rule, n_buffers, T, real_, 16)                                                      \
-            if (width & 8)                                                                                         \
-                SUM_AND_UPDATE(rule, n_buffers, T, real_, 8)                                                       \
-            if (width & 4)                                                                                         \
-                SUM_AND_UPDATE(rule, n_buffers, T, real_, 4)                                                       \
-            if (width & 2)                                                                                         \
-                SUM_AND_UPDATE(rule, n_buffers, T, real_, 2)                                                       \
-            if (width & 1)                                                                                         \
-                SUM_AND_UPDATE(rule, n_buffers, T, real_, 1)                                                       \
+            STRIPS(SUM_AND_UPDATE, rule, n_buffers, T, real_)                                                      \
             begin = end;                                                                                           \
         }                                                                                                          \
         return aligned;                                                                                            \
@@ -281,6 +287,42 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
     ROWS(rule, buffers, F16, float, int32_t, rule##_f16_rows)
 RULES(ALL_ROWS)
 
+/* The squares of the sums of all rows, added up in lanes, so that every instruction set adds in the same order. */
+#define SUM_AND_SQUARE(T, real_, m)                                                                                \
+    {                                                                                                              \
+        SUM(T, real_, m)                                                                                           \
+        for (int k = 0; k < m; k++)                                                                                \
+            lanes[k] += (double)total[k] * (double)total[k];                                                       \
+        i += m;                                                                                                    \
+    }
+
+#define SQUARES(T, real_, NAME)                                                                                    \
+    static double NAME(const row_batch *rows)                                                                      \
+    {                                                                                                              \
+        typedef real_ real_t;                                                                                      \
+        const value_##T *grads = rows->grads;                                                                      \
+        const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                   \
+        double lanes[16] = {0}, squares = 0;                                                                       \
+        int64_t begin = 0;                                                                                         \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
+            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+        for (int64_t r = 0; r < rows->count; r++) {                                                                \
+            const int64_t end = rows->ends[r];                                                                     \
+            if (begin + GRADS_AHEAD < last)                                                                        \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            int64_t i = 0;                                                                                         \
+            STRIPS(SUM_AND_SQUARE, T, real_)                                                                       \
+            begin = end;                                                                                           \
+        }                                                                                                          \
+        for (int k = 0; k < 16; k++)                                                                               \
+            squares += lanes[k];                                                                                   \
+        return squares;                                                                                            \
+    }
+SQUARES(F32, float, squares_f32)
+SQUARES(F64, double, squares_f64)
+SQUARES(BF16, float, squares_bf16)
+SQUARES(F16, float, squares_f16)
+
 #define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
@@ -292,5 +334,6 @@ static const kernel kernels[] = {RULES(ENTRY)};
 const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,
     .count = sizeof kernels / sizeof *kernels,
+    .squares = {squares_f32, squares_f64, squares_bf16, squares_f16},
     .traffic = traffic_f32,
 };
