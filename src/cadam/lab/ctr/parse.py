@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 BLOCK = 2 << 20
-"""Bytes of text that pyarrow reads at once: what stays in a core's cache is read more than twice as fast."""
+"""Bytes of text that are looked at at once: what stays in a core's cache is read more than twice as fast."""
 
 LARGEST = (1 << 31) - 1
 SHOWN = 200
@@ -46,6 +46,13 @@ class BadLine:
 def require_pyarrow() -> None:
     if find_spec("pyarrow") is None:
         raise ModuleNotFoundError("reading Criteo's file needs pyarrow: pip install '.[ctr]'")
+
+
+def count_lines(text: bytes) -> int:
+    """How many lines end in a text."""
+    characters = np.frombuffer(text, np.uint8)
+    starts = range(0, len(text), BLOCK)
+    return sum(int(np.count_nonzero(characters[start : start + BLOCK] == ord("\n"))) for start in starts)
 
 
 def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarrow.Table, list[BadLine]]:
@@ -131,7 +138,7 @@ def _schema() -> pyarrow.Schema:
 def _by_c(c: ctypes.CDLL, text: bytes) -> pyarrow.Table | None:
     import pyarrow
 
-    rows = text.count(b"\n")
+    rows = count_lines(text)
     labels, values = np.empty(rows, np.uint8), np.empty((len(FIELDS), rows), np.uint32)
     valid, missing = np.empty((len(FIELDS), (rows + 7) // 8), np.uint8), np.empty(len(FIELDS), np.int64)
     if not c.cadam_criteo(text, len(text), rows, *(array.ctypes.data for array in (labels, values, valid, missing))):
