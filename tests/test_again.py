@@ -7,10 +7,9 @@ The compiled function that prepares and launches is the real one.
 from __future__ import annotations
 
 from collections.abc import Collection
-from importlib.util import find_spec
 
 import pytest
-from test_cuda import interpreted
+from test_cuda import interpreted, needs_triton
 
 PRETENDED = """
 import ctypes, torch, cadam
@@ -192,13 +191,12 @@ same(a, b)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_a_prepared_step_is_the_usual_one_whatever_changes_in_between() -> None:
     changed_in_between("made", CHANGES)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_gradients_that_come_and_go_are_noticed() -> None:
     source = """
 a, b = made(True), made(False)
@@ -223,8 +221,7 @@ for odd in (torch.randn(80)[::2], torch._neg_view(torch.randn(40))):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_device_has_to_be_ready_for_a_prepared_step() -> None:
     source = """
 for what, value in ((stream, 5), (context, 9), (capturing, 1), (busy, 600)):
@@ -259,13 +256,13 @@ TABLE_CHANGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_a_prepared_step_with_tables_is_the_usual_one() -> None:
     changed_in_between("tables", TABLE_CHANGES)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_gradients_of_rows_that_are_not_as_before_are_noticed() -> None:
     source = """
 def sparse(ids, width=3):
@@ -363,7 +360,7 @@ assert table.memory is memory  # as large as the sums that go with it
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_a_prepared_update_of_rows_is_the_usual_one() -> None:
     source = """
 from cadam.rows import Bags, RowUpdate, complete, new_state
@@ -525,7 +522,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(set(UNSEEN) - set(QUICK), marks=pytest.mark.slow)])
 def test_changes_that_could_go_unseen_are_seen(cases: Collection[str]) -> None:
     begin = """
@@ -543,8 +540,7 @@ def begin(a, b):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_batches_of_odd_size_begin_at_multiples_of_16_bytes() -> None:
     source = """
 def two_dtypes(prepared):
@@ -567,8 +563,7 @@ assert sum(c.words for c in prepared.numbers) == prepared.sent.numel()
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
     source = """
 class NoMemory(Driver):
@@ -607,8 +602,7 @@ for seed in range(5):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_other_threads_run_while_the_driver_waits() -> None:
     source = """
 import sys, threading, time
@@ -645,7 +639,7 @@ assert found > 3, found
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_changes_that_could_go_unseen_are_seen_where_there_are_tables() -> None:
     source = """
 base, more = float("0.1"), [0.0, 0.5]

@@ -30,6 +30,7 @@ needs_cuda = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
 def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
@@ -637,7 +638,7 @@ for layout, cls, options in CASES:
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
     cases = [
@@ -675,7 +676,7 @@ def interpreted(source: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_the_norm_of_rows_in_tritons_interpreter() -> None:
     done = interpreted(NORM)
     assert done.returncode == 0, done.stderr

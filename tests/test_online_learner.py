@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from online_streams import Replayed, Small, build, events, files, learner, table, weights
-from torch import nn
+from torch import Tensor, nn
 
 import cadam
 from cadam.online import DamagedCheckpointError, Events, Labels, Learner
+from cadam.online.pending import Memory
 
 
 def test_a_prediction_is_made_before_its_label_changes_anything() -> None:
@@ -41,6 +42,64 @@ def test_it_learns_as_a_plain_loop_does() -> None:
         optimizer.step()
     for ours_value, value in zip(ours.model.state_dict().values(), model.state_dict().values(), strict=True):
         assert torch.equal(ours_value, value)
+
+
+def test_it_predicts_in_evaluation_mode_and_learns_in_training_mode_also_where_a_module_has_its_own() -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Frozen(nn.Dropout):
+        def train(self, mode: bool = True) -> Frozen:
+            return super().train(False)
+
+    class Noting(Small):
+        def forward(self, **features: Tensor) -> Tensor:
+            modes.append((self.training, self.inner.training))
+            return super().forward(**features)
+
+    for inner, learning in ((nn.Dropout(), True), (Frozen(), False)):
+        modes.clear()
+        model = Noting()
+        model.inner = inner
+        learner(model).learn(events(8))
+        assert modes == [(False, False), (True, learning)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 1024])
+def test_the_clock_is_the_median_of_the_times(count: int) -> None:
+    ours, times = learner(), np.random.default_rng(count).normal(size=count)
+    batch = events(count)
+    batch.time = times
+    ours.learn(batch)
+    assert ours.clock == np.median(times)
+
+
+def test_finished_events_are_remembered_with_what_became_of_them() -> None:
+    memory = Memory(10)
+    memory.add([1, 2, 3], True)
+    memory.add([4, "a"], False)
+    assert [memory.get(key) for key in (1, 4, "a", 5)] == [True, False, False, None]
+    again = Memory(10)
+    again.load_state_dict(memory.state_dict())
+    again.add(range(100, 105), True)  # ten are remembered: the next are the recent ones
+    again.add([200], True)
+    assert [again.get(key) for key in (1, 4, "a", 104, 200)] == [True, False, False, True, True]
+    assert again.meets({7, 200})
+    assert again.meets({7, 4})
+    assert not again.meets({7, 8})
+    again.add(range(300, 310), False)
+    assert [again.get(key) for key in (1, 4, 200, 300)] == [None, None, True, False]
+
+
+def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> None:
+    for every, saves in ((64, 3), (128, 2), (1000, 2)):
+        folder = tmp_path / str(every)
+        ours = learner(checkpoint=folder, checkpoint_every=every)
+        ours.run(Replayed([events(64), events(64, first=64)]))
+        ours.close()
+        again = learner(checkpoint=folder)
+        assert again.resume()
+        again.close()
+        assert (ours.saves, again.events) == (saves, 128)
 
 
 def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:

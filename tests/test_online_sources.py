@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,26 @@ def kafka() -> Iterator[Any]:
 
 
 KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]
+
+
+@pytest.mark.parametrize("removed", [(), range(12, 40)])
+def test_kafka_messages_that_were_removed_unread_are_a_warning(
+    kafka: Any, removed: Sequence[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = KafkaSource(kafka(table(100)), "clicks", SCHEMA, batch_size=7)
+    consumer = source.consumer
+
+    class Trimmed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(consumer, name)
+
+        def consume(self, count: int, timeout: float) -> list[Any]:
+            return [m for m in consumer.consume(count, timeout) if m.error() or m.offset() not in removed]
+
+    source.consumer = Trimmed()
+    ids = np.concatenate([batch.events.ids for batch in read(source) if batch.events is not None])
+    assert len(ids) == 100 - len(removed)
+    assert ("goes on at offset 40 after 11" in caplog.text) == bool(removed)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FORMAT = "cadam online 1"
+FORMAT = "cadam online 2"
 NEEDS = "checkpoints need safetensors: pip install safetensors"
 logger = logging.getLogger("cadam.online")
 

@@ -169,16 +169,17 @@ class Learner:
         count = len(events)
         scores, failed = self._scores(events)
         columns = events.columns()
-        numbers = np.arange(self.events, self.events + count)
-        columns.setdefault("id", numbers)
-        columns.setdefault("time", numbers.astype(np.float64))
+        if "id" not in columns:
+            columns["id"] = np.arange(self.events, self.events + count)
+        if "time" not in columns:
+            columns["time"] = np.arange(self.events, self.events + count, dtype=np.float64)
         columns["score"] = scores
         self.events += count
         scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
         if timed.any():
             known = columns["time"][timed]
             self.last_time = float(known.max())
-            self.clock = max(self.clock, float(np.median(known)))
+            self.clock = max(self.clock, _median(known))
         self.unscored = 0 if scored.any() else self.unscored + count
         usable = scored & timed
         if "label" in columns:  # nan: not known yet
@@ -197,7 +198,7 @@ class Learner:
 
         A model that refuses all of its first events is wrong itself; later, `UNSCORED` in a row say so.
         """
-        self.model.eval()
+        self._set_mode(training=False)
         try:
             with torch.no_grad():
                 return self._forward(events.features, len(events)).cpu().numpy(), {}
@@ -231,6 +232,15 @@ class Learner:
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise TypeError(f"the model must give a score per event: {count} events gave {shape}")
         return scores.reshape(count).float()
+
+    def _set_mode(self, training: bool) -> None:
+        """`model.train(training)`; straight into the modules, which is four times as fast, if none has its own way."""
+        modules = list(self.model.modules())
+        if any(type(module).train is not nn.Module.train for module in modules):
+            self.model.train(training)
+        else:
+            for module in modules:
+                module.__dict__["training"] = training
 
     def _tensor(self, values: Array) -> Tensor:
         if not values.flags.writeable or not values.flags.c_contiguous:
@@ -322,7 +332,7 @@ class Learner:
     def _step(self, columns: Columns) -> None:
         features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
         labels = self._tensor(columns["label"])
-        self.model.train()
+        self._set_mode(training=True)
         self.optimizer.zero_grad()
         loss = self.loss(self._forward(features, len(labels)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -350,7 +360,7 @@ class Learner:
             self.log.check()
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and set-aside file began
-        self.started, self.resumed_at = time.time(), self.events
+        self.started, self.resumed_at, saved = time.time(), self.events, False
         if events is None or self.events < events:
             for batch in source:
                 if batch is not None:
@@ -358,8 +368,7 @@ class Learner:
                     self._unsaved = True
                 for report in self.reports:
                     report(self)
-                if self.checkpoints is not None and self._save_is_due():
-                    self.save()
+                saved = self.checkpoints is not None and self._save_is_due() and self.save() is not None
                 if self.stopped or (events is not None and self.events >= events):
                     break
         for report in self.reports:
@@ -367,7 +376,7 @@ class Learner:
                 report.end(self)
         if self.log is not None:
             self.log.flush()
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and not saved:
             self.save()
         return self
 
@@ -511,6 +520,13 @@ class Learner:
 
 
 _COUNTS = ("events", "learned", "steps", "poisoned", "unscored", "clock", "last_time", "saves")
+
+
+def _median(values: Array) -> float:
+    """As np.median, which takes six times as long for the events of a batch."""
+    middle = (len(values) - 1) // 2, len(values) // 2
+    ordered = np.partition(values, middle)
+    return float((ordered[middle[0]] + ordered[middle[1]]) / 2)
 
 
 def _shown(value: Any) -> Any:

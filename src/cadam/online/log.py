@@ -89,10 +89,12 @@ class PredictionLog:
         }
         arrays["label"] = pa.array(rows["label"], mask=np.isnan(rows["label"]))
         arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOMES))
+        schema = pa.schema([pa.field(name, a.type, nullable=name == "label") for name, a in arrays.items()])
         path = self.folder / f"part-{self.part:08d}.parquet"
         new = path.with_name(f".{path.name}.new")
         try:
-            pq.write_table(pa.table(arrays), new, use_dictionary=["outcome"], compression="lz4", write_statistics=False)
+            table = pa.table(list(arrays.values()), schema=schema)
+            pq.write_table(table, new, use_dictionary=["outcome"], compression="lz4", write_statistics=False)
             settle(new, path)
         finally:
             new.unlink(missing_ok=True)

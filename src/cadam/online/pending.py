@@ -7,7 +7,7 @@ its place. Adding, matching and expiring work on whole arrays, and memory is tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from .events import Array, Columns
 
 Key = Any  # int or str
+Sets = tuple[set[Key], set[Key]]  # keys without a label, and with one
 
 
 @dataclass
@@ -32,31 +33,41 @@ class Counts:
 
 
 class Memory:
-    """Remembers the last `size` keys at least, twice as many at most, with a value each."""
+    """Remembers the last `size` keys at least, twice as many at most, and which of them got a label."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.recent: dict[Key, bool] = {}
-        self.older: dict[Key, bool] = {}
+        self.recent: Sets = (set(), set())
+        self.older: Sets = (set(), set())
 
-    def add(self, keys: list[Key], value: bool) -> None:
-        self.recent.update(dict.fromkeys(keys, value))
-        if len(self.recent) >= self.size:
-            self.recent, self.older = {}, self.recent
+    def add(self, keys: Iterable[Key], labelled: bool) -> None:
+        self.recent[labelled].update(keys)
+        if len(self.recent[0]) + len(self.recent[1]) >= self.size:
+            self.recent, self.older = (set(), set()), self.recent
 
     def get(self, key: Key) -> bool | None:
-        found = self.recent.get(key)
-        return self.older.get(key) if found is None else found
+        """Whether a key got a label; None if it is not remembered."""
+        for sets in (self.recent, self.older):
+            for labelled in (True, False):
+                if key in sets[labelled]:
+                    return labelled
+        return None
 
     def meets(self, keys: set[Key]) -> bool:
         """Whether it remembers any of the keys."""
-        return not (self.recent.keys().isdisjoint(keys) and self.older.keys().isdisjoint(keys))
+        return not all(known.isdisjoint(keys) for known in (*self.recent, *self.older) if known)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recent": _table(self.recent), "older": _table(self.older)}
+        names = ("without", "labelled")
+        return {
+            age: {name: key_array(list(known)) for name, known in zip(names, sets, strict=True)}
+            for age, sets in (("recent", self.recent), ("older", self.older))
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.recent, self.older = _dict(state["recent"]), _dict(state["older"])
+        self.recent, self.older = (
+            (set(state[age]["without"].tolist()), set(state[age]["labelled"].tolist())) for age in ("recent", "older")
+        )
 
 
 def _table(values: Mapping[Key, Any]) -> dict[str, Array]:

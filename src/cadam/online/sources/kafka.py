@@ -23,7 +23,8 @@ class KafkaSource:
 
     Offsets are not committed to Kafka: the checkpoint alone says what has been learnt, so each message counts once. The
     order is that of Kafka within a partition; between partitions it depends on time, so a run over several partitions
-    is not the same to the bit when it is repeated. Brokers that go away are waited for.
+    is not the same to the bit when it is repeated. Brokers that go away are waited for. Messages that were removed
+    before they were read are a warning.
 
     Args:
         servers: as Kafka's ``bootstrap.servers``.
@@ -55,6 +56,7 @@ class KafkaSource:
         self.topic, self.schema, self.batch_size, self.follow = topic, schema, batch_size, follow
         self.patience, self.longest, self.poll = patience, longest, poll
         self.offsets: dict[int, int] = {}  # of the next message, by partition
+        self._gaps = 0
         own = {
             "bootstrap.servers": servers,
             "group.id": "cadam",  # named because it must be, not used: partitions are assigned by hand
@@ -79,6 +81,8 @@ class KafkaSource:
                 if error is None:
                     if not held:
                         since = time.monotonic()
+                    if offset > offsets[partition] > 0:
+                        self._warn_of_gap(partition, offsets[partition], offset)
                     where = f"{self.topic}, partition {partition}, offset {offset}"
                     held.append(Record(where, text=message.value() or b""))
                     offsets[partition] = offset + 1
@@ -119,6 +123,19 @@ class KafkaSource:
                 [kafka.TopicPartition(self.topic, p, o or kafka.OFFSET_BEGINNING) for p, o in self.offsets.items()]
             )
             return
+
+    def _warn_of_gap(self, partition: int, expected: int, found: int) -> None:
+        before, self._gaps = self._gaps, self._gaps + 1
+        if before.bit_length() != self._gaps.bit_length():  # at 1, 2, 4, 8...
+            logger.warning(
+                "%s, partition %d goes on at offset %d after %d: messages in between were removed unread by retention "
+                "or compaction, or are marks of transactions (seen %d times)",
+                self.topic,
+                partition,
+                found,
+                expected - 1,
+                self._gaps,
+            )
 
     def backlog(self) -> int:
         """How many messages the brokers have that were not given yet, as of the last fetch."""
