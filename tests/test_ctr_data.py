@@ -244,6 +244,7 @@ BAD = {
     "I5 is '0x1F', not an integer": replaced(5, b"0x1F"),
     "I6 is ' 7', not an integer": replaced(6, b" 7"),
     "I7 is '+7', not an integer": replaced(7, b"+7"),
+    "I8 is '-', not an integer": replaced(8, b"-"),
     "I1 is '9999999999', beyond 32 bits": replaced(1, b"9999999999"),
     "I1 is '2147483648', beyond 32 bits": replaced(1, b"2147483648"),
     "I2 is '-2147483649', beyond 32 bits": replaced(2, b"-2147483649"),

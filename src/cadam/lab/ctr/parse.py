@@ -166,7 +166,7 @@ def _by_pyarrow(text: bytes) -> pyarrow.Table | None:
         if part is None:
             return None
         parts.append(part)
-    return pyarrow.concat_tables(parts).combine_chunks() if parts else _schema().empty_table()
+    return pyarrow.concat_tables(parts) if parts else _schema().empty_table()
 
 
 def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
