@@ -354,6 +354,9 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
         ({"state": {}}, ValueError, "state must have"),
         ({"lr": -1.0}, ValueError, "Invalid learning rate"),
         ({"lrr": 1.0}, TypeError, "did you mean 'lr'"),
+        ({"ids": [0, 1]}, TypeError, "ids must be a tensor, got list"),
+        ({"optimizer": "CAdam"}, TypeError, "must be a class of the catalogue, such as cadam.CAdam, got 'CAdam'"),
+        ({"optimizer": torch.optim.Adam}, TypeError, "must be a class of the catalogue"),
     ],
 )
 def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
@@ -368,6 +371,13 @@ def test_update_refuses_bad_input(change: dict[str, object], error: type[Excepti
     with pytest.raises(error, match=message):
         cadam.rows.update_(table, **arguments)
     assert not table.any()
+
+
+def test_new_state_refuses_bad_input() -> None:
+    with pytest.raises(TypeError, match="did you mean 'amsgrad'"):
+        cadam.rows.new_state(torch.zeros(5, 4), amsgard=True)
+    with pytest.raises(ValueError, match=r"floating-point numbers, got torch.int64"):
+        cadam.rows.new_state(torch.zeros(5, 4, dtype=torch.int64))
 
 
 # The sanitizer ------------------------------------------------------------------------------------------------

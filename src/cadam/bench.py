@@ -544,6 +544,9 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         print(f"unknown suite {unknown[0]!r}; there are {', '.join(SUITES)}")
         return 2
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("--device cuda: there is no CUDA device, or torch is a build without CUDA")
+        return 3
     facts = about(options.device)
     results: list[Result] = []
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
