@@ -18,6 +18,7 @@ import torch
 
 from cadam import cli
 from cadam.lab.ctr import criteo as reading
+from cadam.lab.ctr import parse as parsing
 from cadam.lab.ctr import preprocess as stages
 from cadam.lab.ctr import text
 from cadam.lab.ctr.criteo import Criteo
@@ -49,6 +50,21 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "CHUNK", 200_000)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+
+@pytest.fixture
+def needs_c() -> None:
+    if isinstance(reason := parsing.compiled(), str):
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=["C", "pyarrow"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text read by C, and without."""
+    if request.param == "C":
+        request.getfixturevalue("needs_c")
+    else:
+        monkeypatch.setattr(parsing, "compiled", lambda: "not wanted")
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +244,7 @@ BAD = {
     "I5 is '0x1F', not an integer": replaced(5, b"0x1F"),
     "I6 is ' 7', not an integer": replaced(6, b" 7"),
     "I7 is '+7', not an integer": replaced(7, b"+7"),
+    "I8 is '-', not an integer": replaced(8, b"-"),
     "I1 is '9999999999', beyond 32 bits": replaced(1, b"9999999999"),
     "I1 is '2147483648', beyond 32 bits": replaced(1, b"2147483648"),
     "I2 is '-2147483649', beyond 32 bits": replaced(2, b"-2147483649"),
@@ -241,6 +258,7 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("reason", BAD)
 def test_a_bad_line_is_left_out_and_told_with_its_number(reason: str) -> None:
     text = b"\n".join([GOOD, BAD[reason], GOOD, replaced(5, b"-2147483647"), replaced(9, b"")]) + b"\n"
@@ -252,6 +270,7 @@ def test_a_bad_line_is_left_out_and_told_with_its_number(reason: str) -> None:
     assert [line.number for line in parse(BAD[reason] + b"\n", 1)[1]] == [1], "also where no other line is bad"
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("integer", [b"-2147483648", b"2147483647", b"-0", b"007", b"-000000000012", b"0" * 5000])
 def test_an_integer_is_good_whatever_is_beside_it(integer: bytes) -> None:
     for beside, others in ((b"", []), (b"bad\n", [2])):
@@ -260,6 +279,7 @@ def test_an_integer_is_good_whatever_is_beside_it(integer: bytes) -> None:
         assert [line.number for line in bad] == others
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 def test_a_last_line_without_its_end_is_taken_if_whole(end: bytes) -> None:
     newline = end or b"\n"
@@ -267,6 +287,7 @@ def test_a_last_line_without_its_end_is_taken_if_whole(end: bytes) -> None:
     assert (len(table), bad) == (2, [])
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("kept", [1, 2, 30, len(GOOD) - 9, len(GOOD) - 8, len(GOOD) - 1])
 def test_a_truncated_last_line_is_told(kept: int) -> None:
     table, bad = parse(GOOD + b"\n" + GOOD[:kept], 1, ends_early=True)
@@ -687,13 +708,12 @@ def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: 
 def test_without_pyarrow_it_says_what_to_install(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cadam.lab.ctr import parse as parsing
-
     monkeypatch.setattr(parsing, "find_spec", lambda name: None)
     assert cli.main(["criteo", str(source), "--cache", str(tmp_path)]) == 5
     assert "pip install '.[ctr]'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("reader")
 def test_what_is_wrong_agrees_with_the_fast_way() -> None:
     """Lines with one character changed at random: good for both or bad for both."""
     random = np.random.default_rng(0)
@@ -707,3 +727,55 @@ def test_what_is_wrong_agrees_with_the_fast_way() -> None:
         assert len(table) == 1 - len(bad)
         outcomes[wrong is None] += 1
     assert min(outcomes.values()) > 20
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_with_and_without_c_the_files_are_the_same(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "BLOCK", 50_000)
+    path, _ = damaged(source, tmp_path / "train.txt")
+    compiled = preprocess(path, tmp_path / "C")
+    monkeypatch.setattr(parsing, "compiled", lambda: "not wanted")
+    assert preprocess(path, tmp_path / "pyarrow") == compiled
+    assert files_of(tmp_path / "pyarrow") == files_of(tmp_path / "C")
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
+    """Lines that characters were put into, taken out of and changed in: as good as each of them alone."""
+    random = np.random.default_rng(1)
+    lines = source.read_bytes().splitlines(keepends=True)
+    characters = np.frombuffer(b"0019af-\t\t\n\rgA+ \x00\xff", np.uint8)
+    outcomes = Counter()
+    for _ in range(700):
+        start = random.integers(len(lines) - 20)
+        text = bytearray(b"".join(lines[start : start + random.integers(1, 20)]))
+        for _ in range(random.integers(3)):
+            place, taken, put = random.integers(len(text) - 1), random.integers(2), random.integers(2)
+            text[place : place + taken] = random.choice(characters, put).tobytes()
+        good = not any(map(what_is_wrong, bytes(text).split(b"\n")[:-1]))
+        by_c, by_pyarrow = parsing._by_c(parsing.compiled(), bytes(text)), parsing._by_pyarrow(bytes(text))
+        assert (by_c is not None) == (by_pyarrow is not None) == good, text
+        if good:
+            by_c.validate(full=True)
+            assert by_c.equals(by_pyarrow)
+        outcomes[good] += 1
+    assert min(outcomes.values()) > 150, outcomes
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_c_reads_no_text_that_does_not_end_a_line() -> None:
+    c = parsing.compiled()
+    assert len(parsing._by_c(c, b"")) == 0
+    assert parsing._by_c(c, GOOD) is None
+    assert parsing._by_c(c, GOOD + b"\n" + GOOD) is None
+    assert len(parsing._by_c(c, GOOD + b"\n")) == 1
+
+
+def test_without_c_the_command_says_why(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parsing, "compiled", lambda: "there is no compiler")
+    assert cli.main(["criteo", str(short), "--cache", str(tmp_path)]) == 0
+    assert "cadam criteo: pyarrow reads the text, which takes longer: there is no compiler" in capsys.readouterr().err

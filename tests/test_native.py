@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import library
+from cadam.engines import library, native
 from cadam.engines.source import Structure, structures
 from cadam.kernels import build, c_dialect
 from cadam.options import defaults
@@ -354,6 +354,9 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
         ({"state": {}}, ValueError, "state must have"),
         ({"lr": -1.0}, ValueError, "Invalid learning rate"),
         ({"lrr": 1.0}, TypeError, "did you mean 'lr'"),
+        ({"ids": [0, 1]}, TypeError, "ids must be a tensor, got list"),
+        ({"optimizer": "CAdam"}, TypeError, "must be a class of the catalogue, such as cadam.CAdam, got 'CAdam'"),
+        ({"optimizer": torch.optim.Adam}, TypeError, "must be a class of the catalogue"),
     ],
 )
 def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
@@ -368,6 +371,46 @@ def test_update_refuses_bad_input(change: dict[str, object], error: type[Excepti
     with pytest.raises(error, match=message):
         cadam.rows.update_(table, **arguments)
     assert not table.any()
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("width", [1, 2, 10, 33])
+def test_the_norm_of_rows_is_that_of_the_summed_rows(dtype: torch.dtype, width: int) -> None:
+    c, threads = library.catalogue().c, torch.get_num_threads()
+    for n, rows in ((1, 1), (5, 3), (1000, 50), (20_000, 1_000_000), (50_000, 7)):
+        generator = torch.Generator().manual_seed(n + width)
+        ids = torch.randint(rows, (n,), generator=generator)
+        values = torch.randn(n, width, generator=generator).to(dtype)
+        summed = torch.zeros(rows, width, dtype=torch.float64).index_add_(0, ids, values.double())
+        found = native.norm(ids, values, rows)
+        assert found is not None
+        assert found.dtype == torch.promote_types(dtype, torch.float32)
+        torch.testing.assert_close(found.double(), summed.norm(), rtol=2e-6, atol=0)
+        try:
+            for level in range(c.cadam_use(-1) + 1):
+                for count in (1, 2):
+                    c.cadam_use(level)
+                    torch.set_num_threads(count)
+                    assert native.norm(ids, values, rows) == found
+        finally:
+            c.cadam_use(-1)
+            torch.set_num_threads(threads)
+
+
+def test_the_norm_of_rows_leaves_ids_that_are_no_rows_to_others() -> None:
+    for wrong in (-1, 5):
+        assert native.norm(torch.tensor([0, wrong]), torch.ones(2, 3), 5) is None
+    table = torch.nn.Parameter(torch.zeros(5, 3))
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[4, 4, 0]]), torch.full((3, 3), 2.0), (5, 3))
+    assert cadam.clip_grad_norm_(table, 1.0).item() == pytest.approx(60**0.5, rel=1e-6)
+    assert not native.has_norm(torch.ones(2, 2, dtype=torch.complex64))
+
+
+def test_new_state_refuses_bad_input() -> None:
+    with pytest.raises(TypeError, match="did you mean 'amsgrad'"):
+        cadam.rows.new_state(torch.zeros(5, 4), amsgard=True)
+    with pytest.raises(ValueError, match=r"floating-point numbers, got torch.int64"):
+        cadam.rows.new_state(torch.zeros(5, 4, dtype=torch.int64))
 
 
 # The sanitizer ------------------------------------------------------------------------------------------------
@@ -390,7 +433,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return library, runtime
 
 
-@pytest.mark.parametrize("mode", ["clean", "overrun"])
+@pytest.mark.parametrize("mode", ["clean", "overrun", "overread"])
 def test_no_wrong_access_under_the_sanitizer(sanitized: tuple[Path, str], mode: str) -> None:
     library, runtime = sanitized
     result = subprocess.run(
@@ -400,7 +443,7 @@ def test_no_wrong_access_under_the_sanitizer(sanitized: tuple[Path, str], mode: 
         text=True,
         timeout=300,
     )
-    if mode == "overrun":
+    if mode != "clean":
         assert "heap-buffer-overflow" in result.stderr
     else:
         assert result.returncode == 0, result.stderr

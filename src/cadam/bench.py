@@ -10,6 +10,7 @@ import argparse
 import gc
 import json
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,10 @@ class Case:
 
 
 def measure(case: Case, device: str, limit: Callable[[int], Contender] | None) -> list[Result]:
-    """Run a case. With a `limit`, a kernel that only moves the bytes runs in the same rounds."""
+    """Run a case. With a `limit`, a kernel that only moves the bytes runs in the same rounds.
+
+    Each round has an order of its own, so that nobody always follows the one who empties the caches.
+    """
     contenders = case.contenders()
     if limit is not None and case.elements:
         contenders.append(limit(case.elements))
@@ -86,9 +90,11 @@ def measure(case: Case, device: str, limit: Callable[[int], Contender] | None) -
             contender.prepare()
             contender.step()
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    order = random.Random(0)
     for _ in range(case.rounds):
-        for contender in contenders:
+        for contender in order.sample(contenders, len(contenders)):
             contender.prepare()
+            gc.collect(0)  # what the one before left behind is not for this one to clear away
             _wait(device)
             start = time.perf_counter()
             for _ in range(case.repeat):
@@ -544,6 +550,9 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         print(f"unknown suite {unknown[0]!r}; there are {', '.join(SUITES)}")
         return 2
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("--device cuda: there is no CUDA device, or torch is a build without CUDA")
+        return 3
     facts = about(options.device)
     results: list[Result] = []
     print(", ".join(f"{k} {v}" for k, v in facts.items()))

@@ -22,7 +22,8 @@ _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
     """The buffers that `update_` needs beside a table: zeros, in float32 at the least."""
-    o = {**options.defaults(optimizer.rule), **given, **optimizer.fixed}
+    _check_is_table(table)
+    o = complete(optimizer, given)
     dtype = o["state_dtype"] or torch.promote_types(table.dtype, torch.float32)
     return {name: filled_like(table, start, dtype) for name, start in optimizer.rule.state(o).items()}
 
@@ -182,10 +183,12 @@ class Prepared:
 
 def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of an optimizer class, some of them given; raises for unknown ones and bad values."""
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
+        raise TypeError(f"optimizer must be a class of the catalogue, such as cadam.CAdam, got {optimizer!r}")
     known = options.defaults(optimizer.rule)
     for name in given:
         if name not in known:
-            raise TypeError(f"update_: {options.unknown(name, known)}")
+            raise TypeError(options.unknown(name, known))
     o = {**known, **given, **optimizer.fixed}
     options.check(optimizer.rule, o)
     return o
@@ -195,9 +198,15 @@ def _no_steps() -> Tensor:
     return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
-def _check_table(table: Tensor, state: Mapping[str, Tensor], needed: Mapping[str, float]) -> None:
+def _check_is_table(table: Tensor) -> None:
+    if not isinstance(table, Tensor):
+        raise TypeError(f"table must be a tensor, got {type(table).__name__}")
     if not table.is_floating_point() or table.dim() == 0:
         raise ValueError(f"table must have rows of floating-point numbers, got {table.dtype}, {tuple(table.shape)}")
+
+
+def _check_table(table: Tensor, state: Mapping[str, Tensor], needed: Mapping[str, float]) -> None:
+    _check_is_table(table)
     if set(state) != set(needed):
         raise ValueError(f"state must have {sorted(needed)}, got {sorted(state)} (see new_state)")
     for name, tensor in state.items():
@@ -208,6 +217,9 @@ def _check_table(table: Tensor, state: Mapping[str, Tensor], needed: Mapping[str
 
 
 def _check_rows(table: Tensor, ids: Tensor, grads: Tensor, step: int) -> None:
+    for name, value in (("ids", ids), ("grads", grads)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if ids.dtype != torch.int64 or ids.dim() != 1:
         raise ValueError(f"ids must be a one-dimensional int64 tensor, got {ids.dtype}, shape {tuple(ids.shape)}")
     if grads.shape != (len(ids), *table.shape[1:]):

@@ -94,6 +94,7 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_check_ids.restype = number
     for rows in (c.cadam_rows, c.cadam_rows_squares):
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
+    c.cadam_criteo.argtypes = [ctypes.c_char_p, number, number, pointer, pointer, pointer, pointer]
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
     locked = ctypes.PyDLL(str(path))

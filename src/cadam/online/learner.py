@@ -175,18 +175,20 @@ class Learner:
             columns["time"] = np.arange(self.events, self.events + count, dtype=np.float64)
         columns["score"] = scores
         self.events += count
-        scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
-        if timed.any():
-            known = columns["time"][timed]
-            self.last_time = float(known.max())
-            self.clock = max(self.clock, _median(known))
-        self.unscored = 0 if scored.any() else self.unscored + count
-        usable = scored & timed
-        if "label" in columns:  # nan: not known yet
-            usable &= ~np.isinf(columns["label"])
-        if not usable.all():
-            self._refuse(columns, np.flatnonzero(~usable), failed)
-            columns = {name: values[usable] for name, values in columns.items()}
+        if _all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
+            times, self.unscored = columns["time"], 0
+        else:
+            scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
+            times, usable = columns["time"][timed], scored & timed
+            self.unscored = 0 if scored.any() else self.unscored + count
+            if "label" in columns:  # nan: not known yet
+                usable &= ~np.isinf(columns["label"])
+            if not usable.all():
+                self._refuse(columns, np.flatnonzero(~usable), failed)
+                columns = {name: values[usable] for name, values in columns.items()}
+        if len(times):
+            median, self.last_time = _median_and_largest(times)
+            self.clock = max(self.clock, median)
         if events.ids is not None:
             new = self.pending.new(columns["id"].tolist())
             if new is not None:
@@ -198,7 +200,7 @@ class Learner:
 
         A model that refuses all of its first events is wrong itself; later, `UNSCORED` in a row say so.
         """
-        self._set_mode(training=False)
+        _set_mode(self.model, training=False)
         try:
             with torch.no_grad():
                 return self._forward(events.features, len(events)).cpu().numpy(), {}
@@ -233,19 +235,11 @@ class Learner:
             raise TypeError(f"the model must give a score per event: {count} events gave {shape}")
         return scores.reshape(count).float()
 
-    def _set_mode(self, training: bool) -> None:
-        """`model.train(training)`; straight into the modules, which is four times as fast, if none has its own way."""
-        modules = list(self.model.modules())
-        if any(type(module).train is not nn.Module.train for module in modules):
-            self.model.train(training)
-        else:
-            for module in modules:
-                module.__dict__["training"] = training
-
     def _tensor(self, values: Array) -> Tensor:
         if not values.flags.writeable or not values.flags.c_contiguous:
             values = np.array(values, order="C")
-        return torch.from_numpy(values).to(self._device)
+        tensor = torch.from_numpy(values)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
     def _refuse(self, columns: Columns, rows: Array, failed: Mapping[int, str]) -> None:
         """Set aside events whose score, time or label is not finite; where the model is to blame, that is an error."""
@@ -332,7 +326,7 @@ class Learner:
     def _step(self, columns: Columns) -> None:
         features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
         labels = self._tensor(columns["label"])
-        self._set_mode(training=True)
+        _set_mode(self.model, training=True)
         self.optimizer.zero_grad()
         loss = self.loss(self._forward(features, len(labels)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -522,11 +516,28 @@ class Learner:
 _COUNTS = ("events", "learned", "steps", "poisoned", "unscored", "clock", "last_time", "saves")
 
 
-def _median(values: Array) -> float:
+def _set_mode(module: nn.Module, training: bool) -> None:
+    """As `module.train(training)`, but for the price of nn.Module's setting of attributes, at every batch."""
+    if type(module).train is not nn.Module.train or "train" in module.__dict__:
+        module.train(training)  # in its own way
+        return
+    module.__dict__["training"] = training
+    for child in module._modules.values():
+        if child is not None:
+            _set_mode(child, training)
+
+
+def _all_finite(*columns: Array) -> bool:
+    """Whether every value is, by one look at each column: a sum that is not finite may also be one that overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return len(columns[0]) > 0 and all(math.isfinite(values.sum(dtype=np.float64)) for values in columns)
+
+
+def _median_and_largest(values: Array) -> tuple[float, float]:
     """As np.median, which takes six times as long for the events of a batch."""
-    middle = (len(values) - 1) // 2, len(values) // 2
-    ordered = np.partition(values, middle)
-    return float((ordered[middle[0]] + ordered[middle[1]]) / 2)
+    low, high, last = (len(values) - 1) // 2, len(values) // 2, len(values) - 1
+    ordered = np.partition(values, (low, high, last))
+    return float((ordered[low] + ordered[high]) / 2), float(ordered[last])
 
 
 def _shown(value: Any) -> Any:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from ..report import duration
+from . import parse
 from .criteo import cache_folder, find_source
 from .generator import Generated
 from .preprocess import STAGES, BadLinesError, Manifest, SourceChangedError, Stage, preprocess
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
             return DONE
         source = find_source(options.path)
         folder = cache_folder(source, options.rows, options.cache)
+        if isinstance(reason := parse.compiled(), str):
+            print(f"cadam criteo: pyarrow reads the text, which takes longer: {reason}", file=sys.stderr)
         manifest = preprocess(source, folder, rows=options.rows, strict=options.strict, tell=Progress())
     except (FileNotFoundError, PermissionError) as error:
         return _fail(error, NO_DATA)

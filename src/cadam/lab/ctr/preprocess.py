@@ -30,14 +30,15 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
+from ...kernels.build import SOURCES
 from ..code import files, meaning
 from ..experiment import Array
 from .fields import FIELDS, INTEGERS, offsets
-from .parse import BadLine, parse, require_pyarrow
+from .parse import BadLine, count_lines, parse, require_pyarrow
 from .split import FOLDS, PARTS, folds
 
 if TYPE_CHECKING:
@@ -230,8 +231,8 @@ def _sample(source: Path, pieces: int = 64, size: int = 4096) -> str:
 def made_by() -> str:
     """A hash of the code that makes a folder."""
     modules = [f"cadam.lab.ctr.{name}" for name in ("fields", "parse", "preprocess", "split")]
-    code = b"".join(meaning(path) for module in modules for path in files(module))
-    return hashlib.sha256(code).hexdigest()[:12]
+    paths = [*(path for module in modules for path in files(module)), SOURCES / "criteo.c"]
+    return hashlib.sha256(b"".join(map(meaning, paths))).hexdigest()[:12]
 
 
 def _whole(folder: Path, manifest: Manifest) -> bool:
@@ -300,7 +301,7 @@ def _chunks(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, int, floa
     """Whole lines of the text, the number of the first, how far in the file they end, and whether the last is cut."""
     first_line, lines_left = 1, manifest.wanted
     for text, place in _pieces(source, manifest):
-        lines = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
+        lines = count_lines(text)
         if lines_left is not None and lines >= lines_left:
             text = text[: _end_of_line(text, lines_left)]
             lines = lines_left
@@ -317,12 +318,20 @@ def _pieces(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, float]]:
     with source.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        text = _Unpacked(gzip.GzipFile(fileobj=file), source, manifest) if packed else file
-        while piece := text.read(CHUNK):
-            end = text.readline(LONGEST)
-            if len(end) == LONGEST:
+        unpacked = _Unpacked(gzip.GzipFile(fileobj=file), source, manifest)
+        while piece := unpacked.read_lines(CHUNK) if packed else _read_lines(file, CHUNK):
+            if len(piece) >= CHUNK + LONGEST:
                 raise ValueError(f"{source} has a line of more than {LONGEST:,} bytes: it is not of Criteo's format")
-            yield piece + end, min(1.0, file.tell() / max(1, manifest.bytes))
+            yield piece, min(1.0, file.tell() / max(1, manifest.bytes))
+
+
+def _read_lines(file: BinaryIO, size: int) -> bytes:
+    """So many bytes and on to the end of the line, read at once: a copy of all that takes as long as the reading."""
+    start = file.tell()
+    file.seek(size, os.SEEK_CUR)
+    size += len(file.readline(LONGEST))
+    file.seek(start)
+    return file.read(size)
 
 
 class _Unpacked:
@@ -331,15 +340,14 @@ class _Unpacked:
     def __init__(self, file: gzip.GzipFile, source: Path, manifest: Manifest) -> None:
         self.file, self.source, self.manifest = file, source, manifest
 
-    def read(self, size: int) -> bytes:
+    def read_lines(self, size: int) -> bytes:
+        """So many bytes and on to the end of the line."""
         pieces: list[bytes] = []
         while size and (piece := self._tried(self.file.read1, min(size, 1 << 20))):
             pieces.append(piece)
             size -= len(piece)
+        pieces.append(self._tried(self.file.readline, LONGEST))
         return b"".join(pieces)
-
-    def readline(self, size: int) -> bytes:
-        return self._tried(self.file.readline, size)
 
     def _tried(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
@@ -424,9 +432,8 @@ def _tokens(column: pyarrow.ChunkedArray, name: str) -> tuple[Array, Array | Non
 def bucketed(values: Array) -> Array:
     """floor((ln x)^2) of integers above 2; those up to 2 as they are."""
     common = _common_buckets()
-    inside = (values >= 0) & (values < len(common))
-    buckets: Array = common[np.where(inside, values, 0)]
-    rare = ~inside
+    buckets: Array = common.take(values, mode="clip")
+    rare = (values < 0) | (values >= len(common))
     if rare.any():
         buckets[rare] = _bucketed(values[rare])
     return buckets
@@ -502,22 +509,23 @@ def _vocabulary(folder: Path, name: str) -> Array:
 class Encoder:
     """Finds the row of the one table for tokens of a field.
 
-    A hash table without probing: a slot holds one token and its row. Tokens whose slot was taken are searched for in a
-    sorted list, where the slot did not have what was asked for.
+    A hash table without probing: a slot holds one token and its number in the field, from 1 on; 0 is for all others.
+    Tokens whose slot was taken are searched for in a sorted list, where the slot did not have what was asked for.
+    What was not found is multiplied by 0, for choosing takes a processor longer when it cannot foresee the choice.
     """
 
     def __init__(self, vocabulary: Array, begin: int) -> None:
         tokens = vocabulary.astype(np.uint32)
-        rows = np.arange(begin + 1, begin + 1 + len(tokens), dtype=np.uint64)
-        self.absent = np.int32(begin)
+        numbers = np.arange(1, 1 + len(tokens), dtype=np.uint64)
+        self.begin = np.int32(begin)
         self.shift = np.uint32(32 - min(20, max(10, len(tokens).bit_length() + 3)))
         slots = self._slots(tokens)
         self.table = np.zeros(1 << (32 - int(self.shift)), np.uint64)
         self.table[0] = 1 << 32  # an empty slot must have a token that belongs elsewhere: 1 here, 0 in all others
-        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | rows)[::-1]  # the most frequent stays
+        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | numbers)[::-1]  # the most frequent stays
         (left,) = np.nonzero(self.table[slots] >> np.uint64(32) != tokens)
         left = left[np.argsort(tokens[left])]
-        self.others, self.other_rows = tokens[left], rows[left].astype(np.int32)
+        self.others, self.other_numbers = tokens[left], numbers[left].astype(np.int32)
 
     def _slots(self, tokens: Array) -> Array:
         slots: Array = tokens * np.uint32(0x9E3779B1) >> self.shift
@@ -525,18 +533,19 @@ class Encoder:
 
     def __call__(self, tokens: Array, missing: Array | None) -> Array:
         tokens = tokens.astype(np.uint32, copy=False)
-        entries = self.table[self._slots(tokens)]
+        entries = self.table.take(self._slots(tokens), mode="clip")
         found = entries >> np.uint64(32) == tokens
-        rows: Array = np.where(found, entries.astype(np.int32), self.absent)
+        numbers: Array = entries.astype(np.int32) * found
         if len(self.others):
             (left,) = np.nonzero(~found)
             places = np.searchsorted(self.others, tokens[left])
             places[places == len(self.others)] = 0
             found = self.others[places] == tokens[left]
-            rows[left[found]] = self.other_rows[places[found]]
+            numbers[left[found]] = self.other_numbers[places[found]]
         if missing is not None:
-            rows[missing] = self.absent
-        return rows
+            numbers *= ~missing
+        numbers += self.begin
+        return numbers
 
 
 def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Tell) -> None:
