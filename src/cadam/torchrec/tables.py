@@ -191,14 +191,13 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         batch = (len(offsets) - 1) // len(heights)
         ends = offsets[::batch].tolist()
         for table, rows, (start, end) in zip(self.feature_table_map, heights, pairwise(ends), strict=True):
-            ids = indices[start:end]
-            wrong = ids[(ids < 0) | (ids >= rows)]
-            if len(wrong):
-                first = self.places[table][0]
+            if start == end:
+                continue
+            least, most = (int(x) for x in indices[start:end].aminmax())
+            if least < 0 or most >= rows:
+                name, wrong, first = self.table_names[table], least if least < 0 else most, self.places[table][0]
                 shard = f" (of its shard that begins with row {first}, from where ids are counted)" if first else ""
-                raise IndexError(
-                    f"table {self.table_names[table]!r}: {int(wrong[0])} is no id, it has {rows} rows{shard}"
-                )
+                raise IndexError(f"table {name!r}: {wrong} is no id, it has {rows} rows{shard}")
 
     def look_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, rest: Mapping[str, Any]) -> Tensor:
         """What a lookup returns, without gradients."""
