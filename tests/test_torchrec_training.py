@@ -91,17 +91,17 @@ def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, T
     assert touched % 8 == 0
 
 
-def align_copies_and_shards() -> dict[str, Any]:
+def align_copies_and_shards(folder: str) -> dict[str, Any]:
     """One table on both ranks, one in two shards; and a collection that no sharder takes."""
     common: dict[str, Any] = {"embedding_dim": 8, "feature_names": ["user"]}
     copied = [EmbeddingBagConfig(name="copied", num_embeddings=20, **common)]
     split = [EmbeddingBagConfig(name="split", num_embeddings=30, **common)]
-    plain = [EmbeddingConfig(name="plain", num_embeddings=20, **common)]
+    unsharded = [EmbeddingConfig(name="plain", num_embeddings=20, **common)]
     module = nn.ModuleDict(
         {
             "a": EmbeddingBagCollection(copied, device=torch.device("meta")),
             "b": EmbeddingBagCollection(split, device=torch.device("meta")),
-            "c": EmbeddingCollection(plain),
+            "c": EmbeddingCollection(unsharded),
         }
     )
     constraints = {
@@ -115,14 +115,20 @@ def align_copies_and_shards() -> dict[str, Any]:
     model = DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
     features = KeyedJaggedTensor(["user"], torch.tensor([1, 18]), lengths=torch.tensor([1, 1]))
     (model.module["a"](features).values() + model.module["b"](features).values()).sum().backward()
-    with pytest.warns(UserWarning, match=r"c is a plain EmbeddingCollection, .* Give .* a SequenceSharder too"):
+    plain = r"c is a plain EmbeddingCollection, .* Give .* a SequenceSharder too"
+    with pytest.warns(UserWarning, match=plain):
         counted = cadam.torchrec.alignment(model).over_ranks()
+    dense = cadam.CAdam(model.module["c"].parameters())
+    with pytest.warns(UserWarning, match=plain):
+        cadam.torchrec.save(folder, 1, model, dense)
+    with pytest.warns(UserWarning, match=plain):
+        cadam.torchrec.load(folder, model, dense)
     assert counted.groups == (counted.total,)
     return {name: vars(ratio) for name, ratio in {**counted.parameters, "total": counted.total}.items()}
 
 
 def test_copies_count_once_beside_shards_and_plain_collections_are_told_of(tmp_path: Path) -> None:
-    found = run(2, tmp_path / "world", align_copies_and_shards)
+    found = run(2, tmp_path / "world", align_copies_and_shards, str(tmp_path / "run"))
     assert found["copied"]["seen"] == 20 * 8
     assert found["split"]["seen"] == 30 * 8
     for count in ("aligned", "touched", "seen"):
