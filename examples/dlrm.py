@@ -23,6 +23,9 @@ The clicks are made up: each id has a taste, tastes drift, and a tenth of the la
 
 from __future__ import annotations
 
+import cadam.torchrec  # first, since it says what to install if TorchRec is not the one that it needs
+
+# isort: split
 import argparse
 import logging
 import os
@@ -37,7 +40,6 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.models.dlrm import DLRM
 
-import cadam
 from cadam import torchrec as tables
 
 FEATURES, DENSE, WIDTH = [f"f{i}" for i in range(8)], 4, 16
@@ -82,6 +84,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--folder", help="for checkpoints; a run goes on from the newest one there")
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: this torch sees no CUDA device")
     logging.getLogger("torchrec").setLevel(logging.ERROR)
 
     torch.manual_seed(0)

@@ -1,16 +1,19 @@
 """Online learning on sharded tables: a DLRM that predicts a stream of clicks and learns from it, on many processes.
 
     python examples/online_dlrm.py --make clicks --ranks 2     # a stream to try it on, a share for each process
-    torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/online_dlrm.py --data clicks --folder run
+    torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/online_dlrm.py --data clicks --folder online-run
 
 Each process reads its own share, clicks/share-RANK.jsonl, and holds its part of every table. One checkpoint for all of
-them is in run/state, and the predictions of each are logged in run/log. Kill one of them: torchrun starts all anew,
-and they go on from the checkpoint to the same end. SIGTERM to one of them: all stop with a checkpoint, and the same
-command goes on from there.
+them is in online-run/state, and the predictions of each are logged in online-run/log. Kill one of them: torchrun starts
+all anew, and they go on from the checkpoint to the same end. SIGTERM to one of them: all stop with a checkpoint, and
+the same command goes on from there.
 """
 
 from __future__ import annotations
 
+import cadam.torchrec  # first, since it says what to install if TorchRec is not the one that it needs
+
+# isort: split
 import argparse
 import json
 import logging
@@ -24,7 +27,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 
-import cadam
 from cadam.online import Console, LinesSource, Schema, StreamMetrics
 from cadam.online.commands import stopping
 from cadam.online.distributed import DistributedLearner, join

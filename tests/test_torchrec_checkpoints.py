@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +111,7 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
     kept = [path.name for path in checkpoints(folder)]
     again = sharded(Setting("row_wise"))
     newest = load(folder, again.model, again.dense)
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match=r"position cannot be saved: .*not JSON serializable"):
         save(folder, 100, trainer.model, trainer.dense, object())
     same = furthest(again.result(), trainer.result())
     with pytest.raises(ValueError, match="newer than checkpoint-000000000005: load it, or save elsewhere"):
@@ -138,6 +140,108 @@ def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
     assert found["newest"] == found["again"] == Saved(6, 6)
     assert found["same"] == 0
     assert found["left"] == found["kept"]
+
+
+# Options and optimizers --------------------------------------------------------------------------------------------
+
+LATER = {"lr": 0.02, "betas": (0.5, 0.9), "weight_decay": torch.tensor(0.25), "eps": 1e-3, "maximize": True}
+
+
+def change_options(folder: str) -> dict[str, Any]:
+    """Options changed in the middle of a run; how far a run loaded there comes from the one that went on."""
+    trainer = sharded(Setting("row_wise"))
+    trainer.train(3)
+    users, goods = trainer.model.fused_optimizer.param_groups
+    users.update(LATER, initial_lr=0.05)
+    goods["eps"] = 1e-2
+    save(folder, 3, trainer.model, trainer.dense, 3)
+    trainer.train(3)
+    again = sharded(Setting("row_wise", options=(("lr", 0.5), ("fused", False), ("track_alignment", False))))
+    load(folder, again.model, again.dense)
+    again.position = 3
+    again.train(3)
+    mine, others = again.model.fused_optimizer.param_groups
+    assert {name: mine[name] for name in LATER} == LATER
+    assert (mine["initial_lr"], mine["fused"], mine["track_alignment"]) == (0.05, False, False)  # how it runs stays
+    assert (others["lr"], others["eps"]) == (0.05, 1e-2)
+    users["owner"] = object()
+    with pytest.raises(TypeError, match=r"options of tables/.*users.weight/owner is a object"):
+        save(folder, 7, trainer.model, trainer.dense)
+    return {"apart": furthest(again.result(), trainer.result())}
+
+
+def test_every_option_of_the_tables_is_loaded(tmp_path: Path) -> None:
+    assert run(1, tmp_path / "world", change_options, str(tmp_path / "run"))["apart"] < 1e-5
+
+
+def load_into_others(folder: str) -> dict[str, str]:
+    """What is said when a run of CAdam is loaded with other optimizers."""
+    trainer = sharded(Setting("row_wise"))
+    trainer.train(1)
+    save(folder, 1, trainer.model, trainer.dense)
+    said, logger = {}, logging.getLogger("cadam.torchrec")
+    for optimizer in (cadam.CLion, cadam.CAmsGrad, cadam.Adam):
+        other = sharded(Setting("row_wise", optimizer=optimizer))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                logger, "warning", lambda text, *given, to=optimizer: said.update({to.__name__: text % given})
+            )
+            try:
+                load(folder, other.model, other.dense)
+            except ValueError as error:
+                said[optimizer.__name__] = f"refused: {error}"
+    maximum = sharded(Setting("row_wise", optimizer=cadam.CAmsGrad))
+    save(f"{folder}-amsgrad", 1, maximum.model, maximum.dense)
+    with pytest.raises(ValueError, match=r"options that need the buffers .*'max_exp_avg_sq'\], and here it has"):
+        load(f"{folder}-amsgrad", trainer.model, trainer.dense)
+    return said
+
+
+def test_a_checkpoint_of_another_optimizer_is_told_of(tmp_path: Path) -> None:
+    said = run(1, tmp_path / "world", load_into_others, str(tmp_path / "run"))
+    lion = (
+        r"refused: .*checkpoint-0+1 was saved with another optimizer: .*users\.weight with CAdam, and here it has CLion"
+    )
+    assert re.match(lion, said["CLion"])
+    assert "the dense part with CAdam, and here it has CLion" in said["CLion"]
+    assert said["CAmsGrad"].startswith("refused:")
+    assert "saved with another optimizer" in said["Adam"]  # the same rule, so it goes on
+    assert "refused" not in said["Adam"]
+
+
+def load_what_is_older(folder: str) -> tuple[list[str], float, tuple[float, float]]:
+    """A checkpoint that keeps the tables' learning rates and no other option.
+
+    And one whose tables had different options, where they have the same.
+    """
+    trainer = sharded(Setting("row_wise", tables=TABLES))
+    trainer.train(1)
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks.RankCheckpoints, "save", lambda self, number, tree: older.append(tree))
+        older: list[Any] = []
+        save(folder, 1, trainer.model, trainer.dense)
+    (tree,) = older
+    (shops,) = (options for name, options in tree["shared"]["options of tables"].items() if "shops" in name)
+    shops["eps"] = 1e-4
+    ranks.RankCheckpoints(f"{folder}-apart").save(1, tree)
+    with pytest.raises(ValueError, match=r"users.weight and .*shops.weight have the same options here"):
+        load(f"{folder}-apart", trainer.model, trainer.dense)
+    del tree["shared"]["options of tables"], tree["shared"]["optimizers"]
+    tree["shared"]["learning rates"] = {"users": 0.25, "goods": 0.25, "shops": 0.25}
+    ranks.RankCheckpoints(folder).save(1, tree)
+    again = sharded(Setting("row_wise", options=(("lr", 0.5), ("betas", (0.5, 0.9))), tables=TABLES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("cadam.torchrec"), "warning", lambda text, *given: said.append(text % given))
+        load(folder, again.model, again.dense)
+    group, _ = again.model.fused_optimizer.param_groups
+    return said, group["lr"], group["betas"]
+
+
+def test_an_older_checkpoint_has_the_learning_rates_only(tmp_path: Path) -> None:
+    (said,), rate, betas = run(1, tmp_path / "world", load_what_is_older, str(tmp_path / "run"))
+    assert "keeps of the tables' options the learning rate only" in said
+    assert (rate, betas) == (0.25, (0.5, 0.9))
 
 
 # A serving copy ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ from torchrec_model import Setting, Table, distributed, state_of
 from worlds import run
 
 from cadam.online.ranks import everywhere
-from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, tables_of, track_changes
+from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, load, save, tables_of, track_changes
 
 SLOTS, IDS, STEPS, START, RATE = 32, 1000, 30, 0.5, 0.1
 
@@ -120,3 +122,29 @@ def test_without_a_reset_the_old_momentum_would_act(tmp_path: Path) -> None:
 def watch_evictions_without_reset() -> dict[str, int]:
     Tables.reset_embedding_weight_momentum = lambda self, **given: None
     return watch_evictions()
+
+
+def save_slots(folder: str) -> None:
+    model = with_slots(interval=3)
+    dense = cadam.CAdam([torch.nn.Parameter(torch.zeros(1))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no collection in it is a plain one
+        save(folder, 1, model, dense)
+
+
+def load_slots(folder: str) -> list[str]:
+    """What is said when they are loaded."""
+    model, said = with_slots(interval=3), []
+    dense = cadam.CAdam([torch.nn.Parameter(torch.zeros(1))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("cadam.torchrec"), "warning", lambda text, *given: said.append(text % given))
+        load(folder, model, dense)
+    return said
+
+
+def test_slots_loaded_by_another_number_of_ranks_are_told_of(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    run(2, tmp_path / "two", save_slots, folder)
+    assert run(2, tmp_path / "again", load_slots, folder) == []
+    (said,) = run(1, tmp_path / "one", load_slots, folder)
+    assert "is of 2 ranks, and here are 1: with managed collision, ids that have no slot" in said

@@ -53,20 +53,20 @@ def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learnt:
     resumed_from_the_newest_good_checkpoint(learnt[0][kind], damage)
 
 
-def change_rates_and_resume(folder: Path) -> list[float]:
+def change_options_and_resume(folder: Path) -> list[Any]:
     ours = learner("row_wise", checkpoint=folder / "state")
     for group in ours.model.fused_optimizer.param_groups:
-        group["lr"] = 0.007
+        group.update(lr=0.007, betas=(0.5, 0.9))
     ours.run(Replayed([Batch(events(8))]))
     ours.close()
     again = learner("row_wise", checkpoint=folder / "state")
     assert again.resume()
     again.close()
-    return [group["lr"] for group in again.model.fused_optimizer.param_groups]
+    return [(group["lr"], group["betas"]) for group in again.model.fused_optimizer.param_groups]
 
 
-def test_learning_rates_of_tables_are_resumed(tmp_path: Path) -> None:
-    assert set(run(1, tmp_path / "world", change_rates_and_resume, tmp_path)) == {0.007}
+def test_options_of_tables_are_resumed(tmp_path: Path) -> None:
+    assert set(run(1, tmp_path / "world", change_options_and_resume, tmp_path)) == {(0.007, (0.5, 0.9))}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ except ImportError as error:
 from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec_model import BATCH, Batch, Setting, Table, batch, distributed, furthest, keyed, sharded, train_plainly
 from worlds import run
 
@@ -78,12 +84,56 @@ def test_two_ranks_equal_one_plain_process(name: str, on_two_ranks: dict[str, di
 
 @pytest.mark.parametrize("name", ["table_wise bags", "row_wise bags", "column_wise bags", "data_parallel bags"])
 def test_alignment_over_all_ranks(name: str, on_two_ranks: dict[str, dict[str, Tensor]]) -> None:
-    """Each shard counts once; copies count once each."""
+    """Each shard counts once, and so does a table of which every rank has a copy."""
     aligned, touched, seen = on_two_ranks[name]["alignment"].tolist()
-    copies = 2 if name.startswith("data") else 1
-    assert seen == copies * 20 * (37 + 50) * 8
+    assert seen == 20 * (37 + 50) * 8
     assert 0 < aligned < touched < seen
     assert touched % 8 == 0
+
+
+def align_copies_and_shards(folder: str) -> dict[str, Any]:
+    """One table on both ranks, one in two shards; and a collection that no sharder takes."""
+    common: dict[str, Any] = {"embedding_dim": 8, "feature_names": ["user"]}
+    copied = [EmbeddingBagConfig(name="copied", num_embeddings=20, **common)]
+    split = [EmbeddingBagConfig(name="split", num_embeddings=30, **common)]
+    unsharded = [EmbeddingConfig(name="plain", num_embeddings=20, **common)]
+    module = nn.ModuleDict(
+        {
+            "a": EmbeddingBagCollection(copied, device=torch.device("meta")),
+            "b": EmbeddingBagCollection(split, device=torch.device("meta")),
+            "c": EmbeddingCollection(unsharded),
+        }
+    )
+    constraints = {
+        "copied": ParameterConstraints(sharding_types=["data_parallel"], compute_kernels=["dense"]),
+        "split": ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"]),
+    }
+    topology = Topology(world_size=2, compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    sharders = [BagSharder(cadam.CAdam, lr=0.1)]
+    plan = planner.collective_plan(module, sharders, torch.distributed.group.WORLD)
+    model = DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    features = KeyedJaggedTensor(["user"], torch.tensor([1, 18]), lengths=torch.tensor([1, 1]))
+    (model.module["a"](features).values() + model.module["b"](features).values()).sum().backward()
+    plain = r"c is a plain EmbeddingCollection, .* Give .* a SequenceSharder too"
+    with pytest.warns(UserWarning, match=plain):
+        counted = cadam.torchrec.alignment(model).over_ranks()
+    dense = cadam.CAdam(model.module["c"].parameters())
+    with pytest.warns(UserWarning, match=plain):
+        cadam.torchrec.save(folder, 1, model, dense)
+    with pytest.warns(UserWarning, match=plain):
+        cadam.torchrec.load(folder, model, dense)
+    assert counted.groups == (counted.total,)
+    return {name: vars(ratio) for name, ratio in {**counted.parameters, "total": counted.total}.items()}
+
+
+def test_copies_count_once_beside_shards_and_plain_collections_are_told_of(tmp_path: Path) -> None:
+    found = run(2, tmp_path / "world", align_copies_and_shards, str(tmp_path / "run"))
+    assert found["copied"]["seen"] == 20 * 8
+    assert found["split"]["seen"] == 30 * 8
+    for count in ("aligned", "touched", "seen"):
+        assert found["total"][count] == found["copied"][count] + found["split"][count] > 0
+    assert found["copied"]["touched"] == 2 * 8
 
 
 def test_alignment_of_each_table() -> None:
@@ -177,9 +227,7 @@ def alone() -> dict[str, Any]:
 
 
 def refused(setting: Setting, sharder: BagSharder) -> None:
-    from torchrec import EmbeddingBagCollection
     from torchrec.distributed.types import ShardingEnv
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
     config = EmbeddingBagConfig(name="users", embedding_dim=8, num_embeddings=37, feature_names=["user"])
     module = EmbeddingBagCollection([config], device=torch.device("meta"))
@@ -222,7 +270,7 @@ def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
 def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
     assert "fused_uvm_caching" in on_one_rank["kernel"]
     assert "set compute_kernels=['fused']" in on_one_rank["kernel"]
-    assert "RuntimeError" in on_one_rank["out of range"]
+    assert re.match(r"IndexError\(\"table 'users': \d+ is no id, it has 37 rows", on_one_rank["out of range"])
 
 
 def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
@@ -240,7 +288,8 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "_installed", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
     message = versions.problem()
     assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
-    assert "pip install torch==2.13.0" in message
+    assert "pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0 '.[torchrec]'" in message  # cadam is on no index
+    assert "in a clone of cadam's repository" in message
     monkeypatch.setattr(versions, "_installed", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get)
     assert "torchrec 1.8.0 (needs 1.6.1)" in versions.problem()  # what goes with the torch that is there
 
@@ -334,10 +383,23 @@ def test_bfloat16_rows_are_looked_up_as_float32_ones(pooling: PoolingMode, weigh
 def test_negative_ids_are_refused(precision: SparseType, learning: bool) -> None:
     """In the second table, so that -1 would be the last row of the first."""
     made = tables([8, 8], True, precision=precision)
-    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"tables \['t0', 't1'\]: -1 is no id"):
+    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't1': -1 is no id"):
         made(torch.tensor([1, -1]), torch.tensor([0, 1, 2]))
     looked_up = made.look_at(torch.tensor([1, -1, 2]), torch.tensor([0, 1, 3]))
     assert made._ids(made._slabs[0], looked_up, 0).rows.tolist() == [1, -1, 12]
+
+
+@pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.BF16])
+@pytest.mark.parametrize("learning", [False, True])
+def test_ids_that_are_too_large_are_refused(precision: SparseType, learning: bool) -> None:
+    """Row 10 of the first table would be the first of the second; row 10 of the second is its last."""
+    made = tables([8, 8], True, precision=precision)
+    made(torch.tensor([9, 10, 10]), torch.tensor([0, 1, 1, 2, 3]))
+    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't0': 10 is no id, it has 10 rows$"):
+        made(torch.tensor([9, 10, 10]), torch.tensor([0, 1, 2, 2, 3]))
+    made.places = [(0, 0), (30, 0)]
+    with pytest.raises(IndexError, match=r"'t1': 11 is no id, it has 11 rows .of its shard that begins with row 30"):
+        made(torch.tensor([9, 11]), torch.tensor([0, 1, 2]))
 
 
 def test_looking_without_gradients_changes_nothing() -> None:

@@ -6,8 +6,7 @@ The engines count inside the update, on the device. Nothing is read until somebo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +34,9 @@ class Ratio:
     def __add__(self, other: Ratio) -> Ratio:
         return Ratio(self.aligned + other.aligned, self.touched + other.touched, self.seen + other.seen)
 
+    def __sub__(self, other: Ratio) -> Ratio:
+        return Ratio(self.aligned - other.aligned, self.touched - other.touched, self.seen - other.seen)
+
     def __str__(self) -> str:
         return f"{self.over_all:.3f} of all, {self.over_touched:.3f} of touched"
 
@@ -52,24 +54,38 @@ class Alignment:
     total: Ratio
     groups: tuple[Ratio, ...]
     parameters: Mapping[str, Ratio]
+    replicated: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that are known to be the same on every rank that has them, with the number of their group."""
 
     def over_ranks(self, group: Any = None) -> Alignment:
         """The same over all ranks of a process group (by default of all there are); every one of them must call it.
 
-        Counts are added up, so shards count once each; a parameter that every rank holds whole counts once for each
-        rank, which leaves its ratio as it is.
+        Counts are added up, so shards count once each. A replicated table of `cadam.torchrec` counts once too. Of an
+        ordinary optimizer's parameters nobody knows which are replicated (by DistributedDataParallel, say): each of
+        those counts once for each rank. That leaves its own ratio as it is; but beside shards, as those of FSDP2, it
+        weighs too much in the total and in its group, so compare the ratios of single parameters there.
         """
         import torch.distributed as dist
 
-        gathered: list[Any] = [None] * dist.get_world_size(group)
+        gathered: list[Alignment] = [self] * dist.get_world_size(group)
         dist.all_gather_object(gathered, self, group)
+        nothing = Ratio(0, 0, 0)
+        once = {
+            name
+            for name in {name for of_rank in gathered for name in of_rank.replicated}
+            if all(name in of_rank.replicated for of_rank in gathered if name in of_rank.parameters)
+        }
         parameters: dict[str, Ratio] = {}
+        groups = [nothing] * max(len(of_rank.groups) for of_rank in gathered)
         for of_rank in gathered:
+            for number, ratio in enumerate(of_rank.groups):
+                groups[number] += ratio
             for name, ratio in of_rank.parameters.items():
-                parameters[name] = parameters.get(name, Ratio(0, 0, 0)) + ratio
-        total = sum((of_rank.total for of_rank in gathered), Ratio(0, 0, 0))
-        groups = zip_longest(*(of_rank.groups for of_rank in gathered), fillvalue=Ratio(0, 0, 0))
-        return Alignment(total, tuple(sum(ratios, Ratio(0, 0, 0)) for ratios in groups), parameters)
+                if name in once and name in parameters:
+                    groups[of_rank.replicated[name]] -= ratio
+                else:
+                    parameters[name] = parameters.get(name, nothing) + ratio
+        return Alignment(sum(groups, nothing), tuple(groups), parameters)
 
     def write(self, writer: Writer, step: int, *, tag: str = "alignment", parameters: bool = False) -> None:
         """Write the ratios as scalars: total and groups, with `parameters` also each parameter's."""

@@ -17,7 +17,7 @@ from ..alignment import Ratio
 from . import log as files
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Learner, Loss, Stream
-from .ranks import RankCheckpoints, everywhere, join, load_tensors, table_optimizer, tensors_of
+from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, table_optimizer, tensors_of
 
 __all__ = ["DistributedLearner", "join"]
 
@@ -240,7 +240,7 @@ class DistributedLearner(Learner):
         own = super().state_dict()
         del own["model"]
         own["alignment"] = {n: [r.aligned, r.touched, r.seen] for n, r in self._own_alignment().items()}
-        own["rates of tables"] = [group["lr"] for group in self._table_groups()]
+        own["options of tables"] = [saved_options(group) for group in self._table_groups()]
         return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,8 +253,10 @@ class DistributedLearner(Learner):
         load_tensors(state["folder"], self.model, self.group)
         model = self.model.state_dict()
         super().load_state_dict({**state["own"], **state["shared"], "model": model})
-        for group, rate in zip(self._table_groups(), state["own"]["rates of tables"], strict=True):
-            group["lr"] = rate
+        own = state["own"]
+        before = [{"lr": rate} for rate in own.get("rates of tables", [])]  # all that older checkpoints keep
+        for group, saved in zip(self._table_groups(), own.get("options of tables", before), strict=True):
+            group.update(saved)
         self._count_together()
 
     def resume(self) -> bool:

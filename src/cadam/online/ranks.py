@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ..options import HOW_IT_RUNS
 from .checkpoint import Checkpoints, before, lock, put_aside, read, settle, write
 
 logger = logging.getLogger("cadam.online")
@@ -105,6 +106,11 @@ def load_tensors(folder: Path, model: nn.Module, group: Any = None) -> None:
 def table_optimizer(model: nn.Module) -> Any:
     """What a model updates its tables with in backward, as TorchRec's sharded ones do; None if it has no such."""
     return getattr(model, "fused_optimizer", None)
+
+
+def saved_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group that a checkpoint keeps: those that say what is computed, not how it runs."""
+    return {name: value for name, value in group.items() if name not in ("params", *HOW_IT_RUNS)}
 
 
 def _tables_state(model: nn.Module) -> Mapping[str, Any]:

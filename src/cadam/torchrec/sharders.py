@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -280,14 +281,29 @@ def table_names(model: nn.Module) -> list[list[str]]:
     return [list(dict.fromkeys(collection.module_sharding_plan)) for collection in collections]
 
 
+def warn_of_plain_collections(model: nn.Module) -> None:
+    """Warn of collections that no sharder has taken: each rank has them whole, and backward does not update them."""
+    kinds = {EmbeddingBagCollection: BagSharder, EmbeddingCollection: SequenceSharder}
+    for name, module in model.named_modules():
+        if (sharder := kinds.get(type(module))) is not None:
+            warnings.warn(
+                f"{name or 'the model'} is a plain {type(module).__name__}, which none of the sharders took: its "
+                f"tables are parameters of the dense part. Give DistributedModelParallel a {sharder.__name__} too",
+                stacklevel=3,
+            )
+
+
 def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:
     """The alignment ratio on this rank; ``alignment(model).over_ranks()`` is that of all ranks.
 
-    Reading waits for the device, counting never does.
+    There a replicated table counts once. Reading waits for the device, counting never does.
     """
+    warn_of_plain_collections(model)
     ratios: dict[str, Ratio] = {}
+    copied: dict[str, bool] = {}  # by name; two collections may have a table of one name
     for tables in tables_of(model):
         for name, ratio in tables.alignment(reset=reset).items():
             ratios[name] = ratios.get(name, Ratio(0, 0, 0)) + ratio
+            copied[name] = copied.get(name, True) and tables.replicas is not None
     total = sum(ratios.values(), Ratio(0, 0, 0))
-    return Alignment(total, (total,), ratios)
+    return Alignment(total, (total,), ratios, {name: 0 for name, whole in copied.items() if whole})

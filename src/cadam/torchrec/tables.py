@@ -174,13 +174,30 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 f"tables {self.table_names}: feature_requires_grad and batches of different size for each feature "
                 "are not supported; give every feature the same batch"
             )
-        if indices.device.type == "cpu" and len(indices) and int(indices.min()) < 0:
-            raise IndexError(f"tables {self.table_names}: {int(indices.min())} is no id")
+        if indices.device.type == "cpu" and len(indices):
+            self._check_ids(indices, offsets)
         if not torch.is_grad_enabled():
             return self.look_up(indices, offsets, per_sample_weights, rest)
         anchor = self.placeholder_autograd_tensor  # so that backward is called though no input has a gradient
         looked_up: Tensor = _Lookup.apply(anchor, self, indices, offsets, per_sample_weights, rest)  # type: ignore[no-untyped-call]
         return looked_up
+
+    def _check_ids(self, indices: Tensor, offsets: Tensor) -> None:
+        """Refuse ids that are no rows of their tables. Looks at the features one by one only if it may have to."""
+        least, most = (int(x) for x in indices.aminmax())
+        heights = [self.embedding_specs[table][0] for table in self.feature_table_map]
+        if least >= 0 and most < min(heights):
+            return
+        batch = (len(offsets) - 1) // len(heights)
+        ends = offsets[::batch].tolist()
+        for table, rows, (start, end) in zip(self.feature_table_map, heights, pairwise(ends), strict=True):
+            if start == end:
+                continue
+            least, most = (int(x) for x in indices[start:end].aminmax())
+            if least < 0 or most >= rows:
+                name, wrong, first = self.table_names[table], least if least < 0 else most, self.places[table][0]
+                shard = f" (of its shard that begins with row {first}, from where ids are counted)" if first else ""
+                raise IndexError(f"table {name!r}: {wrong} is no id, it has {rows} rows{shard}")
 
     def look_up(self, indices: Tensor, offsets: Tensor, weights: Tensor | None, rest: Mapping[str, Any]) -> Tensor:
         """What a lookup returns, without gradients."""

@@ -21,9 +21,9 @@ class Versions:
     @property
     def install(self) -> str:
         return (
-            f"pip install torch=={self.torch} fbgemm-gpu-cpu=={self.fbgemm} 'cadam[torchrec]' && "
+            f"pip install torch=={self.torch} fbgemm-gpu-cpu=={self.fbgemm} '.[torchrec]' && "
             f"pip install --no-deps torchrec=={self.torchrec}  "
-            f"(fbgemm-gpu=={self.fbgemm} instead of fbgemm-gpu-cpu for CUDA)"
+            f"(in a clone of cadam's repository; fbgemm-gpu=={self.fbgemm} instead of fbgemm-gpu-cpu for CUDA)"
         )
 
 

@@ -1,0 +1,82 @@
+"""What docs/scale.md and the examples say can be run is run, on one rank and on two."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+try:
+    import cadam.torchrec
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from worlds import run
+
+import cadam.online.distributed
+
+ROOT = Path(__file__).parent.parent
+TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+
+
+def execute(code: str, folder: str) -> dict[str, Any]:
+    """Run code of the page; the ranks have met already."""
+    os.chdir(folder)
+    for module in (cadam.torchrec, cadam.online.distributed):
+        module.join = lambda backend: None
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(code, names)
+    return names
+
+
+def train_and_serve(folder: str) -> tuple[int, bool]:
+    """Twice: the second time from the checkpoint. Where that stood, and whether the serving copy is the table."""
+    execute(TRAIN + SERVE, folder)
+    names = execute(TRAIN + SERVE, folder)
+    whole = torch.empty(names["weight"].size()) if dist.get_rank() == 0 else None
+    names["weight"].gather(out=whole)
+    return names["saved"].position["batch"], whole is None or torch.equal(whole, names["serving"]["users"])
+
+
+def give_slots(folder: str) -> list[int]:
+    return list(execute(SLOTS, folder)["embeddings"]["user"].shape)
+
+
+def learn(folder: str) -> int:
+    return int(execute(ONLINE, folder)["learner"].metrics()["learned"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_code_of_the_page(ranks: int, tmp_path: Path) -> None:
+    assert run(ranks, tmp_path / "train", train_and_serve, str(tmp_path)) == (10, True)
+    assert run(ranks, tmp_path / "slots", give_slots, str(tmp_path)) == [2, 16]
+    example = runpy.run_path(str(ROOT / "examples" / "online_dlrm.py"))
+    example["make"](tmp_path / "clicks", ranks, 1_000)
+    assert run(ranks, tmp_path / "learn", learn, str(tmp_path)) == 500  # the last ones' labels have not come
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_an_example_without_the_device_that_it_is_told_to_use() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "dlrm.py"), "--device", "cuda"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert "--device cuda: this torch sees no CUDA device" in result.stderr
+
+
+@pytest.mark.parametrize("example", ["dlrm.py", "online_dlrm.py"])
+def test_examples_say_what_to_install(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if TorchRec cannot be imported at all."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchrec" or name.startswith("cadam.torchrec")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.1")
+    with pytest.raises(ImportError, match=r"cadam.torchrec cannot be used: torch 0.1 \(needs 2.13.0\).*Install: pip"):
+        runpy.run_path(str(ROOT / "examples" / example))
