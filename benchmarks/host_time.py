@@ -101,26 +101,32 @@ SHAPES = {
 }
 
 
+WARM_UP = 3  # steps that are not counted
+
+
+def microseconds(optimizer: cadam.Optimizer) -> float:
+    """How long the host takes for a step."""
+    start = time.perf_counter_ns()
+    optimizer.step()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
 def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[float]:
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     others = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     ours, theirs = cadam.CAdam(params), torch.optim.Adam(others, foreach=True)
     source, large = [torch.randn_like(p) for p in params], np.zeros(8 << 20)
     times = []
-    for turn in range(rounds + 3):
+    for _ in range(WARM_UP + rounds):
         for p, g in zip([*params, *others], [*source, *source], strict=True):
             p.grad = None
             p.grad = g.clone()
         if cold:
             theirs.step()
             large += 1
-        start = time.perf_counter_ns()
-        ours.step()
-        taken = time.perf_counter_ns() - start
-        if turn >= 3:
-            times.append(taken / 1e3)
+        times.append(microseconds(ours))
     assert ours.explain()[0].engine == "cuda"
-    return times
+    return times[WARM_UP:]
 
 
 def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
@@ -128,20 +134,16 @@ def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
     table = torch.nn.Parameter(torch.randn(1_000_000, 16))
     params = [torch.nn.Parameter(torch.randn(100 + i)) for i in range(dense)]
     ours, large, times = cadam.CAdam([table, *params]), np.zeros(8 << 20), []
-    for turn in range(rounds + 3):
+    for _ in range(WARM_UP + rounds):
         ids, values = torch.randint(0, 1_000_000, (1, 256)), torch.randn(256, 16)
         table.grad = torch.sparse_coo_tensor(ids, values, table.shape, check_invariants=False)
         for p in params:
             p.grad = torch.randn_like(p)
         if cold:
             large += 1
-        start = time.perf_counter_ns()
-        ours.step()
-        taken = time.perf_counter_ns() - start
-        if turn >= 3:
-            times.append(taken / 1e3)
+        times.append(microseconds(ours))
     assert ours.explain()[0].engine == "cuda-rows"
-    return times
+    return times[WARM_UP:]
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-/* What Python calls: a whole step over all dense tensors, or over the rows of one table, in one call.
+/* What Python calls: a whole step over all dense tensors, or over the rows of one table, or the norm of the gradients
+ * of such rows, in one call.
  *
  * Work is cut into ranges by size alone and handed to torch's threads; who gets which range changes nothing in
  * the result.
