@@ -440,3 +440,33 @@ def test_what_alignment_does_at_shifts(after: list[float], verdict: str) -> None
 
     rows = experiment.summary(Results([shaped(result) for result in results])).rows
     assert [row.verdict for row in rows if "alignment" in row.what] == [verdict] * 2
+
+
+def test_cadam_at_its_own_rate_is_compared_with_adam_at_its_own() -> None:
+    """CAdam gains 8 points at 3e-4, loses 1 elsewhere; Adam is best at 1e-4, but for the sudden turns."""
+
+    def best(cell: Cell) -> float:
+        return 3e-4 if cell.condition.startswith("sudden") else 1e-4
+
+    def gain(cell: Cell) -> float:
+        return (8 if cell.lr == 3e-4 else -1) + 0.1 * math.cos(cell.seed)
+
+    table = catalogue.find("tab-image-rates")
+    results = results_of(table, table.plan("full"), gain, best)
+    tests = results.tests()
+    for condition, rates in (("sudden 80", {3e-4}), ("continuous 2", {1e-4, 3e-4}), ("noise 40", {1e-4, 3e-4})):
+        there = tests.where(condition=condition)
+        assert {r.cell.lr for r in there.where(optimizer="CAdam")} == rates
+        assert {r.cell.lr for r in there.where(optimizer="Adam")} == {min(rates)}
+    rows = {row.what: row for row in table.summary(results).rows}
+    assert len(rows) == 10
+    at_own = rows["continuous 2°: mean test accuracy, CAdam at lr 0.0003, Adam at 0.0001"]
+    at_adams = rows["continuous 2°: mean test accuracy, CAdam at lr 0.0001, Adam at 0.0001"]
+    lost = 3 * math.log(3)  # what the higher rate costs by itself
+    near = 0.1 * sum(math.cos(seed) for seed in range(3)) / 3
+    assert at_own.values["difference"] == pytest.approx(8 - lost + near)
+    assert at_adams.values["difference"] == pytest.approx(-1 + near)
+    verdict = table.summary(results).verdict
+    own, both = verdict.split("Both at Adam's:")
+    assert "more accurate at sudden 80°, continuous 2°, noise 40%" in own
+    assert "more accurate at sudden 80°; less accurate at continuous 2°, noise 40%" in both

@@ -25,6 +25,8 @@ PLACES = {
     "fig-continuous-densenet": "cadam.lab.images.study:FIG_CONTINUOUS_DENSENET",
     "fig-image-noise-densenet": "cadam.lab.images.study:FIG_IMAGE_NOISE_DENSENET",
     "tab-ablation-images": "cadam.lab.images.study:TAB_ABLATION",
+    "tab-image-rates": "cadam.lab.images.study:TAB_RATES",
+    "tab-image-rates-resnet": "cadam.lab.images.study:TAB_RATES_RESNET",
     "tab-criteo": "cadam.lab.ctr.study:TAB_CRITEO",
     "tab-criteo-noise": "cadam.lab.ctr.study:TAB_CRITEO_NOISE",
     "tab-ablation-criteo": "cadam.lab.ctr.study:TAB_ABLATION_CRITEO",

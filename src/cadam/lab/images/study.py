@@ -207,6 +207,25 @@ def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
     return cells
 
 
+def rates_cells(plan: Plan, found: Results, family: str) -> list[Cell]:
+    """Learning rates for both arms under each condition; then Adam at its own, CAdam at its own and at Adam's."""
+    tuning = [each for condition in CONDITIONS.values() for each in tuning_cells(plan, family, condition, ARMS)]
+    if not found.has(tuning):
+        return tuning
+    cells = list(tuning)
+    for condition in CONDITIONS.values():
+        stream, rates = condition.make(condition.reference), own_rates(found, condition)
+        wanted = dict.fromkeys([("Adam", rates["Adam"]), ("CAdam", rates["Adam"]), ("CAdam", rates["CAdam"])])
+        cells += [cell(plan, family, arm, lr, stream, seed) for arm, lr in wanted for seed in plan.test_seeds()]
+        cells += _repeats(plan, family, "Adam", rates["Adam"], condition)
+    return cells
+
+
+def own_rates(found: Results, condition: Condition) -> dict[str, float]:
+    """The best learning rate of each arm."""
+    return {arm: choice(found, condition, arm).lr for arm in ARMS}
+
+
 # What they say -------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +432,37 @@ def ablation_summary(results: Results) -> Summary:
     return Summary(verdict, rows, warnings)
 
 
+def compared_at(
+    results: Results, condition: Condition, rates: Mapping[str, float], metric: str = "accuracy"
+) -> Comparison:
+    """CAdam and Adam at the reference strength, at these rates."""
+    there = Results([r for r in results if r.cell.lr == rates[r.cell.optimizer]])
+    return compared(there, condition, condition.reference, metric=metric)
+
+
+def rates_summary(results: Results) -> Summary:
+    rows, warnings, labels = [], [], []
+    same, own = [], []
+    for condition in CONDITIONS.values():
+        rates = own_rates(results, condition)
+        label = condition.label(condition.reference)
+        part = results.tests().where(condition=str(condition.make(condition.reference)))
+        for lr in dict.fromkeys((rates["Adam"], rates["CAdam"])):
+            for metric, what in (("accuracy", "mean test accuracy"), ("last accuracy", _MORE["last accuracy"])):
+                comparison = compared_at(results, condition, {**rates, "CAdam": lr}, metric)
+                words = f"{label}: {what}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
+                rows.append(_row(words, "", comparison, part))
+        same.append(compared_at(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
+        own.append(compared_at(results, condition, rates))
+        labels.append(label)
+        warnings += _tuning_warnings(results, condition, ARMS)
+    verdict = (
+        f"{_rehearsal(results)}Each at its own best rate: {_counted(own, labels)} "
+        f"Both at Adam's: {_counted(same, labels)}"
+    )
+    return Summary(verdict, rows, warnings)
+
+
 # Figures -------------------------------------------------------------------------------------------------------
 
 
@@ -508,9 +558,7 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
         for place, pair in enumerate(PAIRS):
             found = compared(results, condition, condition.reference, pair).difference
             without, with_confidence = PAPER[condition.name, pair[1]]
-            if found.count > 1:
-                panel.plot([place] * 2, [found.low, found.high], color=palette.CADAM, lw=2)
-            panel.plot(place, found.mean, "o", color=palette.CADAM, label=None if place else "measured")
+            _difference(panel, place, found, label=None if place else "measured")
             panel.plot(place, with_confidence - without, "D", color=palette.TARGET, label=None if place else "paper")
         panel.axhline(0, color=palette.MUTED, lw=0.8)
         panel.set_xticks(range(len(PAIRS)), [arm for arm, _ in PAIRS])
@@ -518,6 +566,27 @@ def ablation_figures(results: Results) -> dict[str, Figure]:
     axes[0, 0].set_ylabel("points of accuracy gained")
     axes[0, 0].legend(fontsize=8)
     return {"What confidence adds to the mean test accuracy, with 95% intervals, beside the paper's": figure}
+
+
+def rates_figures(results: Results) -> dict[str, Figure]:
+    figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4, sharey=True)
+    for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
+        own = own_rates(results, condition)
+        for place, rates in enumerate((dict.fromkeys(ARMS, own["Adam"]), own)):
+            _difference(panel, place, compared_at(results, condition, rates).difference)
+        panel.axhline(0, color=palette.MUTED, lw=0.8)
+        names = [f"both at Adam's rate,\n{own['Adam']:g}", f"each at its own,\n{own['CAdam']:g} and {own['Adam']:g}"]
+        panel.set_xticks(range(2), names)
+        panel.set(title=condition.label(condition.reference), xlim=(-0.5, 1.5))
+    axes[0, 0].set_ylabel("points of accuracy gained")
+    return {"What CAdam adds to the mean test accuracy of Adam, with 95% intervals": figure}
+
+
+def _difference(panel: Axes, place: int, found: Interval, **style: Any) -> None:
+    """A difference and its interval."""
+    if found.count > 1:
+        panel.plot([place] * 2, [found.low, found.high], color=palette.CADAM, lw=2)
+    panel.plot(place, found.mean, "o", color=palette.CADAM, **style)
 
 
 # Experiments ---------------------------------------------------------------------------------------------------
@@ -634,3 +703,23 @@ TAB_ABLATION = Experiment(
     ),
     **_SHARED,
 )
+
+
+def _rates(name: str, family: str, seconds: Mapping[Scale, float]) -> Experiment:
+    return Experiment(
+        name=name,
+        title=f"Each optimizer at its own best learning rate, {MODELS[family]['full']}",
+        shows="CAdam against Adam under the three conditions, both at Adam's best rate and each at its own.",
+        claim="Both run at the rate that is best for Adam; it has no numbers for this reading.",
+        cells=partial(rates_cells, family=family),
+        summary=rates_summary,
+        figures=rates_figures,
+        seconds=seconds,
+        seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
+        notes=(*_NOTES, "Here CAdam is also run at the rate that is best for itself, chosen in the same way."),
+        **_SHARED,
+    )
+
+
+TAB_RATES = _rates("tab-image-rates", "vgg", {"quick": 30, "full": 850})
+TAB_RATES_RESNET = _rates("tab-image-rates-resnet", "resnet", {"quick": 25, "full": 1060})
