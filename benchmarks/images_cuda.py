@@ -167,7 +167,7 @@ def epoch_time(
     start = synchronized()
     torch.cuda.reset_peak_memory_stats()
     lanes = [
-        Run(task(model, seed=seed, epochs=2, compiled=compiled), images, deterministic=deterministic)
+        Run(task(model, seed=seed, epochs=3, compiled=compiled), images, deterministic=deterministic)
         for seed in range(runs)
     ]
     kind = f"{'compiled' if compiled else 'not compiled'}, {'deterministic' if deterministic else 'fastest'}"
@@ -180,22 +180,35 @@ def epoch_time(
     trained = synchronized() - begin
     advance(lanes, 1)
     seconds = synchronized() - begin
+    launching = launch_time(lanes[0])
     for run in lanes:
         run.release()
     found[f"{model}, {runs} at once, {kind}"] = {
         "epoch": seconds,
         "without tests": trained,
         "asking": asked,
+        "launching a step": launching,
         "first epoch with set-up": warming,
         "peak memory": torch.cuda.max_memory_allocated(),
     }
     print(
         f"  {model} x{runs} {kind}: {seconds:.3f} s "
-        f"({trained:.3f} without tests, host busy {asked:.3f}), set-up and first epoch {warming:.1f} s, "
+        f"({trained:.3f} without tests, host busy {asked:.3f}, {1e3 * launching:.2f} ms to launch a step that nothing "
+        f"stands before), set-up and first epoch {warming:.1f} s, "
         f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB",
         flush=True,
     )
     return seconds
+
+
+def launch_time(run: Run) -> float:
+    """What the host takes to launch a step while the device has nothing else to do."""
+    times = []
+    for _ in range(11):
+        begin = synchronized()
+        run.advance()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
 
 
 def lone(images: Images, found: dict[str, Any]) -> list[Line]:
@@ -222,16 +235,21 @@ def others(images: Images, found: dict[str, Any]) -> list[Line]:
     lines = []
     for model in ("ResNet-18", "DenseNet-121"):
         one = epoch_time(images, found, model, 1)
-        four = epoch_time(images, found, model, 4)
-        lines.append((model, f"{one:.2f} s an epoch; 4 at once {4 * one / four:.2f} times the throughput"))
+        ratios = {runs: runs * one / epoch_time(images, found, model, runs) for runs in (4, 8)}
+        at_once = ", ".join(f"{runs} at once {ratio:.2f}" for runs, ratio in ratios.items())
+        lines.append((model, f"{one:.2f} s an epoch; {at_once} times the throughput"))
     return lines
 
 
 def kernels(images: Images, found: dict[str, Any]) -> list[Line]:
-    """Where the time of a VGG-16 step goes."""
+    return [kernels_of(model, images, found) for model in ("VGG-16", "ResNet-18", "DenseNet-121")]
+
+
+def kernels_of(model: str, images: Images, found: dict[str, Any]) -> Line:
+    """Where the time of a step goes."""
     from torch.profiler import ProfilerActivity, profile
 
-    run = Run(task(epochs=1), images)
+    run = Run(task(model, epochs=1), images)
     advance([run], 10)
     synchronized()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -240,10 +258,11 @@ def kernels(images: Images, found: dict[str, Any]) -> list[Line]:
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
     total = sum(row.self_device_time_total for row in rows) / 20
     count = sum(row.count for row in rows) / 20
-    found["kernels"] = [(row.key, row.self_device_time_total / 20, row.count / 20) for row in rows[:40]]
+    found[f"kernels of {model}"] = [(row.key, row.self_device_time_total / 20, row.count / 20) for row in rows[:40]]
     for row in rows[:20]:
         print(f"  {row.self_device_time_total / 20:8.1f} us {row.count / 20:6.1f} x  {row.key[:90]}", flush=True)
-    return [("a VGG-16 step", f"{total:.0f} us in {count:.0f} kernels")]
+    run.release()
+    return f"a {model} step", f"{total:.0f} us in {count:.0f} kernels"
 
 
 PARTS: dict[str, Callable[[Images, dict[str, Any]], list[Line]]] = {
