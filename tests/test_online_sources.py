@@ -337,6 +337,25 @@ def test_redis_stopped_and_restarted_in_the_middle(
     assert "Redis is back" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["redis", "kafka"])
+def test_a_server_that_was_never_there_is_an_error_unless_it_is_followed(kind: str) -> None:
+    pytest.importorskip({"redis": "redis", "kafka": "confluent_kafka"}[kind])
+    uri = f"{kind}://127.0.0.1:1/clicks"
+    with pytest.raises(ConnectionError, match=r"cannot be reached.*127\.0\.0\.1:1"):
+        next(iter(open_source(uri, SCHEMA)))
+    assert next(iter(open_source(uri, SCHEMA, follow=True))) is None
+
+
+def test_a_redis_that_goes_away_is_waited_for_without_follow_too(server: Server) -> None:
+    server.fill("clicks", table(20), 20)
+    batches = iter(RedisSource(server.url, "clicks", SCHEMA, batch_size=10, retry=0.01))
+    first = next(batches)
+    server.stop()
+    assert next(batches) is None
+    server.start()
+    assert all_ids([first, *(batch for batch in batches if batch is not None)]) == list(range(20))
+
+
 def test_a_redis_stream_cut_past_the_position_is_said(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.fill("clicks", table(100), 100)
     source = RedisSource(server.url, "clicks", SCHEMA, batch_size=10)

@@ -453,7 +453,9 @@ SOURCES = (
     "cadam.online.metrics",
     "cadam.online.pending",
     "cadam.online.schema",
-    "cadam.online.sources",
+    "cadam.online.sources.lines",
+    "cadam.online.sources.parquet",
+    "cadam.online.sources.record",
 )
 NOTES = (
     "A stand-in for the paper's table 3, whose data and models are private: another stream and a small model. It says "

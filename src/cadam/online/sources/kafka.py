@@ -10,11 +10,11 @@ from typing import Any
 from ..events import Batch
 from ..schema import Schema
 from .record import Record, batch_of
-from .source import check_state
+from .source import check_state, worth_saying
 
 logger = logging.getLogger("cadam.online")
 
-NEEDS = "Kafka needs confluent-kafka: pip install 'cadam[kafka]'"
+NEEDS = "Kafka needs confluent-kafka: pip install confluent-kafka"
 QUEUED = 65_536  # kilobytes that the client may fetch ahead
 
 
@@ -23,8 +23,8 @@ class KafkaSource:
 
     Offsets are not committed to Kafka: the checkpoint alone says what has been learnt, so each message counts once. The
     order is that of Kafka within a partition; between partitions it depends on time, so a run over several partitions
-    is not the same to the bit when it is repeated. Brokers that go away are waited for. Messages that were removed
-    before they were read are a warning.
+    is not the same to the bit when it is repeated. Brokers that go away are waited for; with `follow` also those that
+    were never there, which is an error otherwise. Messages that were removed before they were read are a warning.
 
     Args:
         servers: as Kafka's ``bootstrap.servers``.
@@ -53,7 +53,7 @@ class KafkaSource:
             raise ImportError(NEEDS) from error
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.topic, self.schema, self.batch_size, self.follow = topic, schema, batch_size, follow
+        self.servers, self.topic, self.schema, self.batch_size, self.follow = servers, topic, schema, batch_size, follow
         self.patience, self.longest, self.poll = patience, longest, poll
         self.offsets: dict[int, int] = {}  # of the next message, by partition
         self._gaps = 0
@@ -112,6 +112,8 @@ class KafkaSource:
             try:
                 topics = self.consumer.list_topics(self.topic, timeout=5).topics
             except kafka.KafkaException as error:
+                if not self.follow:
+                    raise ConnectionError(f"Kafka cannot be reached at {self.servers}: {error}") from error
                 logger.error("Kafka is away, waiting for it: %s", error)
                 yield None
                 continue
@@ -125,8 +127,8 @@ class KafkaSource:
             return
 
     def _warn_of_gap(self, partition: int, expected: int, found: int) -> None:
-        before, self._gaps = self._gaps, self._gaps + 1
-        if before.bit_length() != self._gaps.bit_length():  # at 1, 2, 4, 8...
+        self._gaps += 1
+        if worth_saying(self._gaps):
             logger.warning(
                 "%s, partition %d goes on at offset %d after %d: messages in between were removed unread by retention "
                 "or compaction, or are marks of transactions (seen %d times)",

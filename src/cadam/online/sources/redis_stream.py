@@ -10,11 +10,11 @@ from typing import Any
 from ..events import Batch
 from ..schema import Schema
 from .record import Record, batch_of
-from .source import check_state
+from .source import check_state, worth_saying
 
 logger = logging.getLogger("cadam.online")
 
-NEEDS = "Redis streams need redis-py: pip install 'cadam[redis]'"
+NEEDS = "Redis streams need redis-py: pip install redis"
 PAGE = 256  # entries asked for at one go
 
 
@@ -22,7 +22,7 @@ class RedisSource:
     """The entries of a Redis stream, in order. The position is the id of the last entry given.
 
     An entry's fields are the event's, with numbers written as text; or the event is one field named ``json``.
-    A server that goes away is waited for.
+    A server that goes away is waited for; with `follow` also one that was never there, which is an error otherwise.
 
     Args:
         url: of the server, as redis-py has it: ``redis://host:6379/0``.
@@ -57,7 +57,7 @@ class RedisSource:
         self.stream, self.schema, self.batch_size, self.follow = stream, schema, batch_size, follow
         self.patience, self.longest, self.poll, self.retry = patience, longest, poll, retry
         self.position = "0-0"
-        self._looked_at = False
+        self._reached = self._looked_at = False
         self._gaps = 0
 
     def __iter__(self) -> Iterator[Batch | None]:
@@ -73,12 +73,15 @@ class RedisSource:
                 if page and last != "0-0":
                     self._look_for_trimming(last)
             except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError) as error:
+                if not (self.follow or self._reached):
+                    raise ConnectionError(f"Redis cannot be reached: {error}") from error
                 if not away:
                     logger.error("Redis is away, waiting for it: %s", error)
                 away, self._looked_at = True, False
                 yield None
                 time.sleep(self.retry)
                 continue
+            self._reached = True
             if away:
                 logger.warning("Redis is back, going on after entry %s", last)
                 away = False
@@ -142,8 +145,8 @@ class RedisSource:
         first: Any = self.client.xrange(self.stream, count=1)
         if first and _order(first[0][0].decode()) <= _order(last):
             return
-        before, self._gaps = self._gaps, self._gaps + 1
-        if before.bit_length() != self._gaps.bit_length():  # at 1, 2, 4, 8...
+        self._gaps += 1
+        if worth_saying(self._gaps):
             logger.warning(
                 "the stream %s was cut past entry %s, the last one read: entries after it may be removed unread; "
                 "the stream is trimmed faster than it is learnt from (seen %d times)",

@@ -29,6 +29,11 @@ def digest(path: str | Path, start: int, end: int) -> str:
         return hashlib.sha256(file.read(end - max(start, 0))).hexdigest()
 
 
+def worth_saying(count: int) -> bool:
+    """Of something that happens again and again: is this time one to log? The first, second, fourth, eighth are."""
+    return count.bit_count() == 1
+
+
 def check_state(state: Mapping[str, Any], **expected: Any) -> None:
     """That a position belongs to this source."""
     for name, value in expected.items():
