@@ -459,10 +459,9 @@ def test_what_is_no_state_dict_is_refused(nonsense: Any) -> None:
         (partial(torch.optim.RMSprop), cadam.CAdam, "no exp_avg, exp_avg_sq in it"),
         (partial(torch.optim.SGD, momentum=0.9), cadam.CAdam, "no exp_avg, exp_avg_sq in it"),
         (torch.optim.Adam, cadam.CSGDM, "no momentum_buffer in it"),
-        (cadam.CLion, cadam.CAdam, "no exp_avg_sq in it"),
-        (cadam.CAdam, cadam.CAdaBelief, "no exp_avg_var in it"),
+        (torch.optim.Adam, cadam.CLion, "exp_avg_sq in it, which lion does not keep"),
     ],
-    ids=["RMSprop", "SGD", "Adam to CSGDM", "CLion", "CAdaBelief"],
+    ids=["RMSprop", "SGD", "Adam to CSGDM", "Adam to CLion"],
 )
 def test_the_state_of_another_rule_is_refused(source: Make, target: Make, missing: str) -> None:
     saved = train(source(parameters()), gradients(2)).state_dict()
@@ -470,6 +469,63 @@ def test_the_state_of_another_rule_is_refused(source: Make, target: Make, missin
     with pytest.raises(ValueError, match=f"group 0, parameter 0: {missing}"):
         ours.load_state_dict(saved)
     assert not ours.state
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(cadam.CLion, cadam.CAdam), (cadam.CAdam, cadam.CLion), (cadam.Adam, cadam.CYogi), (cadam.RAdam, cadam.CAdam)],
+)
+def test_our_state_of_another_rule_is_refused_by_its_name(source: Make, target: Make) -> None:
+    saved = train(source(parameters()), gradients(2)).state_dict()
+    ours = target(parameters())
+    with pytest.raises(ValueError, match=f"group 0 is of {source.rule.name}, this optimizer of {target.rule.name}"):
+        ours.load_state_dict(saved)
+    assert not ours.state
+
+
+def test_named_parameters_find_their_state_in_any_order() -> None:
+    first, second = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+    first.grad, second.grad = torch.ones(3), torch.full((3,), 5.0)
+    for make in (torch.optim.Adam, cadam.CAdam):
+        source = make([("first", first), ("second", second)])
+        source.step()
+        ours = cadam.CAdam([("second", second), ("first", first)])
+        ours.load_state_dict(source.state_dict())
+        for param in (first, second):
+            assert torch.equal(ours.state[param]["exp_avg"], source.state[param]["exp_avg"])
+        assert ours.param_groups[0]["param_names"] == ["second", "first"]
+        renamed = cadam.CAdam([("a", second), ("b", first)])  # other names: by place, as in torch
+        renamed.load_state_dict(source.state_dict())
+        assert torch.equal(renamed.state[second]["exp_avg"], source.state[first]["exp_avg"])
+        assert renamed.param_groups[0]["param_names"] == ["a", "b"]
+
+
+def test_two_optimizers_of_torch_go_on_as_one() -> None:
+    """Adam for the dense part and SparseAdam for the tables, taken over by a single optimizer."""
+
+    def model() -> torch.nn.ModuleList:
+        torch.manual_seed(0)
+        return torch.nn.ModuleList([torch.nn.Embedding(7, 3, sparse=True), torch.nn.Linear(3, 1)])
+
+    def learn(layers: torch.nn.ModuleList, *optimizers: torch.optim.Optimizer) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        layers[1](layers[0](torch.tensor([1, 2, 2, 6]))).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    theirs, ours = model(), model()
+    dense, tables = torch.optim.Adam(theirs[1].parameters()), torch.optim.SparseAdam(theirs[0].parameters(), lr=0.01)
+    learn(theirs, dense, tables)
+    ours.load_state_dict(theirs.state_dict())
+    one = cadam.Adam([{"params": ours[1].parameters()}, {"params": ours[0].parameters()}])
+    one.load_state_dict(cadam.join_state_dicts(dense.state_dict(), tables.state_dict()))
+    assert [group["lr"] for group in one.param_groups] == [1e-3, 0.01]
+    for _ in range(3):
+        learn(theirs, dense, tables)
+        learn(ours, one)
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 # Copies, dtypes and files ----------------------------------------------------------------------------------------

@@ -185,3 +185,161 @@ def test_a_new_shape_is_refused_with_nothing_changed(options: dict[str, Any]) ->
 def test_what_is_no_iterable_of_parameters_gets_a_hint(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"pass model.parameters\(\)"):
         cadam.CAdam(wrong)
+
+
+# State and parameter on different devices: kernels are handed bare addresses ------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, REFERENCE], ids=["default", "fused", "reference"])
+def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[str, Any], sparse: bool) -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    optimizer = cadam.CAdam([p], **options)
+    grad = torch.ones(4, 2).to_sparse(1) if sparse else torch.ones(4, 2)
+    for _ in range(3):
+        p.grad = grad
+        optimizer.step()
+    before = p.detach().clone()
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")  # stands for: the model has moved away
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu; no parameter was"):
+        optimizer.step()
+    assert torch.equal(p, before)
+    assert (
+        optimizer.explain()[0]
+        .passed_over[f"native{'-rows' * sparse}"]
+        .startswith("fused=None" if options is REFERENCE else "exp_avg is on meta")
+    )
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.state[p]["exp_avg"] = None
+    with pytest.raises(RuntimeError, match="its state exp_avg is None, not a tensor"):
+        optimizer.step()
+
+
+def test_counters_follow_a_parameter_to_another_device() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    stays = optimizer._counter(p)
+    assert optimizer._counter(p) is stays
+    assert optimizer._counter(p).tolist() == [3, 3, 3]
+    moved = nn.Parameter(torch.ones(3, device="meta"))
+    optimizer._counts[moved] = stays
+    assert optimizer._counter(moved).device.type == "meta"
+
+
+# What an option or a name asks for ------------------------------------------------------------------------------
+
+
+def test_a_note_of_any_kind_in_a_group_is_the_users_own() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p], lr=0.1)
+    for step in range(6):
+        optimizer.param_groups[0]["importance"] = torch.rand(3)
+        p.grad = torch.ones(3)
+        optimizer.step()
+        assert optimizer.state[p]["step"] == step + 1
+
+
+def test_lists_of_tensors_that_autograd_is_to_look_through_are_refused() -> None:
+    p = torch.ones(3, requires_grad=True)
+    optimizer = cadam.CAdam([p], foreach=True, differentiable=True)
+    p.grad = torch.ones(3)
+    with pytest.raises(RuntimeError, match="foreach=True was asked for, but differentiable=True needs the eager"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
+
+
+def test_parameters_of_the_same_name_are_told_apart() -> None:
+    first, second = nn.Linear(4, 2), nn.Linear(2, 1)
+    groups = [{"params": list(layer.named_parameters())} for layer in (first, second)]
+    optimizer = cadam.CAdam(groups)
+    for layer in (first, second):
+        for p in layer.parameters():
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+    found = optimizer.alignment()
+    assert {name: ratio.seen for name, ratio in found.parameters.items()} == {
+        "group0.weight": 8,
+        "group0.bias": 2,
+        "group1.weight": 2,
+        "group1.bias": 1,
+    }
+    assert found.total.seen == 13
+
+
+def test_explain_gives_the_reason_where_a_subclass_of_tensor_is_in_the_way() -> None:
+    class Odd(Tensor):
+        pass
+
+    p = torch.ones(3).as_subclass(Odd).requires_grad_()  # type: ignore[arg-type]
+    optimizer = cadam.CAdam([p])
+    assert "not native: serves plain tensors only, not Odd" in str(optimizer.explain())
+    q = nn.Parameter(torch.ones(3))
+    q.grad = torch.ones(3).as_subclass(Odd)  # type: ignore[arg-type]
+    text = str(cadam.CAdam([q]).explain())
+    assert "not native: serves plain gradients only, not Odd" in text
+    assert "not cuda" not in text
+
+
+def test_clipping_rows_does_not_ask_for_the_default_device() -> None:
+    table = nn.Parameter(torch.zeros(5, 2))
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 2), (5, 2))
+    with torch.device("meta"):
+        assert cadam.clip_grad_norm_([table], 1e9).item() == pytest.approx(math.sqrt(8))
+
+
+# Row updates are those of the class ------------------------------------------------------------------------------
+
+
+def test_row_updates_take_the_defaults_of_the_class() -> None:
+    table, ids, grads = torch.ones(4, 2), torch.tensor([1]), torch.ones(1, 2)
+    cadam.rows.update_(
+        table, cadam.rows.new_state(table, cadam.CAdamW), ids, grads, step=1, optimizer=cadam.CAdamW, lr=0.5
+    )
+    p = nn.Parameter(torch.ones(4, 2))
+    p.grad = torch.sparse_coo_tensor(ids[None], grads, (4, 2))
+    cadam.CAdamW([p], lr=0.5).step()
+    assert torch.equal(table, p)
+    assert table[1, 0] == pytest.approx(0.495)  # decayed by lr * 0.01
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "error", "message"),
+    [
+        (cadam.CAmsGrad, {"amsgrad": False}, ValueError, "CAmsGrad stands for amsgrad=True"),
+        (cadam.CAdam, {"fused": True, "state_dtype": torch.float64}, RuntimeError, "no fused engine can serve it"),
+        (cadam.CAdam, {"differentiable": True}, ValueError, "differentiable=True"),
+        (cadam.CAdam, {"lr": -1.0}, ValueError, "learning rate"),
+        (cadam.CAdam, {"learning_rate": 1.0}, TypeError, "did you mean 'lr'"),
+    ],
+)
+def test_row_updates_refuse_what_the_optimizer_refuses(
+    optimizer: type[cadam.Optimizer], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    table = torch.ones(4, 2)
+    dtype = options.get("state_dtype", torch.float32)
+    state = {name: torch.zeros(4, 2, dtype=dtype) for name in cadam.rows.new_state(table, optimizer)}
+    ids, grads = torch.tensor([1]), torch.ones(1, 2)
+    with pytest.raises(error, match=message):
+        cadam.rows.update_(table, state, ids, grads, step=1, optimizer=optimizer, **options)
+    assert torch.equal(table, torch.ones(4, 2))
+
+
+def test_row_updates_round_by_chance_only_where_that_can_be_done() -> None:
+    table = torch.ones(4, 2, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="stochastic_rounding=True needs the CUDA engine"):
+        cadam.rows.update_(
+            table,
+            cadam.rows.new_state(table),
+            torch.tensor([1]),
+            torch.ones(1, 2).bfloat16(),
+            step=1,
+            stochastic_rounding=True,
+        )

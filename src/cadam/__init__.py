@@ -20,7 +20,7 @@ from .catalog import (
     RAdam,
     Yogi,
 )
-from .checkpoint import for_torch
+from .checkpoint import for_torch, join_state_dicts
 from .clip import clip_grad_norm_
 from .optimizer import Optimizer
 from .rules import Rule, Step
@@ -51,5 +51,6 @@ __all__ = [
     "Yogi",
     "clip_grad_norm_",
     "for_torch",
+    "join_state_dicts",
     "rows",
 ]

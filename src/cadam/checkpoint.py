@@ -24,8 +24,11 @@ from .rules import Rule
 
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
+RULE_KEY = "cadam_rule"
+"""What a group's state was made by. With and without confidence a rule is the same one."""
 MAXIMUM = "max_exp_avg_sq"
-OURS = (FORMAT_KEY, "state_dtype", "stochastic_rounding", "track_alignment")  # not options of torch's
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of rules that always keep them
+OURS = (FORMAT_KEY, RULE_KEY, "state_dtype", "stochastic_rounding", "track_alignment")  # not options of torch's
 
 State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
@@ -49,13 +52,16 @@ def read(
     new_groups: Groups = []
     new_state: State = {}
     for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        by = saved.get(RULE_KEY, rule.name)
+        if by != rule.name:
+            raise ValueError(f"the state dict does not fit: group {number} is of {by}, this optimizer of {rule.name}")
         mine = _merged(group, saved, fixed)
         try:
             options.check(rule, mine)
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"the state dict does not fit: group {number}: {error}") from error
         new_groups.append(mine)
-        for position, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
+        for position, (param, key) in enumerate(zip(group["params"], _in_order(saved, group), strict=True)):
             entry = saved_state.get(key)
             if not entry:
                 continue
@@ -96,6 +102,23 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
+def join_state_dicts(*state_dicts: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dicts of several optimizers as that of a single one with the groups of all, in this order.
+
+    For those who have had one optimizer for dense parameters and another for tables: a CAdam with the same groups
+    loads the moments of both.
+    """
+    groups: Groups = []
+    state: State = {}
+    for each in state_dicts:
+        start = sum(len(group["params"]) for group in groups)
+        keys = [key for group in each["param_groups"] for key in group["params"]]
+        number = {key: start + i for i, key in enumerate(keys)}
+        groups += [{**group, "params": [number[key] for key in group["params"]]} for group in each["param_groups"]]
+        state.update({number.get(key, key): value for key, value in each["state"].items()})
+    return {"state": state, "param_groups": groups}
+
+
 def describe(group: Mapping[str, Any], position: int) -> str:
     """A parameter as messages name it: by its name if it has one."""
     names = group.get("param_names")
@@ -129,8 +152,18 @@ def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[s
     merged = {**group, **{k: options.scalar(v) if k in ("lr", "betas") else v for k, v in saved.items()}}
     merged.update({k: group[k] for k in options.HOW_IT_RUNS if k in group})
     merged.update(fixed)
-    merged.update(params=group["params"], **{FORMAT_KEY: FORMAT})
+    merged.update({k: group[k] for k in ("params", "param_names") if k in group}, **{FORMAT_KEY: FORMAT})
     return merged
+
+
+def _in_order(saved: Mapping[str, Any], group: Mapping[str, Any]) -> list[Any]:
+    """The saved parameters in the order of ours: by name where both have the same names, else as they come."""
+    theirs, ours = saved.get("param_names"), group.get("param_names")
+    params: list[Any] = saved["params"]
+    if theirs and ours and sorted(theirs) == sorted(ours):
+        by_name = dict(zip(theirs, params, strict=True))
+        return [by_name[name] for name in ours]
+    return params
 
 
 def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -149,6 +182,9 @@ def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], wh
     if missing:
         has, needs = ", ".join(kept), ", ".join(needed)
         raise refuse(f"no {', '.join(missing)} in it (it has {has}); {rule.name} needs {needs}")
+    strange = [name for name in MOMENTS if name in kept and name not in needed]
+    if strange:
+        raise refuse(f"{', '.join(strange)} in it, which {rule.name} does not keep: it is of another optimizer")
     if "step" not in kept and not rule.timeless:
         raise refuse(f"it has no step count, which {rule.name} needs")
     step = kept.setdefault("step", 1.0)

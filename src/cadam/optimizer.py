@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -54,17 +54,9 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(params, torch.nn.Module) or callable(params):
             what = type(params).__name__
             raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
-        known = options.defaults(self.rule)
-        for name, value in given.items():
-            if name not in known:
-                raise TypeError(f"{type(self).__name__}: {options.unknown(name, known)}")
-            if name in self.fixed and value != self.fixed[name]:
-                raise ValueError(f"{type(self).__name__} stands for {name}={self.fixed[name]}; got {value!r}")
-        defaults = {**known, **given, **self.fixed}
-        options.check(self.rule, defaults)
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
-        super().__init__(params, {name: options.scalar(value) for name, value in defaults.items()})
+        super().__init__(params, self._completed(options.defaults(self.rule), given))
 
     def _patch_step_function(self) -> None:
         """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""
@@ -73,6 +65,22 @@ class Optimizer(torch.optim.Optimizer):
         super()._patch_step_function()
         if cls.step is not plain:
             cls.step = _past_hooks(plain, cls.step)  # type: ignore[method-assign]
+
+    @classmethod
+    def options_of(cls, **given: Any) -> dict[str, Any]:
+        """All options, some of them given: completed and checked as the constructor does it."""
+        return cls._completed(_defaults_of(cls), given)
+
+    @classmethod
+    def _completed(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if name not in defaults:
+                raise TypeError(f"{cls.__name__}: {options.unknown(name, defaults)}")
+            if name in cls.fixed and value != cls.fixed[name]:
+                raise ValueError(f"{cls.__name__} stands for {name}={cls.fixed[name]}; got {value!r}")
+        complete = {**defaults, **given, **cls.fixed}
+        options.check(cls.rule, complete)
+        return {name: options.scalar(value) for name, value in complete.items()}
 
     # Groups -----------------------------------------------------------------------------------------------
 
@@ -101,7 +109,11 @@ class Optimizer(torch.optim.Optimizer):
             del self.param_groups[-1]
             raise
         group.update({name: options.scalar(value) for name, value in group.items() if name in ("lr", "betas")})
-        group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
+        self._mark(group)
+
+    def _mark(self, group: dict[str, Any]) -> None:
+        """Note in a group what its state is, for whoever loads it."""
+        group.update({checkpoint.FORMAT_KEY: checkpoint.FORMAT, checkpoint.RULE_KEY: self.rule.name})
 
     # Step -------------------------------------------------------------------------------------------------
 
@@ -189,12 +201,18 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_state(self, param: Tensor, name: str) -> None:
-        for key, value in self.state.get(param, {}).items():
-            if key in self.rule.state(self.defaults) and value.shape != param.shape:
-                raise RuntimeError(
-                    f"{name}: its state {key} has shape {tuple(value.shape)}, the parameter now has "
-                    f"{tuple(param.shape)}; no parameter was changed"
-                )
+        state = self.state.get(param, {})
+        for key in self.rule.state(self.defaults):
+            value = state.get(key, param)
+            if not isinstance(value, Tensor):
+                problem = f"is {value!r}, not a tensor"
+            elif value.shape != param.shape:
+                problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
+            elif value.device != param.device:
+                problem = f"is on {value.device}, the parameter now on {param.device}"
+            else:
+                continue
+            raise RuntimeError(f"{name}: its state {key} {problem}; no parameter was changed")
 
     def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> engines.Item:
         state = self._state(param, group)
@@ -212,7 +230,8 @@ class Optimizer(torch.optim.Optimizer):
             like, known = plain(param), self.state.get(param, {})
             buffer = torch.empty_like(like, dtype=_buffer_dtype(like, group), device="meta")
             state = {name: plain(known[name]) if name in known else buffer for name in self.rule.state(group)}
-        return engines.Item(like, state, known.get("step", _new_step(0.0, param, group)), None)
+        step = known.get("step", _new_step(0.0, param, group))
+        return engines.Item(like, state, step, None, planned=any(name not in known for name in state))
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
@@ -226,9 +245,12 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def _counter(self, param: Tensor) -> Tensor:
-        if param not in self._counts:
-            self._counts[param] = alignment.new_counts(param.device)
-        return self._counts[param]
+        counts = self._counts.get(param)
+        if counts is None:
+            counts = self._counts[param] = alignment.new_counts(param.device)
+        elif counts.device != param.device:
+            counts = self._counts[param] = counts.to(param.device)
+        return counts
 
     def _refuse_capture(self) -> None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -295,10 +317,13 @@ class Optimizer(torch.optim.Optimizer):
                 engines.check_ids(param, name)
 
     def _named(self) -> Iterable[tuple[str, int, Tensor]]:
+        """Every parameter by its name, or by its place; a name that another one has, too, by its group as well."""
+        often = Counter(name for group in self.param_groups for name in group.get("param_names", ()))
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for position, param in enumerate(group["params"]):
-                yield (names[position] if names else f"group{number}.{position}"), number, param
+                name = names[position] if names else str(position)
+                yield (name if often[name] == 1 else f"group{number}.{name}"), number, param
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
@@ -329,7 +354,13 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
+            self._mark(group)
+
+
+@cache
+def _defaults_of(cls: type[Optimizer]) -> Mapping[str, Any]:
+    """The options of a class where none is given: what its constructor says, beside those of its rule."""
+    return dict(cls([torch.zeros(1, device="cpu")]).defaults)
 
 
 @dataclass(frozen=True)
@@ -362,7 +393,7 @@ class Explanation(list[Explained]):
             kind = f"{list(row.shape)} {str(row.dtype).removeprefix('torch.')} {row.device}"
             lines.append(f"{row.name}: {kind}, gradient {row.gradient}: {row.engine}")
             # That an engine is for other devices or gradients explains nothing here.
-            reasons = {k: v for k, v in row.passed_over.items() if not v.startswith("serves ")}
+            reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, engines.NotMeant)}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
         if self.steps is not None:
             lines.append(f"Steps are {self.steps}")

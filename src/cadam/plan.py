@@ -16,7 +16,7 @@ from .engines import Choice, Engine, Item, Job, choose, scalars
 from .engines.again import Again, Same
 from .engines.library import UnavailableError
 from .engines.source import Structure
-from .options import HOW_IT_RUNS
+from .options import HOW_IT_RUNS, defaults
 from .rules import Rule
 from .update import Update
 
@@ -63,6 +63,8 @@ class Plan:
     rule: Rule
     confidence: bool
     work: Work
+    names: Sequence[str]
+    """Of the options that a choice may depend on: not the learning rate, nor notes of the user's own in a group."""
     lasting: bool
     """May it be renewed? Not where an engine sees a view of the parameter: that could go stale unnoticed."""
     given: Any = None
@@ -91,7 +93,8 @@ class Plan:
     ) -> Plan:
         """The plan for parameters with gradients; `item_of` makes their state where it is missing."""
         work: dict[str, tuple[Engine, list[Job]]] = {}
-        plan = cls(rule, confidence, [], lasting=True, params=[list(group["params"]) for group in groups])
+        names = [name for name in defaults(rule) if name != "lr"]
+        plan = cls(rule, confidence, [], names, lasting=True, params=[list(group["params"]) for group in groups])
         for number, group in enumerate(groups):
             update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
             by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item, Tensor]]]] = {}
@@ -102,7 +105,7 @@ class Plan:
                 item = item_of(param, group, f"group {number}, parameter {describe(group, position)}")
                 grad = plain_grad(param.grad, param)
                 choice = choose(update, item, grad, group)
-                _insist(item, choice, group)
+                insist(item, choice, group)
                 by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
                 plan.lasting = plan.lasting and item.param is param
             for name, (engine, members) in by_engine.items():
@@ -112,13 +115,13 @@ class Plan:
                 plan.kept.append(Kept.of(engine, job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
-        plan.given, plan.signature = _given(groups, grad_scale), _signature(plan, groups, grad_scale)
+        plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
         return plan
 
     def renew(self, groups: Sequence[Group], state: Mapping[Tensor, Any], grad_scale: Tensor | None) -> bool:
         if not self.lasting:
             return False
-        given = _given(groups, grad_scale)
+        given = _given(self.names, groups, grad_scale)
         if given != self.given:
             if self.signature != _signature(self, groups, grad_scale):
                 return False
@@ -156,12 +159,14 @@ class Plan:
             kept.job.grads = ()
 
 
-def _insist(item: Item, choice: Choice, group: Group) -> None:
+def insist(item: Item, choice: Choice, group: Group) -> None:
     """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
     reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
     if group["fused"] and not choice.engine.fused:
         torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
         raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
+    if group["foreach"] and "foreach" in choice.passed_over and choice.engine.name == "eager":
+        raise RuntimeError(f"{item.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
     if group["stochastic_rounding"] and item.param.dtype == torch.bfloat16 and not choice.engine.by_chance:
         raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
 
@@ -187,10 +192,9 @@ def plain_grad(grad: Tensor, param: Tensor) -> Tensor:
     return plain(grad)
 
 
-def _given(groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
-    """The groups and their options, but for the learning rate, on which no choice depends."""
-    options = [[value for name, value in group.items() if name not in ("params", "lr")] for group in groups]
-    return list(map(id, groups)), options, grad_scale is None
+def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
+    """The groups and the options of these names."""
+    return list(map(id, groups)), [[group[name] for name in names] for group in groups], grad_scale is None
 
 
 def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import engines, options
+from . import engines
 from .catalog import CAdam
 from .engines.again import Again, Same
 from .engines.cuda_rows import Bags, CudaRows, RowGrad
 from .engines.library import UnavailableError
 from .memory import filled_like
 from .optimizer import Optimizer
+from .plan import insist
 from .update import Update
 
 _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -140,8 +141,9 @@ class RowUpdate:
         if kind not in self._jobs:
             item = engines.Item(self.table, self.state, _no_steps(), self.counts, self.name)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
-            engine = engines.choose(update, item, example, self.options).engine
-            self._jobs[kind] = engine, engines.Job(update, self.options, [item])
+            choice = engines.choose(update, item, example, self.options)
+            insist(item, choice, self.options)
+            self._jobs[kind] = choice.engine, engines.Job(update, self.options, [item])
         return self._jobs[kind]
 
 
@@ -185,12 +187,9 @@ def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, 
     """All options of an optimizer class, some of them given; raises for unknown ones and bad values."""
     if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
         raise TypeError(f"optimizer must be a class of the catalogue, such as cadam.CAdam, got {optimizer!r}")
-    known = options.defaults(optimizer.rule)
-    for name in given:
-        if name not in known:
-            raise TypeError(options.unknown(name, known))
-    o = {**known, **given, **optimizer.fixed}
-    options.check(optimizer.rule, o)
+    o = optimizer.options_of(**given)
+    if o["differentiable"]:
+        raise ValueError("differentiable=True: rows are updated in place, autograd cannot look through that")
     return o
 
 

@@ -12,7 +12,7 @@ from .cuda import Cuda
 from .cuda_rows import CudaRows, check_ids
 from .eager import Eager
 from .foreach import Foreach
-from .job import Engine, Item, Job
+from .job import Engine, Item, Job, NotMeant
 from .native import Native, NativeRows
 from .rows import Rows
 
@@ -39,4 +39,4 @@ def choose(update: Update, item: Item, grad: Tensor | None, options: Options) ->
     raise AssertionError("eager serves every dense gradient and rows every sparse one")
 
 
-__all__ = ["Choice", "Engine", "Item", "Job", "check_ids", "choose"]
+__all__ = ["Choice", "Engine", "Item", "Job", "NotMeant", "check_ids", "choose"]

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..rules import RULES, Options
 from ..update import Update
 from . import scalars
-from .job import Item, Job, fills_memory
+from .job import DENSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
 from .library import UnavailableError
 from .source import Structure
 from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
@@ -160,7 +160,7 @@ def refusal(item: Item, options: Options, device: str) -> str | None:
     """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
     param = item.param
     if param.device.type != device:
-        return "serves CUDA only"
+        return NotMeant("serves CUDA only")
     for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
         if options[option] is unwanted:
             return f"{option}={unwanted} was asked for"
@@ -169,6 +169,9 @@ def refusal(item: Item, options: Options, device: str) -> str | None:
         return missing
     if type(param) not in (Tensor, torch.nn.Parameter):
         return f"serves plain tensors only, not {type(param).__name__}"
+    astray = elsewhere(item)
+    if astray:
+        return astray
     dtypes = {buffer.dtype for buffer in item.state.values()}
     for dtype in (param.dtype, *dtypes):
         if dtype not in TYPES:
@@ -358,12 +361,13 @@ class Cuda:
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
-            return "serves dense gradients only"
-        if grad is not None and grad.dtype not in TYPES:
+            return DENSE_ONLY
+        reason = refusal(item, options, self.device)
+        if reason is not None or grad is None:
+            return reason
+        if grad.dtype not in TYPES:
             return f"has no kernels for gradients in {grad.dtype}"
-        if grad is not None and type(grad) not in PLAIN:
-            return f"serves plain gradients only, not {type(grad).__name__}"
-        return refusal(item, options, self.device)
+        return None if type(grad) in PLAIN else f"serves plain gradients only, not {type(grad).__name__}"
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         batches = [job.memo.get("cuda") for job in jobs]

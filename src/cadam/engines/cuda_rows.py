@@ -40,7 +40,7 @@ from .cuda import (
     stochastic,
     triton_type,
 )
-from .job import Item, Job
+from .job import SPARSE_ONLY, Item, Job
 from .library import UnavailableError
 from .source import Structure
 
@@ -65,7 +65,7 @@ class CudaRows:
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is None or not grad.is_sparse:
-            return "serves sparse gradients only"
+            return SPARSE_ONLY
         if grad.sparse_dim() != 1:
             return f"serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
         if grad.dtype not in TYPES:

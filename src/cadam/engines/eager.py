@@ -11,7 +11,7 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import scalars
-from .job import Item, Job, misfit
+from .job import DENSE_ONLY, Item, Job, misfit
 
 
 class Tensors:
@@ -40,7 +40,7 @@ class Eager:
     traceable = True
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        return "serves dense gradients only" if grad is not None and grad.is_sparse else None
+        return DENSE_ONLY if grad is not None and grad.is_sparse else None
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         return misfit(jobs)

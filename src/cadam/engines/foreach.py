@@ -17,7 +17,7 @@ from ..rules import Options
 from ..update import Update
 from . import scalars
 from .eager import Tensors
-from .job import Item, Job, misfit
+from .job import DENSE_ONLY, Item, Job, misfit
 from .program import Op, Program, Value, record
 
 
@@ -32,7 +32,7 @@ class Foreach:
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
-            return "serves dense gradients only"
+            return DENSE_ONLY
         if options["differentiable"]:
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:

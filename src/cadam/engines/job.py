@@ -26,6 +26,8 @@ class Item:
     step: Tensor
     counts: Tensor | None
     name: str = "the parameter"
+    planned: bool = False
+    """Is its state yet to be made? Then missing buffers are stand-ins without memory."""
 
     @property
     def work_dtype(self) -> torch.dtype:
@@ -34,6 +36,21 @@ class Item:
         for buffer in self.state.values():
             dtype = torch.promote_types(dtype, buffer.dtype)
         return dtype
+
+
+class NotMeant(str):
+    """Why an engine refuses a parameter that it was never meant for: one on other devices, or with other gradients."""
+
+
+DENSE_ONLY, SPARSE_ONLY = NotMeant("serves dense gradients only"), NotMeant("serves sparse gradients only")
+
+
+def elsewhere(item: Item) -> str | None:
+    """Why kernels must not touch a parameter whose state lies elsewhere: they are handed bare addresses."""
+    for name, buffer in item.state.items():
+        if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
+            return f"{name} is on {buffer.device}, the parameter on {item.param.device}"
+    return None
 
 
 @dataclass

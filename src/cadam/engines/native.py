@@ -18,7 +18,7 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import scalars
-from .job import Item, Job, fills_memory
+from .job import DENSE_ONLY, SPARSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
 from .library import Library, Numbers, UnavailableError, catalogue, find
 from .rows import out_of_range
 from .source import Structure
@@ -37,7 +37,7 @@ GRAIN = 32768  # elements below which a second thread is not worth waking
 def refusal(update: Update, item: Item, options: Options) -> str | None:
     """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
     if item.param.device.type != "cpu":
-        return "serves the CPU only"
+        return NotMeant("serves the CPU only")
     if options["fused"] is False or (options["foreach"] is not None and not options["fused"]):
         return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
     if options["differentiable"]:
@@ -47,6 +47,9 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
             return f"serves plain tensors only, not {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
     if item.param.dtype not in DTYPES:
         return f"has no kernels for {item.param.dtype}"
+    astray = elsewhere(item)
+    if astray:
+        return astray
     wanted = torch.promote_types(item.param.dtype, torch.float32)
     for name, buffer in item.state.items():
         if buffer.dtype != wanted:
@@ -78,12 +81,13 @@ class Native:
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is not None and grad.is_sparse:
-            return "serves dense gradients only"
-        if grad is not None and grad.dtype != item.param.dtype:
+            return DENSE_ONLY
+        reason = refusal(update, item, options)
+        if reason is not None or grad is None:
+            return reason
+        if grad.dtype != item.param.dtype:
             return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
-        if grad is not None and type(grad) not in PLAIN:
-            return f"serves plain gradients only, not {type(grad).__name__}"
-        return refusal(update, item, options)
+        return None if type(grad) in PLAIN else f"serves plain gradients only, not {type(grad).__name__}"
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         return _table(jobs).stale()
@@ -264,7 +268,7 @@ class NativeRows:
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if grad is None or not grad.is_sparse:
-            return "serves sparse gradients only"
+            return SPARSE_ONLY
         if grad.sparse_dim() == 0:
             return "the gradient has no sparse dimension"
         if grad._values().dtype not in (item.param.dtype, item.param.dtype.to_complex()):
@@ -363,7 +367,8 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
             raise MemoryError(f"no memory for the norm of {n} rows")
         if failed >= 0:
             return None
-    return torch.tensor(squares.value, dtype=torch.float64).sqrt().to(torch.promote_types(values.dtype, torch.float32))
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return torch.tensor(squares.value, dtype=torch.float64, device="cpu").sqrt().to(dtype)
 
 
 def _flat(ids: Tensor, shape: torch.Size) -> Tensor:

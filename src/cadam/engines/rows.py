@@ -16,7 +16,7 @@ from ..rules import Options
 from ..update import Update
 from . import scalars
 from .eager import Tensors, count
-from .job import Item, Job, misfit
+from .job import SPARSE_ONLY, Item, Job, misfit
 
 
 class Rows:
@@ -29,7 +29,7 @@ class Rows:
     traceable = False
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        return None if grad is not None and grad.is_sparse else "serves sparse gradients only"
+        return None if grad is not None and grad.is_sparse else SPARSE_ONLY
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         return misfit(jobs)

@@ -46,7 +46,7 @@ class Choice:
         """Checked and completed as the optimizer's constructor does it."""
         if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
             raise TypeError(f"optimizer must be a class of cadam's catalogue, such as cadam.CAdam; got {optimizer!r}")
-        options = optimizer([torch.zeros(1)], **given).defaults
+        options = optimizer.options_of(**given)
         for name in ("capturable", "differentiable", "stochastic_rounding"):
             if options[name]:
                 raise ValueError(f"{name}=True is not supported for tables that are updated in backward")
