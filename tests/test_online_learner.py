@@ -295,6 +295,8 @@ def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None
 def test_wrong_use_names_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="unmatched"):
         learner(unmatched="forget")
+    with pytest.raises(ValueError, match="needs a finite horizon"):
+        learner(unmatched="negative")
     with pytest.raises(ValueError, match="horizon"):
         learner(horizon=0)
     with pytest.raises(ValueError, match="3 rows"):

@@ -175,6 +175,8 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
         ({"--every": "0"}, "checkpoint_every must be at least 1"),
+        ({"--unmatched": "negative"}, "--unmatched negative needs --horizon"),
+        ({"--unmatched": "negative", "--horizon": "inf", "--model": "nowhere.py:build"}, "needs --horizon"),
         ({"--metrics": "auroc"}, "no metric auroc; there are auc, gauc"),
         ({"--metrics": "auc", "--window": "0"}, "window must be at least 1"),
     ],

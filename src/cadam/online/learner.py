@@ -39,7 +39,8 @@ class Learner:
 
     Args:
         horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
-        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0.
+        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0,
+            which needs a finite horizon.
         capacity: how many events wait at most; beyond it the oldest are let go as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
@@ -77,6 +78,8 @@ class Learner:
     ) -> None:
         if unmatched not in ("drop", "negative"):
             raise ValueError(f"unmatched must be 'drop' or 'negative', got {unmatched!r}")
+        if unmatched == "negative" and horizon == math.inf:
+            raise ValueError("unmatched='negative' needs a finite horizon, which says when an event counts as negative")
         for name, value in (("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
