@@ -13,7 +13,7 @@ from online_streams import Replayed, Small, build, events, files, learner, table
 from torch import Tensor, nn
 
 import cadam
-from cadam.online import DamagedCheckpointError, Events, Labels, Learner
+from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
 from cadam.online.pending import Memory
 
 
@@ -305,6 +305,31 @@ def test_wrong_use_names_what_is_wrong() -> None:
         Labels(np.array([1.5]), np.array([1.0]))
     with pytest.raises(TypeError, match="a score per event"):
         learner(nn.Linear(1, 2)).learn(Events({"input": np.zeros((4, 1), np.float32)}))
+
+
+def test_parameters_that_share_a_name_all_count_in_the_total_alignment(tmp_path: Path) -> None:
+    def named_alike() -> Learner:
+        model = build()
+        groups = [{"params": list(part.named_parameters())} for part in (model.users, model.items, model.out)]
+        optimizer = cadam.CAdam(groups, lr=0.01)
+        assert list(optimizer.alignment().parameters) == ["weight", "1.weight", "1.bias"]
+        loss, reports = nn.functional.binary_cross_entropy_with_logits, [Console(tmp_path.joinpath("out").open("a"))]
+        return Learner(model, optimizer, loss, checkpoint=tmp_path / "state", reports=reports)
+
+    expected = learner(build())
+    expected.run(Replayed([events(20, first=20 * n) for n in range(6)]))
+    ours = named_alike()
+    ours.run(Replayed([events(20, first=20 * n) for n in range(6)]), events=60)
+    ours.close()
+    ours = named_alike()
+    ours.run(Replayed([events(20, first=20 * n) for n in range(6)]))
+    ours.close()
+    assert ours.total_alignment() == expected.total_alignment()
+    assert ours.total_alignment().seen == 6 * sum(p.numel() for p in ours.model.parameters())
+    for of in ("all", "touched"):
+        assert ours.metrics()[f"alignment, {of}"] == expected.metrics()[f"alignment, {of}"]
+    last = (tmp_path / "out").read_text().splitlines()[-1].split()
+    assert last == ["total", *(f"{expected.metrics()[f'alignment, {of}']:.3f}" for of in ("all", "touched"))]
 
 
 # Stop and go on ------------------------------------------------------------------------------------------------

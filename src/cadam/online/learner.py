@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +103,7 @@ class Learner:
         self._ready: list[Columns] = []  # labelled, to be learnt from
         self._waiting_to_learn = 0
         self._alignment: dict[str, Ratio] = {}  # counted before the last resume
+        self._total_alignment = Ratio(0, 0, 0)
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
         self.stopped = False
@@ -401,8 +403,8 @@ class Learner:
             numbers.update(metric.results())
         alignment = self.alignment()
         if alignment:
-            total = sum(alignment.values(), Ratio(0, 0, 0))
-            for name, ratio in {"": total, **{f" of {name}": ratio for name, ratio in alignment.items()}}.items():
+            by_parameter = {f" of {name}": ratio for name, ratio in alignment.items()}
+            for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
                 numbers[f"alignment{name}, all"] = ratio.over_all
                 numbers[f"alignment{name}, touched"] = ratio.over_touched
         return numbers
@@ -413,6 +415,11 @@ class Learner:
             return {}
         now = self.optimizer.alignment().parameters
         return {name: ratio + self._alignment.get(name, Ratio(0, 0, 0)) for name, ratio in now.items()}
+
+    def total_alignment(self) -> Ratio:
+        """As `alignment`, over all parameters: also over those that share a name, of which it has only one."""
+        now = self.optimizer.alignment().total if hasattr(self.optimizer, "alignment") else Ratio(0, 0, 0)
+        return self._total_alignment + now
 
     def health(self) -> dict[str, float]:
         """How the process does: events a second since it started or resumed, seconds behind the events' time."""
@@ -439,7 +446,8 @@ class Learner:
             "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
             "set aside": self.set_aside.state_dict() if self.set_aside is not None else None,
-            "alignment": {n: [r.aligned, r.touched, r.seen] for n, r in self.alignment().items()},
+            "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
+            "total alignment": list(astuple(self.total_alignment())),
             "random": _random_state(),
             "counts": {name: getattr(self, name) for name in _COUNTS},
         }
@@ -462,6 +470,8 @@ class Learner:
             if file is not None and state[name] is not None:
                 file.load_state_dict(state[name])
         self._alignment = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        whole = state.get("total alignment")  # older checkpoints do not have it
+        self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
         for name in _COUNTS:
             setattr(self, name, state["counts"][name])
         self._position, self._saved_at = state["source"], self.events
