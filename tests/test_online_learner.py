@@ -188,6 +188,27 @@ def test_text_ids_join() -> None:
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 2)
 
 
+@pytest.mark.parametrize("ids_first", [True, False])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_lost(
+    ids_first: bool, resumed: bool, tmp_path: Path
+) -> None:
+    batches = [events(8), events(8)]
+    batches[ids_first].ids = None
+    ours = learner(checkpoint=tmp_path)
+    ours.run(Replayed(batches[:1]))
+    if resumed:
+        ours.close()
+        ours = learner(checkpoint=tmp_path)
+        assert ours.resume()
+    now, before = ("without", "with") if ids_first else ("with", "without")
+    with pytest.raises(ValueError, match=f"events {now} ids after 8 {before}"):
+        ours.learn(batches[1])
+    ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # none of either kind
+    assert (ours.events, ours.learned, ours.metrics()["repeated events"]) == (8, 8, 0)
+    ours.close()
+
+
 def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
     clicks = table(200)["click"]
     one = learner(build(), batch_size=32)

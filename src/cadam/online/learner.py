@@ -107,6 +107,7 @@ class Learner:
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
         self.stopped = False
+        self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
@@ -172,6 +173,8 @@ class Learner:
     def _predict(self, events: Events) -> tuple[Array, Columns]:
         """Scores of all events, and the columns of those that can be used and are new."""
         count = len(events)
+        if count:
+            self._check_ids(events.ids is not None)
         scores, failed = self._scores(events)
         columns = events.columns()
         if "id" not in columns:
@@ -199,6 +202,17 @@ class Learner:
             if new is not None:
                 columns = {name: values[new] for name, values in columns.items()}
         return scores, columns
+
+    def _check_ids(self, given: bool) -> None:
+        """That all events have ids or none: a number given here and an id may be equal without being one event's."""
+        if self._with_ids is None:
+            self._with_ids = given
+        elif self._with_ids != given:
+            before, now = ("without", "with") if given else ("with", "without")
+            raise ValueError(
+                f"events {now} ids after {self.events:,} {before}: those without are numbered, and their numbers would "
+                "be taken for ids; give ids to all events or to none"
+            )
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
         """Scores, nan where the model refused the event; and why it did.
@@ -449,6 +463,7 @@ class Learner:
             "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
             "total alignment": list(astuple(self.total_alignment())),
             "random": _random_state(),
+            "with ids": self._with_ids,
             "counts": {name: getattr(self, name) for name in _COUNTS},
         }
 
@@ -474,6 +489,7 @@ class Learner:
         self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
         for name in _COUNTS:
             setattr(self, name, state["counts"][name])
+        self._with_ids = state.get("with ids")  # older checkpoints do not say
         self._position, self._saved_at = state["source"], self.events
         _set_random_state(state["random"])
 
