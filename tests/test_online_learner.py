@@ -13,7 +13,7 @@ from online_streams import Replayed, Small, build, events, files, learner, table
 from torch import Tensor, nn
 
 import cadam
-from cadam.online import DamagedCheckpointError, Events, Labels, Learner
+from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
 from cadam.online.pending import Memory
 
 
@@ -188,6 +188,27 @@ def test_text_ids_join() -> None:
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 2)
 
 
+@pytest.mark.parametrize("ids_first", [True, False])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_lost(
+    ids_first: bool, resumed: bool, tmp_path: Path
+) -> None:
+    batches = [events(8), events(8)]
+    batches[ids_first].ids = None
+    ours = learner(checkpoint=tmp_path)
+    ours.run(Replayed(batches[:1]))
+    if resumed:
+        ours.close()
+        ours = learner(checkpoint=tmp_path)
+        assert ours.resume()
+    now, before = ("without", "with") if ids_first else ("with", "without")
+    with pytest.raises(ValueError, match=f"events {now} ids after 8 {before}"):
+        ours.learn(batches[1])
+    ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # none of either kind
+    assert (ours.events, ours.learned, ours.metrics()["repeated events"]) == (8, 8, 0)
+    ours.close()
+
+
 def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
     clicks = table(200)["click"]
     one = learner(build(), batch_size=32)
@@ -295,6 +316,8 @@ def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None
 def test_wrong_use_names_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="unmatched"):
         learner(unmatched="forget")
+    with pytest.raises(ValueError, match="needs a finite horizon"):
+        learner(unmatched="negative")
     with pytest.raises(ValueError, match="horizon"):
         learner(horizon=0)
     with pytest.raises(ValueError, match="3 rows"):
@@ -303,6 +326,31 @@ def test_wrong_use_names_what_is_wrong() -> None:
         Labels(np.array([1.5]), np.array([1.0]))
     with pytest.raises(TypeError, match="a score per event"):
         learner(nn.Linear(1, 2)).learn(Events({"input": np.zeros((4, 1), np.float32)}))
+
+
+def test_parameters_that_share_a_name_all_count_in_the_total_alignment(tmp_path: Path) -> None:
+    def named_alike() -> Learner:
+        model = build()
+        groups = [{"params": list(part.named_parameters())} for part in (model.users, model.items, model.out)]
+        optimizer = cadam.CAdam(groups, lr=0.01)
+        assert list(optimizer.alignment().parameters) == ["weight", "1.weight", "1.bias"]
+        loss, reports = nn.functional.binary_cross_entropy_with_logits, [Console(tmp_path.joinpath("out").open("a"))]
+        return Learner(model, optimizer, loss, checkpoint=tmp_path / "state", reports=reports)
+
+    expected = learner(build())
+    expected.run(Replayed([events(20, first=20 * n) for n in range(6)]))
+    ours = named_alike()
+    ours.run(Replayed([events(20, first=20 * n) for n in range(6)]), events=60)
+    ours.close()
+    ours = named_alike()
+    ours.run(Replayed([events(20, first=20 * n) for n in range(6)]))
+    ours.close()
+    assert ours.total_alignment() == expected.total_alignment()
+    assert ours.total_alignment().seen == 6 * sum(p.numel() for p in ours.model.parameters())
+    for of in ("all", "touched"):
+        assert ours.metrics()[f"alignment, {of}"] == expected.metrics()[f"alignment, {of}"]
+    last = (tmp_path / "out").read_text().splitlines()[-1].split()
+    assert last == ["total", *(f"{expected.metrics()[f'alignment, {of}']:.3f}" for of in ("all", "touched"))]
 
 
 # Stop and go on ------------------------------------------------------------------------------------------------

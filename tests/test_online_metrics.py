@@ -18,6 +18,7 @@ from torch import nn
 from cadam.online.events import Events as Stream
 from cadam.online.learner import Learner
 from cadam.online.metrics import StreamMetrics, measure, recompute, user_auc
+from cadam.online.progress import LogLoss
 
 Events = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -112,6 +113,27 @@ def test_what_the_summed_metrics_are() -> None:
     assert twice["calibration"] == pytest.approx(2)
     assert measure(np.array([800.0, -800.0]), np.array([0, 1]))["log loss"] == 800
     assert "gauc by user" not in numbers
+
+
+@pytest.mark.parametrize("clicks", [0, 1, 3, 8])
+def test_the_best_constant_is_what_the_entropy_is_normalised_by(clicks: int) -> None:
+    labels = np.arange(8) < clicks
+    scores, progress = np.linspace(-1, 1, 8), LogLoss()
+    progress.update(scores, labels, None, scores)
+    numbers = measure(scores, labels)
+    if 0 < clicks < 8:
+        assert numbers["normalised entropy"] == numbers["log loss"] / progress.best_constant
+    else:
+        assert math.isnan(numbers["normalised entropy"])
+        assert progress.best_constant == 0
+
+
+def test_labels_that_are_no_clicks_have_no_best_constant() -> None:
+    progress = LogLoss()
+    assert math.isnan(progress.best_constant)
+    progress.update(np.zeros(4), np.array([0.0, 3.5, 2.0, 1.0]), None, np.zeros(4))
+    assert progress.results()["mean label"] == 1.625
+    assert math.isnan(progress.results()["best constant"])
 
 
 def fed(metrics: StreamMetrics, made: Events, sizes: list[int]) -> StreamMetrics:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -175,6 +177,8 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
         ({"--every": "0"}, "checkpoint_every must be at least 1"),
+        ({"--unmatched": "negative"}, "--unmatched negative needs --horizon"),
+        ({"--unmatched": "negative", "--horizon": "inf", "--model": "nowhere.py:build"}, "needs --horizon"),
         ({"--metrics": "auroc"}, "no metric auroc; there are auc, gauc"),
         ({"--metrics": "auc", "--window": "0"}, "window must be at least 1"),
     ],
@@ -340,6 +344,15 @@ def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path:
         ours.close()
     assert (ours.learned, ours.poisoned) == (199, 1)
     assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
+
+
+def test_a_portion_can_be_copied_and_tells_what_its_source_does() -> None:
+    portion = Portion(stream(3), 30)
+    for made in (copy.copy(portion), copy.deepcopy(portion), pickle.loads(pickle.dumps(portion))):
+        assert (made.left, made.given, made.position) == (30, False, 0)
+        assert hasattr(made, "batches")
+        assert not hasattr(made, "backlog")
+    assert copy.copy(portion).source is portion.source
 
 
 def test_the_command_stops_after_exactly_so_many_events(

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,16 +89,68 @@ def kafka() -> Iterator[Any]:
     confluent = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
     producer = confluent.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock"})
 
-    def fill(columns: dict[str, np.ndarray], topic: str = "clicks") -> str:
+    def fill(columns: dict[str, np.ndarray], topic: str = "clicks", partition: int = 0) -> str:
         rows = {name: values.tolist() for name, values in columns.items()}
         for row in zip(*rows.values(), strict=True):
-            producer.produce(topic, json.dumps(dict(zip(rows, row, strict=True))), partition=0)
+            producer.produce(topic, json.dumps(dict(zip(rows, row, strict=True))), partition=partition)
         producer.flush(20)
         broker = next(iter(producer.list_topics(timeout=10).brokers.values()))
         return f"{broker.host}:{broker.port}"
 
     yield fill
     producer.flush(5)
+
+
+class Seen:
+    """A Kafka consumer that is shown only some of the topic's partitions."""
+
+    def __init__(self, consumer: Any, *partitions: int) -> None:
+        self.consumer, self.partitions = consumer, list(partitions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        whole = self.consumer.list_topics(topic, timeout=timeout).topics[topic].partitions
+        shown = {number: whole[number] for number in self.partitions}
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=shown)})
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_kafka_partition_that_is_added_is_read_while_following(
+    kafka: Any, follow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cadam.online.sources.kafka.LOOK_EVERY", 0.0)
+    caplog.set_level("INFO", "cadam.online")
+    kafka(table(10))
+    servers = kafka(table(10, first=10), partition=2)
+    source = KafkaSource(servers, "clicks", SCHEMA, batch_size=10, follow=follow, patience=0.05, poll=0.05)
+    consumer = source.consumer = Seen(source.consumer, 0)
+    found: list[int] = []
+    for batch in source:
+        found += [] if batch is None else all_ids([batch])
+        if len(found) == 10 and consumer.partitions == [0]:
+            assert source.state_dict()["offsets"] == {0: 10}
+            consumer.partitions = [0, 2]
+        elif len(found) == 20:
+            break
+    assert found == list(range(20 if follow else 10))
+    assert source.state_dict()["offsets"] == ({0: 10, 2: 10} if follow else {0: 10})
+    assert ("clicks has new partitions, which are read from their beginning: [2]" in caplog.text) == follow
+
+
+@pytest.mark.parametrize("count", [3, 0])
+def test_a_kafka_topic_that_began_anew_is_said(kafka: Any, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    kafka(table(20), partition=1)
+    servers = kafka(table(count, first=20))
+    source = KafkaSource(servers, "clicks", SCHEMA, poll=0.05)
+    source.load_state_dict({"source": "kafka", "topic": "clicks", "offsets": {0: 500, 1: 20, 9: 4}})
+    assert all_ids(read(source)) == list(range(20, 20 + count))
+    assert source.state_dict()["offsets"] == {0: count, 1: 20, 2: 0, 3: 0}
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert sum("clicks, partition 0 goes on at offset 0, before the position 500" in error for error in errors) == 1
+    assert sum("clicks no longer has the partitions [9]" in error for error in errors) == 1
+    assert not any("partition 1" in error for error in errors)
 
 
 KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]

@@ -36,6 +36,7 @@ logger = logging.getLogger("cadam.online")
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
+AFTER_HORIZON = "what an event without a label becomes after --horizon; negative: label 0 (default: drop)"
 DETAILS = f"""
 the model:
   mod.py:build is a function without arguments that gives the model, a torch.nn.Module that is called with the
@@ -86,7 +87,7 @@ def add_commands(commands: Any) -> None:
         help="wait so long for a full batch; inf: for ever, then batches do not depend on time (default: 1)",
     )
     parser.add_argument("--horizon", type=float, default=math.inf, help="how long a label is waited for (default: inf)")
-    parser.add_argument("--unmatched", choices=("drop", "negative"), default="drop", help="after it (default: drop)")
+    parser.add_argument("--unmatched", choices=("drop", "negative"), default="drop", help=AFTER_HORIZON)
     parser.add_argument(
         "--every",
         type=int,
@@ -186,6 +187,8 @@ def _useless(learner: Learner) -> str | None:
 
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     """The learner and the source that the options ask for."""
+    if options.unmatched == "negative" and options.horizon == math.inf:
+        raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
     module, build = load(options.model)
     schema = schema_of(options, module)
     _check_places(options)

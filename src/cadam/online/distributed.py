@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class DistributedLearner(Learner):
         self._settled: list[Columns] = []
         self._asked = self._due = self._begun = False
         self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
+        self._ratio = Ratio(0, 0, 0)
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
 
@@ -171,32 +173,38 @@ class DistributedLearner(Learner):
     def _count_together(self) -> None:
         """Tell the metrics of what was settled on all ranks, and add up what they count."""
         settled = concatenated(self._settled) if self._settled else None
-        every = everywhere((settled, self._counts(), self._own_alignment()), self.group)
+        every = everywhere((settled, self._counts(), *self._own_alignment()), self.group)
         self._settled = []
-        parts = [settled for settled, _, _ in every if settled is not None]
+        parts = [settled for settled, *_ in every if settled is not None]
         if parts:
             columns = concatenated(parts)
             for metric in (self.progress, *self.own_metrics):
                 metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
-        self.totals = {name: sum(counts[name] for _, counts, _ in every) for name in self._counts()}
-        self._ratios = {}
-        for _, _, ratios in every:
+        self.totals = {name: sum(counts[name] for _, counts, *_ in every) for name in self._counts()}
+        self._ratios, self._ratio = {}, sum((total for *_, total in every), Ratio(0, 0, 0))
+        for _, _, ratios, _ in every:
             for name, ratio in ratios.items():
                 self._ratios[name] = self._ratios.get(name, Ratio(0, 0, 0)) + ratio
 
-    def _own_alignment(self) -> dict[str, Ratio]:
-        """What this rank has counted since the stream began."""
-        ratios = super().alignment()
+    def _own_alignment(self) -> tuple[dict[str, Ratio], Ratio]:
+        """What this rank has counted since the stream began: per parameter and table, and in total."""
+        ratios, total = super().alignment(), super().total_alignment()
         if table_optimizer(self.model) is not None:
             from ..torchrec import alignment
 
-            for name, ratio in alignment(self.model).parameters.items():
+            of_tables = alignment(self.model)
+            total += of_tables.total
+            for name, ratio in of_tables.parameters.items():
                 ratios[name] = ratio + self._alignment.get(name, Ratio(0, 0, 0))
-        return ratios
+        return ratios, total
 
     def alignment(self) -> dict[str, Ratio]:
         """Alignment counts per parameter and table over all ranks since the stream began; copies count once each."""
         return dict(self._ratios)
+
+    def total_alignment(self) -> Ratio:
+        """As `alignment`, over all parameters and tables."""
+        return self._ratio
 
     def metrics(self) -> dict[str, float]:
         """As `Learner.metrics`, over all ranks; the same on each."""
@@ -239,7 +247,9 @@ class DistributedLearner(Learner):
         """What `RankCheckpoints` saves of this rank."""
         own = super().state_dict()
         del own["model"]
-        own["alignment"] = {n: [r.aligned, r.touched, r.seen] for n, r in self._own_alignment().items()}
+        ratios, total = self._own_alignment()
+        own["alignment"] = {n: list(astuple(r)) for n, r in ratios.items()}
+        own["total alignment"] = list(astuple(total))
         own["options of tables"] = [saved_options(group) for group in self._table_groups()]
         return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
 

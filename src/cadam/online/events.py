@@ -24,7 +24,7 @@ class Events:
         features: the model's arguments by name, each an array with a row per event.
         labels: what happened, nan where it is not known yet; None if nothing is known.
         ids: what labels that come later refer to: integers, or text as an array of objects. Without them the learner
-            numbers the events.
+            numbers the events from 0; so a stream has ids throughout or nowhere.
         users: whom an event belongs to, for metrics per user.
         time: seconds; of the events, not of their arrival. Without it the stream's time is the number of events.
     """

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,8 @@ class Learner:
 
     Args:
         horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
-        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0.
+        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0,
+            which needs a finite horizon.
         capacity: how many events wait at most; beyond it the oldest are let go as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
@@ -77,6 +79,8 @@ class Learner:
     ) -> None:
         if unmatched not in ("drop", "negative"):
             raise ValueError(f"unmatched must be 'drop' or 'negative', got {unmatched!r}")
+        if unmatched == "negative" and horizon == math.inf:
+            raise ValueError("unmatched='negative' needs a finite horizon, which says when an event counts as negative")
         for name, value in (("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -99,9 +103,11 @@ class Learner:
         self._ready: list[Columns] = []  # labelled, to be learnt from
         self._waiting_to_learn = 0
         self._alignment: dict[str, Ratio] = {}  # counted before the last resume
+        self._total_alignment = Ratio(0, 0, 0)
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
         self.stopped = False
+        self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
@@ -167,6 +173,8 @@ class Learner:
     def _predict(self, events: Events) -> tuple[Array, Columns]:
         """Scores of all events, and the columns of those that can be used and are new."""
         count = len(events)
+        if count:
+            self._check_ids(events.ids is not None)
         scores, failed = self._scores(events)
         columns = events.columns()
         if "id" not in columns:
@@ -194,6 +202,17 @@ class Learner:
             if new is not None:
                 columns = {name: values[new] for name, values in columns.items()}
         return scores, columns
+
+    def _check_ids(self, given: bool) -> None:
+        """That all events have ids or none: a number given here and an id may be equal without being one event's."""
+        if self._with_ids is None:
+            self._with_ids = given
+        elif self._with_ids != given:
+            before, now = ("without", "with") if given else ("with", "without")
+            raise ValueError(
+                f"events {now} ids after {self.events:,} {before}: those without are numbered, and their numbers would "
+                "be taken for ids; give ids to all events or to none"
+            )
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
         """Scores, nan where the model refused the event; and why it did.
@@ -398,8 +417,8 @@ class Learner:
             numbers.update(metric.results())
         alignment = self.alignment()
         if alignment:
-            total = sum(alignment.values(), Ratio(0, 0, 0))
-            for name, ratio in {"": total, **{f" of {name}": ratio for name, ratio in alignment.items()}}.items():
+            by_parameter = {f" of {name}": ratio for name, ratio in alignment.items()}
+            for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
                 numbers[f"alignment{name}, all"] = ratio.over_all
                 numbers[f"alignment{name}, touched"] = ratio.over_touched
         return numbers
@@ -410,6 +429,11 @@ class Learner:
             return {}
         now = self.optimizer.alignment().parameters
         return {name: ratio + self._alignment.get(name, Ratio(0, 0, 0)) for name, ratio in now.items()}
+
+    def total_alignment(self) -> Ratio:
+        """As `alignment`, over all parameters: also over those that share a name, of which it has only one."""
+        now = self.optimizer.alignment().total if hasattr(self.optimizer, "alignment") else Ratio(0, 0, 0)
+        return self._total_alignment + now
 
     def health(self) -> dict[str, float]:
         """How the process does: events a second since it started or resumed, seconds behind the events' time."""
@@ -436,8 +460,10 @@ class Learner:
             "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
             "set aside": self.set_aside.state_dict() if self.set_aside is not None else None,
-            "alignment": {n: [r.aligned, r.touched, r.seen] for n, r in self.alignment().items()},
+            "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
+            "total alignment": list(astuple(self.total_alignment())),
             "random": _random_state(),
+            "with ids": self._with_ids,
             "counts": {name: getattr(self, name) for name in _COUNTS},
         }
 
@@ -459,8 +485,11 @@ class Learner:
             if file is not None and state[name] is not None:
                 file.load_state_dict(state[name])
         self._alignment = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        whole = state.get("total alignment")  # older checkpoints do not have it
+        self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
         for name in _COUNTS:
             setattr(self, name, state["counts"][name])
+        self._with_ids = state.get("with ids")  # older checkpoints do not say
         self._position, self._saved_at = state["source"], self.events
         _set_random_state(state["random"])
 

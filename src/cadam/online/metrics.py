@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from cadam.metrics import auc, log_loss
 
 from .log import NEEDS
+from .progress import entropy
 
 Array: TypeAlias = NDArray[Any]
 
@@ -171,10 +172,10 @@ class Sums:
         if self.events == 0:
             return dict.fromkeys(SUMMED, math.nan)
         rate, loss = self.clicks / self.events, self.loss / self.events
-        entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+        constant = entropy(rate)
         return {
             "log loss": loss,
-            "normalised entropy": loss / entropy if entropy > 0 else math.nan,
+            "normalised entropy": loss / constant if constant > 0 else math.nan,
             "calibration": self.predicted / self.clicks if self.clicks else math.nan,
             "click rate": rate,
         }

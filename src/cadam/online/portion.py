@@ -64,4 +64,6 @@ class Portion:
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the source can tell, such as its backlog."""
+        if name == "source" or name.startswith("__"):  # not there yet, or asked for by copy and pickle
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.source, name)

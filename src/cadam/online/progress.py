@@ -21,6 +21,13 @@ class Metric(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+def entropy(rate: float) -> float:
+    """Of a label that is 1 with this probability: the mean log loss of the best constant prediction. Else nan."""
+    if not 0 <= rate <= 1:
+        return math.nan
+    return 0.0 if rate in (0, 1) else -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+
+
 @dataclass
 class LogLoss:
     """The mean log loss of logits, and that of the best constant prediction, known only afterwards."""
@@ -43,18 +50,19 @@ class LogLoss:
         return self.loss / self.count if self.count else math.nan
 
     @property
+    def rate(self) -> float:
+        """The mean label."""
+        return self.positives / self.count if self.count else math.nan
+
+    @property
     def best_constant(self) -> float:
         """The entropy of the mean label."""
-        if not self.count:
-            return math.nan
-        p = self.positives / self.count
-        return 0.0 if p in (0, 1) else -p * math.log(p) - (1 - p) * math.log(1 - p)
+        return entropy(self.rate)
 
     def results(self) -> Mapping[str, float]:
-        rate = self.positives / self.count if self.count else math.nan
         return {
             "labelled": self.count,
-            "mean label": rate,
+            "mean label": self.rate,
             "log loss": self.mean,
             "best constant": self.best_constant,
         }

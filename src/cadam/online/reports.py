@@ -66,7 +66,7 @@ class Console:
             print("", *lines, sep="\n", file=self.stream, flush=True)
         alignment = learner.alignment()
         if alignment:
-            total = sum(alignment.values(), Ratio(0, 0, 0))
+            total = learner.total_alignment()
             print(f"\n{Alignment(total, (total,), alignment)}", file=self.stream, flush=True)
 
     def _head(self, learner: Learner) -> None:
@@ -80,7 +80,7 @@ class Console:
         progress, health = learner.progress, learner.health()
         since = progress - self.last
         self.last = replace(progress)
-        aligned = sum(self.window.since(learner).values(), Ratio(0, 0, 0)).over_touched
+        aligned = self.window.since(learner).total.over_touched
         losses = (progress.mean, since.mean, progress.best_constant, since.best_constant)
         self._print(
             (
@@ -108,16 +108,14 @@ class Window:
 
     def __init__(self) -> None:
         self.before: Mapping[str, Ratio] = {}
+        self.total_before = Ratio(0, 0, 0)
 
-    def since(self, learner: Learner) -> dict[str, Ratio]:
+    def since(self, learner: Learner) -> Alignment:
         now, before = learner.alignment(), self.before
-        self.before = now
-        none = Ratio(0, 0, 0)
-        return {
-            name: Ratio(r.aligned - b.aligned, r.touched - b.touched, r.seen - b.seen)
-            for name, r in now.items()
-            for b in [before.get(name, none)]
-        }
+        whole = learner.total_alignment()
+        total = whole - self.total_before
+        self.before, self.total_before = now, whole
+        return Alignment(total, (total,), {name: r - before.get(name, Ratio(0, 0, 0)) for name, r in now.items()})
 
 
 class Scalars:
@@ -141,9 +139,7 @@ class Scalars:
         for name, value in {**learner.metrics(), **learner.health()}.items():
             if math.isfinite(value) and not name.startswith("alignment"):
                 self.writer.add_scalar(f"online/{_plain(name)}", value, learner.events)
-        alignment = self.window.since(learner)
-        total = sum(alignment.values(), Ratio(0, 0, 0))
-        Alignment(total, (total,), alignment).write(self.writer, learner.events, parameters=True)
+        self.window.since(learner).write(self.writer, learner.events, parameters=True)
 
 
 class Prometheus:

@@ -16,6 +16,8 @@ logger = logging.getLogger("cadam.online")
 
 NEEDS = "Kafka needs confluent-kafka: pip install confluent-kafka"
 QUEUED = 65_536  # kilobytes that the client may fetch ahead
+MADE_ANEW = "it is another topic of that name, or has lost messages"
+LOOK_EVERY = 60.0  # seconds between looks for new partitions
 
 
 class KafkaSource:
@@ -25,10 +27,12 @@ class KafkaSource:
     order is that of Kafka within a partition; between partitions it depends on time, so a run over several partitions
     is not the same to the bit when it is repeated. Brokers that go away are waited for; with `follow` also those that
     were never there, which is an error otherwise. Messages that were removed before they were read are a warning.
+    A topic whose offsets have gone back below the position is logged as an error, and read from where it now begins.
 
     Args:
         servers: as Kafka's ``bootstrap.servers``.
-        follow: at the end of all partitions wait for more instead of ending.
+        follow: at the end of all partitions wait for more instead of ending; partitions that are added are found
+            within a minute or so, and read from their beginning.
         patience: how many seconds to wait for a full batch before a short one is given; None: for ever.
         longest: bytes of the longest message that is looked at.
         settings: further settings of librdkafka's consumer, for security and the like.
@@ -73,12 +77,22 @@ class KafkaSource:
         yield from self._assign()
         held: list[Record] = []
         offsets, ended = dict(self.offsets), set[int]()
-        since = time.monotonic()
+        since = looked = time.monotonic()
         while True:
+            if self.follow and time.monotonic() - looked > LOOK_EVERY:
+                self._take_new(offsets)
+                looked = time.monotonic()
             messages = self.consumer.consume(self.batch_size - len(held), self.poll)
             for message in messages:
-                error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
+                error, partition, offset = message.error(), message.partition() or 0, message.offset()
+                at_end = error is not None and error.code() == kafka.KafkaError._PARTITION_EOF
+                if (error is None or at_end) and offset is not None and offset < offsets[partition]:
+                    self._say_it_went_back(partition, offsets[partition], offset)
+                    offsets[partition] = offset
+                    if not held:
+                        self.offsets = dict(offsets)
                 if error is None:
+                    assert offset is not None  # a message has one
                     if not held:
                         since = time.monotonic()
                     if offset > offsets[partition] > 0:
@@ -87,7 +101,7 @@ class KafkaSource:
                     held.append(Record(where, text=message.value() or b""))
                     offsets[partition] = offset + 1
                     ended.discard(partition)
-                elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                elif at_end:
                     ended.add(partition)
                 elif error.fatal():
                     raise kafka.KafkaException(error)
@@ -110,21 +124,53 @@ class KafkaSource:
 
         while True:
             try:
-                topics = self.consumer.list_topics(self.topic, timeout=5).topics
+                partitions = self._partitions()
             except kafka.KafkaException as error:
                 if not self.follow:
                     raise ConnectionError(f"Kafka cannot be reached at {self.servers}: {error}") from error
                 logger.error("Kafka is away, waiting for it: %s", error)
                 yield None
                 continue
-            problem = topics[self.topic].error
-            if problem is not None or not topics[self.topic].partitions:
-                raise FileNotFoundError(f"Kafka has no topic {self.topic!r}: {problem}")
-            self.offsets = {p: self.offsets.get(p, 0) for p in sorted(topics[self.topic].partitions)}
+            gone = sorted(self.offsets.keys() - set(partitions))
+            if gone:
+                logger.error("%s no longer has the partitions %s: %s", self.topic, gone, MADE_ANEW)
+            self.offsets = {p: self.offsets.get(p, 0) for p in partitions}
             self.consumer.assign(
                 [kafka.TopicPartition(self.topic, p, o or kafka.OFFSET_BEGINNING) for p, o in self.offsets.items()]
             )
             return
+
+    def _partitions(self) -> list[int]:
+        """Those of the topic, as the brokers have them now."""
+        topic = self.consumer.list_topics(self.topic, timeout=5).topics[self.topic]
+        if topic.error is not None or not topic.partitions:
+            raise FileNotFoundError(f"Kafka has no topic {self.topic!r}: {topic.error}")
+        return sorted(topic.partitions)
+
+    def _take_new(self, offsets: dict[int, int]) -> None:
+        """Take the partitions that were added, from their beginning."""
+        import confluent_kafka as kafka
+
+        try:
+            new = [p for p in self._partitions() if p not in offsets]
+        except (kafka.KafkaException, FileNotFoundError) as error:
+            logger.error("Kafka cannot be asked for new partitions: %s", error)
+            return
+        if new:
+            self.consumer.incremental_assign([kafka.TopicPartition(self.topic, p, kafka.OFFSET_BEGINNING) for p in new])
+            for known in (offsets, self.offsets):
+                known.update(dict.fromkeys(new, 0))
+            logger.info("%s has new partitions, which are read from their beginning: %s", self.topic, new)
+
+    def _say_it_went_back(self, partition: int, expected: int, found: int) -> None:
+        logger.error(
+            "%s, partition %d goes on at offset %d, before the position %d: %s, and is read from there",
+            self.topic,
+            partition,
+            found,
+            expected,
+            MADE_ANEW,
+        )
 
     def _warn_of_gap(self, partition: int, expected: int, found: int) -> None:
         self._gaps += 1
