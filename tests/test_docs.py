@@ -7,6 +7,8 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -15,8 +17,8 @@ import torch
 
 import cadam
 from cadam import cli
-from cadam.lab import catalogue, report, runner, store
-from cadam.lab.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
+from cadam.lab import catalogue, report, runner, statistics, store
+from cadam.lab.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Result, Results
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,6 +42,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+IMAGES = re.findall(r'<section id="([^"]+)">', (ROOT / "docs" / "images.html").read_text())
 REPORTS = [
     pytest.param(page, name, id=f"{page.name}-{name}")
     for page in sorted((ROOT / "docs").glob("*.html"))
@@ -50,13 +53,7 @@ REPORTS = [
 @pytest.mark.parametrize(("page", "name"), REPORTS)
 def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> None:
     """The table and the verdict on the page are those that the cells in results/kept give, whatever code made them."""
-    kept = ROOT / "results" / "kept"
-    plan = json.loads((kept / name / "plan.json").read_text())
-    request = runner.Request(catalogue.find(name), catalogue.find(name).plan(plan["scale"], plan["seeds"]))
-    study = kept / request.experiment.cells(request.plan, Results())[0].experiment
-    paths = [path for path in study.glob("*.json") if path.name != "plan.json"]
-    results = {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
-    runner.look_up(request, lambda experiment, cell: results.get(cell))
+    request = kept_request(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
         assert f'<p class="warning">{escape(report._state(request))}' in text
@@ -66,14 +63,78 @@ def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> No
     assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
 
 
+KEPT = ROOT / "results" / "kept"
+
+
+@cache
+def kept_results(study: str) -> dict[Cell, Result]:
+    paths = [path for path in (KEPT / study).glob("*.json") if path.name != "plan.json"]
+    return {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
+
+
+def kept_request(name: str) -> runner.Request:
+    """An experiment as it was kept, with the results that are there."""
+    plan = json.loads((KEPT / name / "plan.json").read_text())
+    request = runner.Request(catalogue.find(name), catalogue.find(name).plan(**plan))
+    study = request.experiment.cells(request.plan, Results())[0].experiment
+    runner.look_up(request, lambda experiment, cell: kept_results(study).get(cell))
+    return request
+
+
+def in_brackets(values: Mapping[str, float]) -> str:
+    return "{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**values)
+
+
+def rows_of(*names: str) -> set[str]:
+    requests = [kept_request(name) for name in names]
+    rows = [row for request in requests for row in request.experiment.summary(request.results).rows]
+    return {in_brackets(row.values) for row in rows if "difference" in row.values}
+
+
+def across_rates() -> set[str]:
+    """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
+    tests = Results(list(kept_results("images").values())).tests()
+
+    def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
+        return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)
+
+    pairs = []
+    for model in ("VGG-16", "ResNet-18"):
+        pairs.append((runs(model, "clean", "Adam", 3e-4), runs(model, "clean", "Adam", 1e-4)))
+        noisy = runs(model, "noise 40", "CAdam", 1e-4, "last accuracy")
+        pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last accuracy")))
+    arms = [[runs("VGG-16", f"sudden {angle}", arm, 3e-4) for angle in (20, 40, 60, 80)] for arm in ("CAdam", "Adam")]
+    cadam_, adam = ({seed: sum(a[seed] for a in angles) / 4 for seed in angles[0]} for angles in arms)
+    pairs.append((cadam_, adam))
+    differences = [statistics.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
+    return {in_brackets({"difference": d.mean, "low": d.low, "high": d.high}) for d in differences}
+
+
+@pytest.mark.parametrize(
+    ("page", "studies", "more"),
+    [
+        ("README.md", ["fig-sudden"], across_rates),
+        ("docs/images.md", IMAGES, across_rates),
+        ("docs/ctr.md", ["stream-criteo"], set),
+    ],
+    ids=["README", "images", "ctr"],
+)
+def test_intervals_in_the_text_come_from_the_kept_cells(
+    page: str, studies: Sequence[str], more: Callable[[], set[str]]
+) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    said = set(re.findall(r"[+-]\d+\.\d\d \[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]", text))
+    assert said
+    assert said <= rows_of(*studies) | more()
+
+
 def test_what_was_run_of_the_image_study_is_what_is_kept() -> None:
     assert what_was_run() in (ROOT / "docs" / "images.md").read_text()
 
 
 def what_was_run() -> str:
     """The kept cells of the image study by model and condition, and what its experiments lack, as a table."""
-    paths = (ROOT / "results" / "kept" / "images").glob("*.json")
-    kept = {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
+    kept = kept_results("images")
     missing: set[Cell] = set()
     for name, place in catalogue.PLACES.items():
         if place.startswith("cadam.lab.images"):

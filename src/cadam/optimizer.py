@@ -69,7 +69,7 @@ class Optimizer(torch.optim.Optimizer):
     @classmethod
     def options_of(cls, **given: Any) -> dict[str, Any]:
         """All options, some of them given: completed and checked as the constructor does it."""
-        return cls._completed(_defaults_of(cls), given)
+        return cls._completed(_defaults_of(cls), given)  # type: ignore[arg-type]
 
     @classmethod
     def _completed(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
