@@ -286,6 +286,8 @@ def test_alignment_prints_as_a_table() -> None:
         "dense        0.750    0.750",
         "rest           nan      nan",
         "table        0.150    0.750",
+        "group0       0.750    0.750",
+        "group1       0.150    0.750",
         "total        0.250    0.750",
     ]
 

@@ -101,10 +101,11 @@ class Alignment:
                 writer.add_scalar(f"{tag}/touched/{name}", ratio.over_touched, step)
 
     def __str__(self) -> str:
-        width = max((len(name) for name in self.parameters), default=0)
-        width = max(width, len("parameter"))
+        groups = [(f"group{number}", ratio) for number, ratio in enumerate(self.groups)]
+        rows = [*self.parameters.items(), *(groups if len(groups) > 1 else []), ("total", self.total)]
+        width = max(len(name) for name in ("parameter", *(name for name, _ in rows)))
         lines = [f"{'parameter':{width}}      all  touched"]
-        for name, ratio in [*self.parameters.items(), ("total", self.total)]:
+        for name, ratio in rows:
             lines.append(f"{name:{width}}  {ratio.over_all:7.3f}  {ratio.over_touched:7.3f}")
         return "\n".join(lines)
 
