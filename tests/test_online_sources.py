@@ -189,6 +189,53 @@ def test_a_header_of_csv_may_be_quoted_and_must_name_the_features(tmp_path: Path
         read(LinesSource(path, SCHEMA, "csv"))
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_last_line_that_is_still_being_written_is_left_for_a_later_run(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, columns = tmp_path / "a", {**table(12), "last": np.linspace(0, 0.1, 12)}
+    (write_csv if form == "csv" else write_jsonl)(path, columns)
+    schema = Schema({"user": f"category:{USERS}", "last": "number"}, label="click", id="event")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    first = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
+    assert all_ids(read(first)) == list(range(11))
+    assert f"{path}: line {12 + (form == 'csv')}, the last, of" in caplog.text
+    assert "echo >> FILE" in caplog.text
+    path.write_bytes(whole)
+    again = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
+    again.load_state_dict(first.state_dict())
+    caplog.clear()
+    (rest,) = read(again)
+    assert rest.events is not None
+    assert rest.events.ids.tolist() == [11]
+    assert rest.events.features["last"] == pytest.approx([0.1])
+    assert not rest.poison
+    assert not caplog.text
+
+
+def test_a_whole_json_object_at_the_end_is_read_and_the_lines_after_it_are_numbered_rightly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, table(3))
+    path.write_bytes(path.read_bytes()[:-1])
+    source = LinesSource(path, SCHEMA, "jsonl")
+    assert all_ids(read(source)) == [0, 1, 2]
+    assert not caplog.text
+    with path.open("a") as file:
+        file.write("\nno event\n")
+    poison = [one for batch in read(source) for one in batch.poison]
+    assert [one.where for one in poison] == [f"{path}, line 4 at byte {path.stat().st_size - 9}"]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_the_same_events_come_in_the_same_batches_from_every_kind_of_file(form: str, tmp_path: Path) -> None:
+    {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[form](tmp_path / f"a.{form}", table(120))
+    batches = read(open_source(f"{form}:{tmp_path / 'a'}.{form}", SCHEMA, batch_size=50))
+    assert [len(batch.events) for batch in batches if batch.events is not None] == [50, 50, 20]
+
+
 def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))
