@@ -317,16 +317,37 @@ def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> Non
     assert "row 1" in batch.poison[0].where
 
 
+def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
+    schema = Schema({"price": "number", "prices": "number[2]"}, label="click", time="at")
+    good = {"price": 1, "prices": [1.0, 2], "click": True, "at": 3}
+    wrong = [{"price": True}, {"prices": [1, False]}, {"at": True}]
+    lines = [good, *({**good, **change} for change in wrong), {**good, "click": False}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (batch,) = read(LinesSource(tmp_path / "a.jsonl", schema, "jsonl"))
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.labels.tolist() == [1, 0]
+    assert [one.reason for one in batch.poison] == [
+        f"{name}: a bool, not a number" for name in ("price", "prices", "at")
+    ]
+
+
+@pytest.mark.parametrize("gap", [False, None])
+def test_a_column_of_parquet_that_is_boolean_is_0_and_1(gap: bool | None, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"x": [True, False, gap], "click": [True, False, False]})
+    (batch,) = read(ParquetSource(tmp_path / "a.parquet", Schema({"x": "number"}, label="click")))
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == ([1, 0, 0] if gap is False else [1, 0])
+
+
 def test_standard_input_is_read_to_its_end() -> None:
     code = (
         "import sys; from online_streams import SCHEMA, learner; from cadam.online import open_source\n"
-        "ours = learner().run(open_source('jsonl:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
+        "ours = learner().run(open_source('csv:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
     )
     path = Path(__file__).parent
-    lines = "".join(
-        json.dumps(dict(zip(table(1), row, strict=True))) + "\n"
-        for row in zip(*(v.tolist() for v in table(500).values()), strict=True)
-    )
+    rows = [table(1), *zip(*(v.tolist() for v in table(500).values()), strict=True)]
+    lines = "\n".join(",".join(map(str, row)) for row in rows)  # the last one ends with the pipe
     result = subprocess.run(
         [sys.executable, "-c", code], input=lines, capture_output=True, text=True, cwd=path, timeout=100
     )

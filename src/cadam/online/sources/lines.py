@@ -94,8 +94,8 @@ class LinesSource:
                 yield self._batch(lines)
             if self.unfinished:
                 logger.warning(
-                    "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may not be "
-                    "written to its end yet; once it has one (echo >> FILE adds it), the same command reads it",
+                    "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may "
+                    "still be in the writing; once it has one (echo >> FILE adds it), the same command reads it",
                     *(self.path, self.line + 1, self.unfinished),
                 )
         finally:
