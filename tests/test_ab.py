@@ -459,6 +459,12 @@ def test_labels_that_are_no_clicks_are_said_once_before_any_work(
     assert "there is 0.3" in error
     assert error.count("\n") == 1
     assert not (place / "cells").exists()
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, "binary": True}))
+    main([*command(place), "--lr", "0.03", "--seeds", "1"])
+    told = capsys.readouterr()
+    assert "row 0: click: 0.3" in told.out
+    assert "failed" not in told.out + told.err
 
 
 def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     file = options.model.rpartition(":")[0]
     more = {
-        "schema": {name: getattr(schema, name) for name in ("features", "label", "id", "user", "time")},
+        "schema": {part.name: getattr(schema, part.name) for part in fields(schema) if part.init},
         "model file": _digest([Path(file)]),
         "data": _digest(_files(options.data)),
     }
