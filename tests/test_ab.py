@@ -429,7 +429,7 @@ def test_what_the_command_cannot_do_is_said(
         ),
         (
             {"features": {"user": "category:1", "item": "category:1"}},
-            "events of parquet:PLACE/clicks.parquet can be used; the last: user: ",
+            "events of parquet:PLACE/clicks.parquet can be used; the first, PLACE/clicks.parquet, row 0: user: ",
         ),
     ],
 )
@@ -446,6 +446,51 @@ def test_names_that_do_not_fit_are_said_before_any_work(
     assert message.replace("PLACE", str(place)) in error
     assert error.count("\n") == 1
     assert not (place / "cells").exists()
+
+
+def test_labels_that_are_no_clicks_are_said_once_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    pq.write_table(pa.table({**table, "click": [0.3, *table["click"][1:]]}), place / "clicks.parquet")
+    assert main(command(place)) == 2
+    error = capsys.readouterr().err
+    assert "labels must be 0 or 1 for GAUC, which decides the A/B on parquet:" in error
+    assert "there is 0.3" in error
+    assert error.count("\n") == 1
+    assert not (place / "cells").exists()
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, "binary": True}))
+    main([*command(place), "--lr", "0.03", "--seeds", "1"])
+    told = capsys.readouterr()
+    assert "row 0: click: 0.3" in told.out
+    assert "failed" not in told.out + told.err
+
+
+def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
+    place: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
+    pq.write_table(pa.table({**table, "user": wrong}), place / "clicks.parquet")
+    runs.compute(cell(place, events=2998))
+    assert "set aside" not in caplog.text
+    arguments = [*command(place), "--lr", "0.03", "--seeds", "1"]
+    main(arguments)
+    told = capfd.readouterr()
+    first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
+    assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
+    assert "set aside" not in told.out + told.err
+
+
+def test_a_study_that_failed_names_the_command_that_goes_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "model.py").write_text(MODEL.replace("(self.users(user)", "(self.nobody(user)"))
+    arguments = command(place, "--lr", "0.03,0.01", "--events", "1500")
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("  cadam ab ")]
+    assert sorted(line) == sorted(["cadam", *arguments])
+    assert "cadam reproduce" not in out
 
 
 @pytest.mark.parametrize("option", ["--store", "--output"])

@@ -404,15 +404,20 @@ def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(
         assert shown[0][f"{name}/window"] == pytest.approx(last[name], rel=1e-5)
 
 
-def test_labels_that_a_metric_cannot_take_are_an_error_that_names_it(
+def test_labels_that_a_metric_cannot_take_are_set_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
-    write_jsonl(tmp_path / "a.jsonl", {**table(100), "click": np.full(100, 0.5)})
+    columns = table(100)
+    columns["click"][7] = 0.25
+    write_jsonl(tmp_path / "a.jsonl", columns)
     data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
     assert run(*data, "--checkpoint", tmp_path / "a") == 0
-    assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 1
-    assert "labels must be 0 or 1 for gauc, auc; there is 0.5" in capsys.readouterr().err
+    assert not (tmp_path / "a" / "set-aside.jsonl").read_text()
+    assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 0
+    (one,) = (tmp_path / "b" / "set-aside.jsonl").read_text().splitlines()
+    assert json.loads(one)["reason"] == "click: 0.25 is not 0 or 1, which the metrics need"
+    assert "a.jsonl, line 8 at byte" in json.loads(one)["where"]
     schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     more = ("--schema", tmp_path / "schema.json", "--metrics", "gauc")
@@ -500,6 +505,91 @@ def test_metrics_that_are_not_those_of_the_state_are_said_before_the_run(
     assert run(*data, "--checkpoint", tmp_path / "without", "--metrics", "auc") == 2
     assert "has no metrics: leave out --metrics, or give another --checkpoint" in capsys.readouterr().err
     assert run(*measured, "--metrics", "auc", "--window", 50) == 0
+
+
+OTHER_MODEL = """
+import online_model
+from online_streams import SCHEMA
+from torch import nn
+
+def build():
+    model = online_model.build()
+    model.items = nn.Embedding(21, 4, sparse=True)
+    return model
+"""
+
+
+def test_a_state_that_does_not_fit_is_said_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(200))
+    write_jsonl(tmp_path / "b.jsonl", table(200, seed=1))
+    (tmp_path / "other.py").write_text(OTHER_MODEL)
+    write_parquet(tmp_path / "a.parquet", table(200))
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
+    assert run(*same, "--events", 100) == 0
+    for change, message in (
+        (("--optimizer", "adam"), "the state is of a learner with CAdam, here is Adam"),
+        (("--model", f"{tmp_path / 'other.py'}:build"), "size mismatch for items.weight"),
+        (("--data", f"jsonl:{tmp_path / 'b.jsonl'}"), "b.jsonl is not what it was before the position"),
+        (("--data", f"parquet:{tmp_path / 'a.parquet'}"), "the position is of a source with source 'jsonl'"),
+    ):
+        capsys.readouterr()
+        assert run(*same, *change) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"cadam run: the state in {tmp_path / 'state'} does not fit this command: ")
+        assert message in error
+        assert "give the same options as before, or another --checkpoint to start anew\n" in error
+        assert error.count("\n") == 1
+    assert run(*same) == 0
+
+
+def test_what_cannot_be_taken_over_is_said_and_what_comes_too_late_too(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    torch.save({"model": torch.nn.Linear(1, 1).state_dict()}, tmp_path / "linear.pt")
+    torch.save(Path, tmp_path / "path.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "empty.pt").touch()
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
+    for name in ("linear", "path", "text", "empty", "nowhere"):
+        assert run(*same, "--take-over", tmp_path / f"{name}.pt") == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"cadam run: --take-over {tmp_path / name}.pt does not fit: ")
+        assert error.count("\n") == 1
+    torch.save({"model": build(seed=7).state_dict()}, tmp_path / "good.pt")
+    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
+    assert "--take-over" not in caplog.text
+    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
+    assert f"--take-over {tmp_path / 'good.pt'} is for a first run and not looked at" in caplog.text
+
+
+def test_a_log_of_another_run_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--log", tmp_path / "log", "--quiet")
+    assert run(*same, "--checkpoint", tmp_path / "a") == 0
+    assert run(*same, "--checkpoint", tmp_path / "b") == 2
+    assert "has the log of another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "meant"), [("a.csv", "csv"), ("a.jsonl", "jsonl"), ("clicks", "csv or jsonl")])
+def test_what_is_no_parquet_is_said(
+    name: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    path = tmp_path / name
+    write_csv(path, table(20))
+    assert run("--data", f"parquet:{path}", "--checkpoint", tmp_path / "state") == 2
+    assert f"--data parquet:{path}: {path} is no Parquet file; is {meant}:{path} meant?" in capsys.readouterr().err
 
 
 def _interrupt(*arguments: object, **options: object) -> None:

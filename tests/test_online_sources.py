@@ -242,6 +242,53 @@ def test_a_header_of_csv_may_be_quoted_and_must_name_the_features(tmp_path: Path
         read(LinesSource(path, SCHEMA, "csv"))
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_last_line_that_is_still_being_written_is_left_for_a_later_run(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, columns = tmp_path / "a", {**table(12), "last": np.linspace(0, 0.1, 12)}
+    (write_csv if form == "csv" else write_jsonl)(path, columns)
+    schema = Schema({"user": f"category:{USERS}", "last": "number"}, label="click", id="event")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    first = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
+    assert all_ids(read(first)) == list(range(11))
+    assert f"{path}: line {12 + (form == 'csv')}, the last, of" in caplog.text
+    assert "echo >> FILE" in caplog.text
+    path.write_bytes(whole)
+    again = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
+    again.load_state_dict(first.state_dict())
+    caplog.clear()
+    (rest,) = read(again)
+    assert rest.events is not None
+    assert rest.events.ids.tolist() == [11]
+    assert rest.events.features["last"] == pytest.approx([0.1])
+    assert not rest.poison
+    assert not caplog.text
+
+
+def test_a_whole_json_object_at_the_end_is_read_and_the_lines_after_it_are_numbered_rightly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, table(3))
+    path.write_bytes(path.read_bytes()[:-1])
+    source = LinesSource(path, SCHEMA, "jsonl")
+    assert all_ids(read(source)) == [0, 1, 2]
+    assert not caplog.text
+    with path.open("a") as file:
+        file.write("\nno event\n")
+    poison = [one for batch in read(source) for one in batch.poison]
+    assert [one.where for one in poison] == [f"{path}, line 4 at byte {path.stat().st_size - 9}"]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_the_same_events_come_in_the_same_batches_from_every_kind_of_file(form: str, tmp_path: Path) -> None:
+    {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[form](tmp_path / f"a.{form}", table(120))
+    batches = read(open_source(f"{form}:{tmp_path / 'a'}.{form}", SCHEMA, batch_size=50))
+    assert [len(batch.events) for batch in batches if batch.events is not None] == [50, 50, 20]
+
+
 def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))
@@ -323,16 +370,37 @@ def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> Non
     assert "row 1" in batch.poison[0].where
 
 
+def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
+    schema = Schema({"price": "number", "prices": "number[2]"}, label="click", time="at")
+    good = {"price": 1, "prices": [1.0, 2], "click": True, "at": 3}
+    wrong = [{"price": True}, {"prices": [1, False]}, {"at": True}]
+    lines = [good, *({**good, **change} for change in wrong), {**good, "click": False}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (batch,) = read(LinesSource(tmp_path / "a.jsonl", schema, "jsonl"))
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.labels.tolist() == [1, 0]
+    assert [one.reason for one in batch.poison] == [
+        f"{name}: a bool, not a number" for name in ("price", "prices", "at")
+    ]
+
+
+@pytest.mark.parametrize("gap", [False, None])
+def test_a_column_of_parquet_that_is_boolean_is_0_and_1(gap: bool | None, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"x": [True, False, gap], "click": [True, False, False]})
+    (batch,) = read(ParquetSource(tmp_path / "a.parquet", Schema({"x": "number"}, label="click")))
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == ([1, 0, 0] if gap is False else [1, 0])
+
+
 def test_standard_input_is_read_to_its_end() -> None:
     code = (
         "import sys; from online_streams import SCHEMA, learner; from cadam.online import open_source\n"
-        "ours = learner().run(open_source('jsonl:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
+        "ours = learner().run(open_source('csv:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
     )
     path = Path(__file__).parent
-    lines = "".join(
-        json.dumps(dict(zip(table(1), row, strict=True))) + "\n"
-        for row in zip(*(v.tolist() for v in table(500).values()), strict=True)
-    )
+    rows = [table(1), *zip(*(v.tolist() for v in table(500).values()), strict=True)]
+    lines = "\n".join(",".join(map(str, row)) for row in rows)  # the last one ends with the pipe
     result = subprocess.run(
         [sys.executable, "-c", code], input=lines, capture_output=True, text=True, cwd=path, timeout=100
     )

@@ -338,14 +338,18 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _summary_lines(request: runner.Request) -> list[str]:
-    """The verdict, and that of each row with its difference, no wider than the terminal."""
+def _summary_lines(request: runner.Request, again: str = "") -> list[str]:
+    """The verdict, and that of each row with its difference, no wider than the terminal.
+
+    `again` is what to type to go on, where that is not `cadam reproduce`.
+    """
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
-        again = report.command(experiment, request.plan)
-        return [*lines, *_wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; {again}")]
+        command = "this goes on:" if again else report.command(experiment, request.plan)
+        lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; {command}")
+        return [*lines, f"  {again}"] if again else lines
     summary = experiment.summary(request.results)
     lines += _wrapped("  paper:    ", experiment.claim)
     lines += _wrapped("  meaning:  ", experiment.measure)
@@ -456,7 +460,9 @@ def demo(options: argparse.Namespace) -> int:
     return _with_scoreboard(requests, Scoreboard(), options)
 
 
-def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, options: argparse.Namespace) -> int:
+def _with_scoreboard(
+    requests: Sequence[runner.Request], board: Scoreboard, options: argparse.Namespace, again: str = ""
+) -> int:
     """Compute, with a line for each seed as it comes in; then say what came out and write the report."""
     on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
@@ -471,7 +477,7 @@ def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, opti
             tell(event)
 
         code = _run(requests, options.store, None, options.force, note)
-    _print([line for request in requests for line in _summary_lines(request)])
+    _print([line for request in requests for line in _summary_lines(request, again)])
     if code == DONE:
         print()
         _write_page(requests, options.output)
@@ -499,7 +505,8 @@ def ab(options: argparse.Namespace) -> int:
         return USAGE
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(experiment.name, title, study.arms, command.SHOWN, command.AS_IT_IS)
-    return _with_scoreboard([runner.Request(experiment, experiment.plan("full", options.seeds))], board, options)
+    requests = [runner.Request(experiment, experiment.plan("full", options.seeds))]
+    return _with_scoreboard(requests, board, options, command.again(options))
 
 
 def _ab_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,18 +18,28 @@ from .sources.record import json_record
 LOOKED_AT = 1000
 """Records, or files of a folder, whose fields are looked at."""
 
+PARQUET = b"PAR1"
+"""What Parquet files begin with."""
+
 
 class MismatchError(ValueError):
     """Names that the schema has and the data or the model has not."""
 
 
 def check_uri(uri: str) -> None:
-    """That a file is not given as if its name said how it is to be read."""
+    """That a file is not given as if its name said how it is to be read, and not as Parquet if it is none."""
     kind = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(Path(uri).suffix)
     if Path(uri).is_dir():
         kind = "parquet"
     if kind is not None and ":" not in uri:
         raise MismatchError(f"--data {uri} does not say how it is to be read; is {kind}:{uri} meant?")
+    form, _, path = uri.partition(":")
+    if form == "parquet" and Path(path).is_file():
+        with open(path, "rb") as file:
+            begins = file.read(len(PARQUET))
+        if not PARQUET.startswith(begins):
+            meant = "csv or jsonl" if kind in (None, "parquet") else kind
+            raise MismatchError(f"--data {uri}: {path} is no Parquet file; is {meant}:{path} meant?")
 
 
 def check_columns(source: Source, schema: Schema) -> None:

@@ -7,10 +7,13 @@ import importlib.util
 import logging
 import math
 import os
+import pickle
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -29,7 +32,7 @@ from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
-from .sources import open_source
+from .sources import Source, open_source
 from .sources.uri import FORMS
 
 logger = logging.getLogger("cadam.online")
@@ -130,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
         with stopping(learner):
             begin(learner, options)
             left = None if options.events is None else max(0, options.events - learner.events)
-            portion = Portion(source, left)
+            portion = Resumed(source, left, options.checkpoint)
             learner.run(portion, events=options.events)
     except UsageError as error:
         print(f"cadam run: {error}", file=sys.stderr)
@@ -191,6 +194,8 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
     module, build = load(options.model)
     schema = schema_of(options, module)
+    if options.metrics is not None:
+        schema = replace(schema, binary=True)
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
     check_uri(options.data)
@@ -216,21 +221,61 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     return learner, source
 
 
+@contextmanager
+def _fitting(checkpoint: Path) -> Iterator[None]:
+    """What does not fit the state is a command that cannot be meant like this."""
+    try:
+        yield
+    except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
+        raise UsageError(
+            f"the state in {checkpoint} does not fit this command: {_in_one_line(error)}; give the same options as "
+            "before, or another --checkpoint to start anew"
+        ) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """What torch says in many lines, and not all of it."""
+    return textwrap.shorten(str(error), 400, placeholder=" ...")
+
+
+class Resumed(Portion):
+    """A portion of a source that goes on from a state."""
+
+    def __init__(self, source: Source, events: int | None, checkpoint: Path) -> None:
+        super().__init__(source, events)
+        self.checkpoint = checkpoint
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with _fitting(self.checkpoint):
+            super().load_state_dict(state)
+
+
 def begin(learner: Learner, options: argparse.Namespace) -> None:
     """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
     found = None if learner.checkpoints is None else learner.checkpoints.newest()
     if found is not None:
         path, state = found
         _check_metrics(state["metrics"][1:], options)
-        learner.load_state_dict(state)
+        with _fitting(options.checkpoint):
+            learner.load_state_dict(state)
         learner.resumed = True
+        if options.take_over:
+            logger.warning("--take-over %s is for a first run and not looked at: there is a state", options.take_over)
         logger.info("resumed from %s at %d events", path, learner.events)
         for group in learner.optimizer.param_groups:
             if group["lr"] != options.lr:
                 logger.warning("the learning rate was %g until here and is %g from now on", group["lr"], options.lr)
                 group["lr"] = options.lr
     elif options.take_over:
-        learner.take_over(options.take_over)
+        try:
+            learner.take_over(options.take_over)
+        except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UsageError(f"--take-over {options.take_over} does not fit: {_in_one_line(error)}") from error
+    if learner.log is not None:
+        try:
+            learner.log.check()
+        except FileExistsError as error:
+            raise UsageError(f"--log: {error}") from error
 
 
 def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:

@@ -58,11 +58,13 @@ class Schema:
 
     Args:
         features: kind of each feature by name, see `Kind`; the names are the model's arguments.
-        label: the field of the label, a number from `lowest` to `highest`; it may be missing, and come later.
+        label: the field of the label, a number from `lowest` to `highest`, true or false; it may be missing, and come
+            later.
         id: the field of the event's id, ``name`` for integers or ``name:text``; None: events are numbered, and
             labels can only come with them.
         user: the field of the user, as with id.
         time: the field of the time, a number (seconds).
+        binary: whether labels have to be 0 or 1, as the metrics that rank events need them.
     """
 
     features: Mapping[str, str]
@@ -72,6 +74,7 @@ class Schema:
     time: str | None = None
     lowest: float = 0.0
     highest: float = 1.0
+    binary: bool = False
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +96,7 @@ class Schema:
         content = json.loads(Path(path).read_text())
         if not isinstance(content, dict):
             raise ValueError(f'{path}: a schema is an object, as in {{"features": {{"price": "number"}}}}')
-        unknown = content.keys() - {"features", "label", "id", "user", "time", "lowest", "highest"}
+        unknown = content.keys() - {"features", "label", "id", "user", "time", "lowest", "highest", "binary"}
         if unknown:
             raise ValueError(f"{path}: unknown fields {', '.join(sorted(unknown))}")
         return cls(**content)
@@ -147,11 +150,15 @@ class Schema:
         if self.id is not None:
             name, kind = _key(self.id)
             ids = column(name, kind, needed=True)
+        values = {**values, self.label: _clicked(values.get(self.label, missing))}
         label = column(self.label, Kind("number"), needed=False)
         with np.errstate(invalid="ignore"):
             outside = np.flatnonzero((label < self.lowest) | (label > self.highest))
         for row in outside.tolist():
             bad.setdefault(row, f"{self.label}: {label[row]} is not from {self.lowest:g} to {self.highest:g}")
+        if self.binary:
+            for row in np.flatnonzero((label != 0) & (label != 1) & ~np.isnan(label)).tolist():
+                bad.setdefault(row, f"{self.label}: {label[row]} is not 0 or 1, which the metrics need")
         alone = self._labels_alone(values, count, label) if self.id is not None else np.zeros(count, dtype=bool)
         label_poison = {row: reason for row, reason in bad.items() if alone[row]}
         if self.user is not None:
@@ -245,6 +252,13 @@ def _poison(reason: str, where: str, text: str) -> Poison:
 # Values --------------------------------------------------------------------------------------------------------
 
 
+def _clicked(labels: Sequence[Any] | Array) -> Sequence[Any] | Array:
+    """Labels with 1 for true and 0 for false."""
+    if isinstance(labels, np.ndarray) or bool not in set(map(type, labels)):
+        return labels
+    return [int(value) if isinstance(value, bool) else value for value in labels]
+
+
 def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tuple[Array, dict[int, str]]:
     """Values as an array of their kind, and the rows that are not of it with the reason; '' if the value is missing.
 
@@ -279,7 +293,7 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
 def _from_plain(values: list[Any], kind: Kind) -> tuple[Array, dict[int, str]] | None:
     """A list of plain numbers at one go; None if it takes a look at each."""
     types = set(map(type, values))
-    if kind.name in ("number", "time") and types <= {int, float, bool}:
+    if kind.name in ("number", "time") and types <= {int, float}:
         try:
             return _from_array(np.array(values, dtype=np.float64), kind)
         except OverflowError:
@@ -387,7 +401,7 @@ def _read_number(value: str, kind: Kind) -> int | float:
 
 
 def _number(value: Any, kind: Kind) -> float:
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UnusableError(f"a {type(value).__name__}, not a number")
     try:
         number = float(value)

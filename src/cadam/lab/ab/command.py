@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from cadam.online.beforehand import check_columns, check_uri
 from cadam.online.commands import load, model_of, optimizer_of, schema_of
 from cadam.online.events import Batch
+from cadam.online.metrics import clicks
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
@@ -69,16 +73,16 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     model_of(options.model, build, schema)
-    events, poison = _count(source, options.data)
+    events, poison, first = _count(source, options.data)
     if poison:
-        print(f"{poison} events of {options.data} cannot be used and are left out")
+        print(f"{poison} events of {options.data} cannot be used and are left out; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     file = options.model.rpartition(":")[0]
     more = {
-        "schema": {name: getattr(schema, name) for name in ("features", "label", "id", "user", "time")},
+        "schema": {part.name: getattr(schema, part.name) for part in fields(schema) if part.init},
         "model file": _digest([Path(file)]),
         "data": _digest(_files(options.data)),
     }
@@ -102,6 +106,20 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     return study, experiment_of(
         study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim=CLAIM, notes=NOTES
     )
+
+
+def again(options: argparse.Namespace) -> str:
+    """What to type to go on with the study of these options."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    named = [action.dest for action in parser._actions if action.dest != "help"]
+    changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
+    words = [
+        word
+        for name in (*changed, "seeds", "store", "output")
+        for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
+    ]
+    return shlex.join(["cadam", "ab", *words])
 
 
 def _optimizer(name: str) -> str:
@@ -133,18 +151,25 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str) -> tuple[int, int]:
-    """How many events the stream has, and how many things that cannot be used; ValueError if that is all there is."""
+def _count(source: Source, uri: str) -> tuple[int, int, str]:
+    """How many events the stream has, how many things that cannot be used, and the first of them in words.
+
+    ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
+    """
     events = poison = 0
-    reason = ""
+    first = ""
     for batch in source:
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
             poison += len(batch.poison)
-            reason = batch.poison[-1].reason if batch.poison else reason
+            if batch.poison and not first:
+                first = f"the first, {batch.poison[0].where}: {batch.poison[0].reason}"
+            for given in (batch.events, batch.labels):
+                if given is not None and given.labels is not None:
+                    clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
     if poison and not events:
-        raise ValueError(f"none of {poison} events of {uri} can be used; the last: {reason}")
-    return events, poison
+        raise ValueError(f"none of {poison} events of {uri} can be used; {first}")
+    return events, poison, first
 
 
 def _files(uri: str) -> list[Path]:

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from cadam.online import drift
 from cadam.online.commands import load, optimizer_of
-from cadam.online.events import Array
+from cadam.online.events import Array, Batch, Events, Labels
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import clicks, measure, user_auc
 from cadam.online.schema import Schema
@@ -79,6 +79,23 @@ class Parts:
         return cls(events, tuning, events - block * settings["blocks"], block)
 
 
+class Usable:
+    """A source without what cannot be used, which is said once, before all runs, and not by each of them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
+        for batch in self.source:
+            yield replace(batch, poison=[]) if isinstance(batch, Batch) else batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.source.load_state_dict(state)
+
+
 @dataclass(frozen=True)
 class Subject:
     """What a run is about: the stream from its start, how many events it has, and a new model for it."""
@@ -103,7 +120,7 @@ def subject(cell: Cell) -> Subject:
     fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     opened = open_source(cell.data, schema, batch_size=settings["batch_size"], patience=None)
     module, build = load(cell.model)
-    return Subject(opened, settings["events"], fields, build, getattr(module, "loss", LOG_LOSS))
+    return Subject(Usable(opened), settings["events"], fields, build, getattr(module, "loss", LOG_LOSS))
 
 
 def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, Any], parts: Parts) -> Source:

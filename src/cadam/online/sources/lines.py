@@ -30,6 +30,10 @@ class LinesSource:
     CSV has its field names in the first line unless `fields` gives them, numbers are written as usual, an empty field
     is a missing one, and quoted fields cannot hold line breaks.
 
+    The last line of a file may still be in the writing while it has no line break at its end. Such a line is left for a
+    later run, with a warning, unless it is a whole JSON object: of CSV nobody can tell a number from half of it.
+    Standard input that has ended has ended, and its last line is read.
+
     Args:
         path: a file, or ``-`` for standard input. A pipe cannot be read again: after a restart it goes on with what
             comes.
@@ -63,6 +67,7 @@ class LinesSource:
         if not self.pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
         self.offset = self.line = 0  # bytes and lines of what was given so far
+        self.unfinished = 0  # bytes of the last line, if it was left
 
     def __iter__(self) -> Iterator[Batch | None]:
         descriptor = sys.stdin.fileno() if self.pipe else os.open(self.path, os.O_RDONLY)
@@ -72,6 +77,9 @@ class LinesSource:
             lines: list[tuple[bytes, int]] = []
             since = time.monotonic()
             for line in self._lines(descriptor):
+                if line is not None and self.format == "csv" and self.fields is None:
+                    self._header(*line)
+                    continue
                 if line is not None:
                     if not lines:
                         since = time.monotonic()
@@ -84,6 +92,12 @@ class LinesSource:
                     yield None
             if lines:
                 yield self._batch(lines)
+            if self.unfinished:
+                logger.warning(
+                    "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may "
+                    "still be in the writing; once it has one (echo >> FILE adds it), the same command reads it",
+                    *(self.path, self.line + 1, self.unfinished),
+                )
         finally:
             if not self.pipe:
                 os.close(descriptor)
@@ -91,6 +105,7 @@ class LinesSource:
     def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int] | None]:
         """Lines with their sizes, of too long ones only the beginning; None when there is nothing at the moment."""
         held, size = b"", 0  # of a line that is not complete; once it is too long only its beginning is held
+        self.unfinished = 0
         while True:
             if self.pipe and not select.select([descriptor], [], [], self.poll)[0]:
                 yield None
@@ -101,8 +116,10 @@ class LinesSource:
                     yield None
                     time.sleep(self.poll)
                     continue
-                if size:
+                if size and (self.pipe or (self.format == "jsonl" and _whole(held))):
                     yield held, size
+                elif size:
+                    self.unfinished = size
                 return
             *complete, rest = data.split(b"\n")
             for part in complete:
@@ -110,6 +127,14 @@ class LinesSource:
                 held, size = b"", 0
             size += len(rest)
             held = held + rest if size <= self.longest else (held + rest)[: self.longest + 1]
+
+    def _header(self, text: bytes, size: int) -> None:
+        """The first line of CSV: the names of the fields."""
+        self.offset, self.line = self.offset + size, self.line + 1
+        self.fields = next(csv.reader([text.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
+        missing = [name for name in self.schema.features if name not in self.fields]
+        if missing:
+            raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
 
     def _batch(self, lines: list[tuple[bytes, int]]) -> Batch:
         records: list[Mapping[str, Any]] = []
@@ -119,13 +144,7 @@ class LinesSource:
         for text, size in lines:
             place = f"{self.path}, line {self.line + 1} at byte {self.offset}"
             self.offset += size
-            self.line += 1
-            if self.format == "csv" and self.fields is None:
-                self.fields = next(csv.reader([text.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
-                missing = [name for name in self.schema.features if name not in self.fields]
-                if missing:
-                    raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
-                continue
+            self.line += size > len(text)  # a line break that is still to come is counted when it comes
             if not text.strip():
                 continue
             try:
@@ -171,3 +190,12 @@ class LinesSource:
         if digest(self.path, state["offset"] - KNOWN_BY, state["offset"]) != state["before"]:
             raise ValueError(f"{self.path} is not what it was before the position, byte {state['offset']}")
         self.offset, self.line = state["offset"], state["line"]
+
+
+def _whole(text: bytes) -> bool:
+    """Whether it is a JSON object: the beginning of one is none."""
+    try:
+        json_record(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -194,9 +194,11 @@ def _plain(column: Any) -> Array | list[Any]:
     if pa.types.is_timestamp(column.type):
         seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
         return [None if v is None else v / 1e6 for v in seconds.to_pylist()]
+    if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
+        column = column.cast(pa.int8())
     if column.null_count:
         return list(column.to_pylist())
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         array: Array = column.to_numpy(zero_copy_only=False)
         return array
     if pa.types.is_fixed_size_list(column.type) and pa.types.is_primitive(column.type.value_type):
