@@ -379,6 +379,8 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert re.search(r"As it is: (Adam better|not settled|no difference)", output)
     page = (place / "report.html").read_text()
     assert "with a change of item" in page
+    assert "cadam ab --model" in page
+    assert "cadam reproduce" not in page
     stored = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
     assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
     assert main(arguments) == 0

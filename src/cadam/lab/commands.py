@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -338,18 +338,14 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _summary_lines(request: runner.Request, again: str = "") -> list[str]:
-    """The verdict, and that of each row with its difference, no wider than the terminal.
-
-    `again` is what to type to go on, where that is not `cadam reproduce`.
-    """
+def _summary_lines(request: runner.Request) -> list[str]:
+    """The verdict, and that of each row with its difference, no wider than the terminal but for what is to be typed."""
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
-        command = "this goes on:" if again else report.command(experiment, request.plan)
-        lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; {command}")
-        return [*lines, f"  {again}"] if again else lines
+        lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
+        return [*lines, f"  {report.command(experiment, request.plan)}"]
     summary = experiment.summary(request.results)
     lines += _wrapped("  paper:    ", experiment.claim)
     lines += _wrapped("  meaning:  ", experiment.measure)
@@ -460,9 +456,7 @@ def demo(options: argparse.Namespace) -> int:
     return _with_scoreboard(requests, Scoreboard(), options)
 
 
-def _with_scoreboard(
-    requests: Sequence[runner.Request], board: Scoreboard, options: argparse.Namespace, again: str = ""
-) -> int:
+def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, options: argparse.Namespace) -> int:
     """Compute, with a line for each seed as it comes in; then say what came out and write the report."""
     on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
@@ -477,7 +471,7 @@ def _with_scoreboard(
             tell(event)
 
         code = _run(requests, options.store, None, options.force, note)
-    _print([line for request in requests for line in _summary_lines(request, again)])
+    _print([line for request in requests for line in _summary_lines(request)])
     if code == DONE:
         print()
         _write_page(requests, options.output)
@@ -505,8 +499,8 @@ def ab(options: argparse.Namespace) -> int:
         return USAGE
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(experiment.name, title, study.arms, command.SHOWN, command.AS_IT_IS)
-    requests = [runner.Request(experiment, experiment.plan("full", options.seeds))]
-    return _with_scoreboard(requests, board, options, command.again(options))
+    experiment = replace(experiment, again=command.again(options))
+    return _with_scoreboard([runner.Request(experiment, experiment.plan("full", options.seeds))], board, options)
 
 
 def _ab_arguments(parser: argparse.ArgumentParser) -> None:

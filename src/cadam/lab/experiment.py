@@ -296,6 +296,8 @@ class Experiment:
     """The scales whose cells are computed on a CUDA device."""
     packages: Sequence[str] = ()
     """What has to be installed to compute it, beside what the lab needs anyway."""
+    again: str = ""
+    """What to type to compute it, where that is not `cadam reproduce` with its name."""
     unread: Callable[[Plan], str | None] | None = None
     """What to do first where naming the cells of a plan would take reading through its data; asking reads nothing."""
     rows: Mapping[Scale, int] | None = None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 def command(experiment: Experiment, plan: Plan) -> str:
     """What to type to compute this."""
+    if experiment.again:
+        return experiment.again
     seeds = "" if plan.seeds == experiment.seeds[plan.scale] else f" --seeds {plan.seeds}"
     data = f" --data {shlex.quote(plan.data)}" if plan.data else ""
     rows = "" if plan.rows is None else f" --rows {plan.rows}"
