@@ -113,6 +113,17 @@ def test_both_arms_use_the_rate_that_is_best_for_adam() -> None:
     assert "CAdam's own best is 1e-05" in experiment.summary(results).verdict
 
 
+@pytest.mark.parametrize("name", ["fig-sudden", "fig-sudden-detail", "tab-ablation-images", "tab-image-rates"])
+def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
+    def highest(cell: Cell) -> float:
+        return (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)["full"][-1]
+
+    experiment = catalogue.find(name)
+    results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, highest)
+    warnings = experiment.summary(results).warnings
+    assert any(text.startswith("sudden: Adam") and "highest of its grid" in text for text in warnings)
+
+
 def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
     experiments = [catalogue.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
