@@ -252,7 +252,7 @@ def deepfm_shapes(rows: int, width: int) -> list[tuple[int, ...]]:
 def models(device: str, quick: bool) -> dict[str, Sequence[Sequence[int]]]:
     """What the dense cases train: one huge tensor, a network, many tiny tensors, a recommender."""
     huge = (50_000_000 if device == "cpu" else 1 << 29) // (10 if quick else 1)
-    network = growing(200, 26_000_000) if device == "cpu" else resnet50(78)
+    network = growing(200, 26_000_000 // (5 if quick else 1)) if device == "cpu" else resnet50(78)
     return {
         f"one tensor of {huge / 1e6:.0f}M": [(huge,)],
         f"{len(network)} tensors, {_elements(network) / 1e6:.0f}M": network,
