@@ -390,8 +390,8 @@ def write_report(options: argparse.Namespace) -> int:
         return NOTHING
     if not any(request.results for request in requests):
         of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
-        again = [report.command(request.experiment, request.plan) for request in requests] or ["cadam reproduce NAME"]
-        print(f"{options.store} has no results{of} by the current code: run `{'; '.join(again)}`", file=sys.stderr)
+        runs = [report.command(request.experiment, request.plan) for request in requests] or ["cadam reproduce NAME"]
+        print(f"{options.store} has no results{of} by the current code: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
