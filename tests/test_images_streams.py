@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
+from cadam.lab.experiment import Plan, tuning_seeds
 from cadam.lab.images import streams
 from cadam.lab.images.streams import CLEAN, OWN, Schedule, Stream, augmented, continuous, noisy, sudden
 
@@ -30,6 +33,15 @@ def test_a_seed_gives_the_same_schedule_and_others_give_others(stream: Stream) -
         assert np.array_equal(getattr(first, name), getattr(again, name))
     assert not np.array_equal(first.order, other.order)
     assert np.array_equal(first.order, schedule(CLEAN, 1).order)
+
+
+def test_tests_tuning_and_repeats_meet_other_orders_and_other_noise() -> None:
+    """Else learning rates would be chosen by the runs that they are tested in, and A/A compare a run with itself."""
+    starts = [Plan("full", 1).test_seeds()[0], tuning_seeds(1)[0], Plan("full", 1).repeat_seeds()[0]]
+    assert starts == [0, 10_000, 20_000]
+    for one, other in combinations([schedule(noisy(40) + augmented(), seed) for seed in starts], 2):
+        for name in ("order", "labels", "flip", "shift"):
+            assert not np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_sudden_turns_at_every_epoch_and_continuous_at_every_step() -> None:

@@ -243,6 +243,37 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert "cadam reproduce tuned" in err
 
 
+def test_a_report_leaves_out_what_only_shares_cells(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are computed from the same cells, and `longer` needs more of them; nobody asked for it."""
+    longer = dataclasses.replace(lab_experiments.WALK, name="longer", title="A longer walk", seeds={"quick": 5})
+    monkeypatch.setattr(lab_experiments, "LONGER", longer, raising=False)
+    monkeypatch.setitem(catalogue.PLACES, "longer", "lab_experiments:LONGER")
+    assert cadam("reproduce", "walk", "--quiet")[0] == 0
+    assert cadam("report")[::2] == (0, "")
+    assert "A longer walk" not in Path("results/report.html").read_text()
+    code, _, err = cadam("report", "longer")
+    assert (code, "longer: 4 cells failed or were not run" in err) == (1, True)
+
+
+def test_a_report_shows_what_was_asked_for_and_interrupted(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if not one cell was done; but not at a scale that nobody asked for."""
+    assert cadam("reproduce", "tuned", "--quiet")[0] == 0
+    monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 0, raising=False)
+    assert cadam("reproduce", "walk", "--full")[0] == 130
+    code, _, err = cadam("report")
+    assert (code, err) == (1, "walk: 12 cells failed or were not run: cadam reproduce walk --full\n")
+    assert cadam("report", "--quick")[::2] == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--full"], ["--full", "--seeds", "2"], ["--quick", "--seeds", "2"]])
+def test_a_report_without_results_names_the_command_that_makes_them(cadam: Cadam, options: list[str]) -> None:
+    cadam("reproduce", "tuned", "--quiet")
+    code, _, err = cadam("report", "walk", *options)
+    assert code == 4
+    assert f"run `cadam reproduce walk {' '.join(options)}`" in err
+
+
 @pytest.mark.parametrize("command", ["report", "demo"])
 def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(commands, "find_spec", lambda name: None)
@@ -309,8 +340,10 @@ def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
     cadam("reproduce", "walk")
     broken = next(path for path in sorted(Path("results/cells/walk").glob("*.json")) if path.name != "plan.json")
     broken.write_text("{}")
-    for arguments in (["list"], ["report"], ["reproduce", "walk"]):
-        assert str(broken) in cadam(*arguments)[2], arguments
+    for arguments in (["list"], ["report"]):
+        expected = f"damaged, missing until `cadam reproduce` computes it again: {broken.absolute()}"
+        assert cadam(*arguments)[2].startswith(expected), arguments
+    assert f"damaged, computing it again: {broken.absolute()}" in cadam("reproduce", "walk")[2]
     assert cadam("report")[2] == "", "computed again, it is whole"
     Path("results/cells/walk/plan.json").write_text("{")
     assert "plan.json" in cadam("report")[2]

@@ -72,6 +72,16 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
     assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
 
 
+def test_differences_are_taken_seed_by_seed() -> None:
+    """The arms cross: sorted, they are 1 apart everywhere; by seed, by 5, 1 and -3, whatever order they come in."""
+    arm, baseline = {2: 2.0, 0: 6.0, 1: 4.0}, seeds(1.0, 3.0, 5.0)
+    found = compare(arm, baseline, names=NAMES, better="higher")
+    half = 4.302653 * 4 / math.sqrt(3)  # Student's t with two degrees of freedom; their standard deviation is 4
+    difference = found.difference.mean, found.difference.low, found.difference.high
+    assert difference == pytest.approx((1.0, 1 - half, 1 + half))
+    assert found.verdict == "no difference seen"
+
+
 def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() -> None:
     """For the same against itself the true difference is 0; moving one set as a whole leaves the floor where it was."""
     baseline = seeds(1.0, 2.0, 3.0)

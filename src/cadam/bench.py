@@ -12,6 +12,7 @@ import json
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from . import Adam, CAdam, CAmsGrad
+from .cli import INTERRUPTED
 
 UNSTEADY = 2  # times the fastest run, within which nine of ten must lie
 BYTES = 28  # an element of Adam in float32: read p, g, m, v; write p, m, v
@@ -250,7 +252,7 @@ def deepfm_shapes(rows: int, width: int) -> list[tuple[int, ...]]:
 def models(device: str, quick: bool) -> dict[str, Sequence[Sequence[int]]]:
     """What the dense cases train: one huge tensor, a network, many tiny tensors, a recommender."""
     huge = (50_000_000 if device == "cpu" else 1 << 29) // (10 if quick else 1)
-    network = growing(200, 26_000_000) if device == "cpu" else resnet50(78)
+    network = growing(200, 26_000_000 // (5 if quick else 1)) if device == "cpu" else resnet50(78)
     return {
         f"one tensor of {huge / 1e6:.0f}M": [(huge,)],
         f"{len(network)} tensors, {_elements(network) / 1e6:.0f}M": network,
@@ -500,13 +502,14 @@ def show(results: list[Result], last: str | None) -> None:
     """One case as lines of a table."""
     for r in results:
         if r.case != last:
-            print(f"\n{r.case}\n{'':34}      ms  (min to p90)         ratio   limit   extra MB", flush=True)
+            print(f"\n{r.case}\n{'':34}      ms  (min to p90)         ratio   limit   extra MB")
             last = r.case
         share = f"{r.share:7.2f}" if r.share is not None else "       "
         extra = f"{r.extra_megabytes:10.1f}" if r.extra_megabytes is not None else ""
         span = f"({r.low:.2f} to {r.high:.2f})"
         mark = "  unsteady" if r.unsteady else ""
         print(f"  {r.name:32} {r.milliseconds:8.2f}  {span:18} {r.ratio:7.2f} {share} {extra}{mark}")
+    sys.stdout.flush()
 
 
 def draw(results: list[Result], path: str) -> None:
@@ -540,7 +543,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all; graphs on CUDA only)"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer cases: about a minute, else about five")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="smaller and fewer cases: a minute or two, else about five; longer beside other work",
+    )
     parser.add_argument("--json", metavar="PATH", help="write the results there too")
     parser.add_argument("--plot", metavar="PATH", help="draw them (needs matplotlib)")
 
@@ -557,18 +564,27 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
     print("ratio: how many times faster than the case's peer (1.00); limit: share of the machine's speed limit")
+    sys.stdout.flush()
     limit = cuda_limit if options.device == "cuda" else cpu_limit
-    for name in options.suites or SUITES:
-        for case in SUITES[name](options.device, options.quick):
+    cases = [(name, c) for name in options.suites or SUITES for c in SUITES[name](options.device, options.quick)]
+    start, done, code = time.monotonic(), 0, 0
+    try:
+        for name, case in cases:
+            ran = time.monotonic() - start
+            print(f"case {done + 1} of {len(cases)}, {ran:.0f} s so far: {case.name}", file=sys.stderr, flush=True)
             case_results = measure(case, options.device, limit if name in ("dense", "graphs") else None)
             show(case_results, results[-1].case if results else None)
             results += case_results
+            done += 1
             if options.json:
                 content = {"about": facts, "results": [asdict(r) for r in results]}
                 Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
-    if options.plot:
+    except KeyboardInterrupt:
+        print(f"interrupted: {done} of {len(cases)} cases were measured", file=sys.stderr)
+        code = INTERRUPTED
+    if options.plot and results:
         draw(results, options.plot)
     unsteady = {r.case for r in results if r.unsteady}
     if unsteady:
         print(f"\nUnsteady, not to be quoted: {'; '.join(sorted(unsteady))}. Something else was running; run again.")
-    return 0
+    return code

@@ -98,7 +98,7 @@ def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was run)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was asked for)")
     _scale_arguments(parser, default="what was last run")
     _output_argument(parser)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
@@ -128,7 +128,7 @@ def list_experiments(options: argparse.Namespace) -> int:
     store = Store(options.store) if options.store.is_dir() else None
     rows: list[dict[str, Any]] = []
     for experiment in catalogue.select(["all"]):
-        request = _stored(store, experiment, None, None) if store else None
+        request = _stored(store, experiment, _last(store, experiment) or experiment.plan("quick")) if store else None
         rows.append(
             {
                 "name": experiment.name,
@@ -176,19 +176,21 @@ def stop_printing() -> None:
     os.close(nowhere)
 
 
-def _stored(store: Store, experiment: Experiment, scale: Scale | None, seeds: int | None) -> runner.Request:
-    """What a store has of an experiment: of the plan that is asked for, else of the one last run. Computes nothing."""
-    plan: Plan | None = None
-    if scale is None and seeds is None:
-        try:
-            plan = store.last_plan(experiment)
-        except DamagedCellError as error:
-            print(f"damaged: {error}", file=sys.stderr)
-    plan = plan or experiment.plan(scale or "quick", seeds)
+def _last(store: Store, experiment: Experiment) -> Plan | None:
+    """The plan that was last asked for, if one was. One that cannot be read is said, and taken for a quick one."""
+    try:
+        return store.last_plan(experiment)
+    except DamagedCellError as error:
+        print(f"damaged: {error}", file=sys.stderr)
+        return experiment.plan("quick")
+
+
+def _stored(store: Store, experiment: Experiment, plan: Plan) -> runner.Request:
+    """What a store has of an experiment. Computes nothing."""
     try:
         if experiment.unread is not None and (advice := experiment.unread(plan)):
             return runner.Request(experiment, plan, unknown=advice)
-        return runner.read(store, experiment, plan, console.complain)
+        return runner.read(store, experiment, plan, console.say_damaged)
     except (OSError, ValueError, RuntimeError, ImportError) as error:  # such as the user's own data, which is gone
         return runner.Request(experiment, plan, unknown=str(error))
 
@@ -380,17 +382,16 @@ def write_report(options: argparse.Namespace) -> int:
         print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
         return NOTHING
     store = Store(options.store)
-    requests = [_stored(store, e, options.scale, options.seeds) for e in experiments]
-    requests = [r for r in requests if r.results or r.unknown or options.names]
+    requests = _to_report(store, experiments, options)
     unknown = [f"{request.experiment.name}: {request.unknown}" for request in requests if request.unknown]
     if unknown:
         print("\n".join(unknown), file=sys.stderr)
     if unknown and not any(request.results for request in requests):
         return NOTHING
     if not any(request.results for request in requests):
-        names = " ".join(options.names) or "NAME"
-        of = f" of {', '.join(options.names)}" if options.names else ""
-        print(f"{options.store} has no results{of} by the current code: run `cadam reproduce {names}`", file=sys.stderr)
+        of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
+        runs = [report.command(request.experiment, request.plan) for request in requests] or ["cadam reproduce NAME"]
+        print(f"{options.store} has no results{of} by the current code: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
@@ -401,6 +402,22 @@ def write_report(options: argparse.Namespace) -> int:
             f"{request.experiment.name}: {len(request.missing)} cells failed or were not run: {again}", file=sys.stderr
         )
     return DONE if all(request.complete for request in requests) else FAILED
+
+
+def _to_report(store: Store, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
+    """What is named; without names, what was asked for at some time. One that only shares cells with it was not."""
+    requests = []
+    for experiment in experiments:
+        last = _last(store, experiment)
+        if last is None and not options.names:
+            continue
+        plan = last or experiment.plan("quick")
+        if options.scale or options.seeds:
+            plan = experiment.plan(options.scale or "quick", options.seeds)
+        request = _stored(store, experiment, plan)
+        if request.results or request.unknown or options.names or plan == last:
+            requests.append(request)
+    return requests
 
 
 def _can_write(command: str, **places: Path | None) -> bool:

@@ -83,6 +83,12 @@ def complain(event: Event) -> None:
         print(f"failed: {event.cell}\n{event.message}", file=sys.stderr)
 
 
+def say_damaged(event: Event) -> None:
+    """Say on the error stream which cell cannot be believed, where nothing is computed."""
+    if event.kind == "damaged":
+        print(f"damaged, missing until `cadam reproduce` computes it again: {event.message}", file=sys.stderr)
+
+
 @contextmanager
 def silent(requests: Sequence[Request]) -> Iterator[Tell]:
     """Nothing but what goes wrong."""

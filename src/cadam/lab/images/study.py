@@ -402,7 +402,8 @@ def detail_summary(results: Results) -> Summary:
                 values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
-    return Summary(f"{_rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}", rows)
+    verdict = f"{_rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}"
+    return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
 def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:

@@ -1,0 +1,45 @@
+"""The benchmark as a command: what it says while it runs, and what is left of it when it is stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cadam import bench, cli
+
+
+def contenders() -> list[bench.Contender]:
+    return [bench.Contender("theirs", lambda: None), bench.Contender("ours", lambda: None)]
+
+
+def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed into a pipe, which holds back what is not flushed."""
+    pipe, path = io.BytesIO(), tmp_path / "results.json"
+    seen = ""
+
+    def stopped() -> list[bench.Contender]:
+        nonlocal seen
+        seen = pipe.getvalue().decode()
+        raise KeyboardInterrupt
+
+    def cases(device: str, quick: bool) -> Iterator[bench.Case]:
+        for name, make in (("the first", contenders), ("the second", stopped), ("the third", contenders)):
+            yield bench.Case(name, "theirs", make, rounds=2)
+
+    monkeypatch.setattr(bench, "SUITES", {"made up": cases})
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=False))
+    assert cli.main(["bench", "--device", "cpu", "--json", str(path)]) == 130
+    assert [line.split()[0] for line in seen.splitlines()[-2:]] == ["theirs", "ours"]
+    assert "the first" in seen
+    assert {result["case"] for result in json.loads(path.read_text())["results"]} == {"the first"}
+    err = capsys.readouterr().err.splitlines()
+    assert [line.partition(", ")[0] for line in err[:2]] == ["case 1 of 3", "case 2 of 3"]
+    assert err[1].endswith("s so far: the second")
+    assert err[2:] == ["interrupted: 1 of 3 cases were measured"]

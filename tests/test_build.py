@@ -1,0 +1,98 @@
+"""The package's own build: with the C kernels, or without them and not in silence."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cadam.kernels import build
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The build hook over a copy of the kernels' sources, in which an older library lies. It needs no hatchling."""
+    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernels = tmp_path / "src" / "cadam" / "kernels"
+    shutil.copytree(build.SOURCES, kernels / "native")
+    shutil.copy(build.__file__, kernels)
+    (kernels / "native.so").write_text("older")
+    monkeypatch.delenv("CADAM_WITHOUT_KERNELS", raising=False)
+    made = module.NativeKernels()
+    made.root = str(tmp_path)
+    return made
+
+
+def built(hook: Any) -> dict[str, Any]:
+    """What the hook tells hatchling."""
+    told: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", told)
+    return told
+
+
+def library(hook: Any) -> Path:
+    return Path(hook.root) / "src" / "cadam" / "kernels" / "native.so"
+
+
+def test_a_compiler_that_fails_fails_the_build(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
+    with pytest.raises(
+        SystemExit, match=r"compiler fails; CADAM_WITHOUT_KERNELS=1 builds without.*false -std"
+    ) as error:
+        built(hook)
+    assert error.value.code != 0
+
+
+@pytest.mark.parametrize("wanted", ["", "0"])
+def test_without_kernels_must_be_meant(hook: Any, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
+    monkeypatch.setenv("CADAM_WITHOUT_KERNELS", wanted)
+    with pytest.raises(SystemExit):
+        built(hook)
+
+
+def test_without_kernels_if_that_is_asked_for(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
+    monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
+    assert built(hook) == {"artifacts": []}
+    assert not library(hook).exists()
+    assert "built without the C kernels: CADAM_WITHOUT_KERNELS is set" in capsys.readouterr().err
+
+
+def test_without_a_compiler_it_is_built_and_said(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert built(hook) == {"artifacts": []}
+    assert not library(hook).exists()
+    assert "built without the C kernels: no C compiler found" in capsys.readouterr().err
+
+
+def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles is not looked at here: it only makes the file that is asked for."""
+    fake = Path(hook.root) / "compiler"
+    fake.write_text('#!/bin/sh\nfor last; do :; done\necho compiled > "$last"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("CC", str(fake))
+    told = built(hook)
+    assert library(hook).read_text() == "compiled\n"
+    assert told["pure_python"] is False
+    assert told["tag"].startswith("py3-none-")
+    assert told["artifacts"] == ["src/cadam/kernels/native.so"]
