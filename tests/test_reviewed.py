@@ -211,6 +211,16 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
     )
 
 
+def test_state_of_an_option_of_the_group_is_looked_at_too() -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    optimizer = cadam.CAdam([{"params": [p], "amsgrad": True}])
+    p.grad = torch.ones(4, 2)
+    optimizer.step()
+    optimizer.state[p]["max_exp_avg_sq"] = torch.ones(4, 2, device="meta")
+    with pytest.raises(RuntimeError, match="its state max_exp_avg_sq is on meta"):
+        optimizer.step()
+
+
 def test_state_that_is_no_tensor_is_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = cadam.CAdam([p])

@@ -191,7 +191,8 @@ class Optimizer(torch.optim.Optimizer):
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
-                    self._check_state(param, f"group {number}, parameter {checkpoint.describe(group, position)}")
+                    name = f"group {number}, parameter {checkpoint.describe(group, position)}"
+                    self._check_state(param, group, name)
         known = set(self.state)
         try:
             return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
@@ -200,9 +201,9 @@ class Optimizer(torch.optim.Optimizer):
                 del self.state[param]
             raise
 
-    def _check_state(self, param: Tensor, name: str) -> None:
+    def _check_state(self, param: Tensor, group: Mapping[str, Any], name: str) -> None:
         state = self.state.get(param, {})
-        for key in self.rule.state(self.defaults):
+        for key in self.rule.state(group):
             value = state.get(key, param)
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
