@@ -87,7 +87,16 @@ def test_settings_that_are_not_json_are_refused() -> None:
 
 SOURCE = '''
 """A module."""
-def f(x):  # a comment
+from typing import TYPE_CHECKING, TypedDict
+if TYPE_CHECKING:
+    import fractions
+class Options(TypedDict):
+    size: int
+class More(Options):
+    shape: int
+class Kept:
+    size: int = 1
+def f(x: int) -> int:  # a comment
     """What it does."""
     return x + 1
 '''
@@ -99,6 +108,14 @@ def f(x):  # a comment
         (SOURCE.replace("# a comment", "# another"), True),
         (SOURCE.replace("What it does", "What it did"), True),
         (SOURCE.replace("x + 1", "(x +\n        1)"), True),
+        (SOURCE.replace("x: int", "x: Options"), True),
+        (SOURCE.replace("-> int", "-> float"), True),
+        (SOURCE.replace("import fractions", "import decimal"), True),
+        (SOURCE.replace("    size: int\nclass More", "    size: int\n    colour: str\nclass More"), True),
+        (SOURCE.replace("shape: int", "shape: str"), True),
+        (SOURCE.replace("size: int = 1", "size: int = 2"), False),
+        (SOURCE.replace("(x: int)", "(x: int = 3)"), False),
+        (SOURCE.replace("if TYPE_CHECKING:", "if not TYPE_CHECKING:"), False),
         (SOURCE.replace("x + 1", "x + 2"), False),
         (SOURCE.replace("return x + 1", "pass"), False),
     ],

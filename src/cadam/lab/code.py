@@ -1,4 +1,4 @@
-"""A fingerprint of the code that results depend on. Comments, docstrings and layout do not count."""
+"""A fingerprint of the code that results depend on. Comments, docstrings, type hints and layout do not count."""
 
 from __future__ import annotations
 
@@ -42,14 +42,19 @@ def files(module: str) -> Iterator[Path]:
 
 
 def meaning(path: Path) -> bytes:
-    """What a source file does: Python without its comments, docstrings and layout; anything else as it is."""
+    """What a source file does: Python without its comments, docstrings, type hints and layout; others as they are."""
     if path.suffix != ".py":
         return path.read_bytes()
     tree = ast.parse(path.read_bytes(), filename=str(path))
+    hints = {"TypedDict"}
     for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = list(_without_texts(body)) or [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = list(_that_does_something(body, hints)) or [ast.Pass()]  # type: ignore[attr-defined]
     return _plain(tree).encode()
 
 
@@ -63,8 +68,17 @@ def _plain(node: object) -> str:
     return repr(node)
 
 
-def _without_texts(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def _that_does_something(body: Iterable[ast.stmt], hints: set[str]) -> Iterator[ast.stmt]:
+    """Statements that are neither texts nor for type checkers alone. `hints` are the classes of the latter kind."""
     for statement in body:
-        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if not (text and isinstance(statement.value.value, str)):  # type: ignore[attr-defined]
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            if not isinstance(statement.value.value, str):
+                yield statement
+        elif isinstance(statement, ast.ClassDef) and hints & {_name(base) for base in statement.bases}:
+            hints.add(statement.name)
+        elif not (isinstance(statement, ast.If) and _name(statement.test) == "TYPE_CHECKING" and not statement.orelse):
             yield statement
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
