@@ -1,9 +1,14 @@
 """Settings of the whole test run."""
 
 import os
+import signal
 
 import torch
 
 # Workers that share the processors only wait for each other's threads.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+# Whoever is started in the background by a script ignores SIGINT, and so do its children, which tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
