@@ -333,7 +333,7 @@ def test_parameters_that_share_a_name_all_count_in_the_total_alignment(tmp_path:
         model = build()
         groups = [{"params": list(part.named_parameters())} for part in (model.users, model.items, model.out)]
         optimizer = cadam.CAdam(groups, lr=0.01)
-        names = ["group0.weight", "group1.weight", "1.weight", "1.bias"]
+        names = ["group0.0.weight", "group1.0.weight", "1.weight", "1.bias"]
         assert list(optimizer.alignment().parameters) == names
         loss, reports = nn.functional.binary_cross_entropy_with_logits, [Console(tmp_path.joinpath("out").open("a"))]
         return Learner(model, optimizer, loss, checkpoint=tmp_path / "state", reports=reports)

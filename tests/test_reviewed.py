@@ -201,7 +201,7 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
         optimizer.step()
     before = p.detach().clone()
     optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")  # stands for: the model has moved away
-    with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu; no parameter was"):
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu .*; no parameter was"):
         optimizer.step()
     assert torch.equal(p, before)
     assert (
@@ -276,12 +276,19 @@ def test_parameters_of_the_same_name_are_told_apart() -> None:
     optimizer.step()
     found = optimizer.alignment()
     assert {name: ratio.seen for name, ratio in found.parameters.items()} == {
-        "group0.weight": 8,
-        "group0.bias": 2,
-        "group1.weight": 2,
-        "group1.bias": 1,
+        "group0.0.weight": 8,
+        "group0.1.bias": 2,
+        "group1.0.weight": 2,
+        "group1.1.bias": 1,
     }
     assert found.total.seen == 13
+    one_group = cadam.CAdam([*first.named_parameters(), *second.named_parameters()])
+    assert list(one_group.alignment().parameters) == [
+        "group0.0.weight",
+        "group0.1.bias",
+        "group0.2.weight",
+        "group0.3.bias",
+    ]
 
 
 def test_explain_gives_the_reason_where_a_subclass_of_tensor_is_in_the_way() -> None:

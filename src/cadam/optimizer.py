@@ -210,7 +210,10 @@ class Optimizer(torch.optim.Optimizer):
             elif value.shape != param.shape:
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
-                problem = f"is on {value.device}, the parameter now on {param.device}"
+                problem = (
+                    f"is on {value.device}, the parameter now on {param.device} "
+                    "(optimizer.load_state_dict(optimizer.state_dict()) takes it along)"
+                )
             else:
                 continue
             raise RuntimeError(f"{name}: its state {key} {problem}; no parameter was changed")
@@ -318,13 +321,13 @@ class Optimizer(torch.optim.Optimizer):
                 engines.check_ids(param, name)
 
     def _named(self) -> Iterable[tuple[str, int, Tensor]]:
-        """Every parameter by its name, or by its place; a name that another one has, too, by its group as well."""
+        """Every parameter by its name; by its place if it has none; by both if another one is called the same."""
         often = Counter(name for group in self.param_groups for name in group.get("param_names", ()))
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for position, param in enumerate(group["params"]):
-                name = names[position] if names else str(position)
-                yield (name if often[name] == 1 else f"group{number}.{name}"), number, param
+                name, place = names[position] if names else "", f"group{number}.{position}"
+                yield (name if often[name] == 1 else f"{place}.{name}" if name else place), number, param
 
     # Checkpoints ------------------------------------------------------------------------------------------
 

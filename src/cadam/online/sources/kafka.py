@@ -127,7 +127,10 @@ class KafkaSource:
                 partitions = self._partitions()
             except kafka.KafkaException as error:
                 if not self.follow:
-                    raise ConnectionError(f"Kafka cannot be reached at {self.servers}: {error}") from error
+                    raise ConnectionError(
+                        f"Kafka cannot be reached at {self.servers}: {error}. Check the address; with follow it is "
+                        "waited for"
+                    ) from error
                 logger.error("Kafka is away, waiting for it: %s", error)
                 yield None
                 continue

@@ -74,7 +74,9 @@ class RedisSource:
                     self._look_for_trimming(last)
             except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError) as error:
                 if not (self.follow or self._reached):
-                    raise ConnectionError(f"Redis cannot be reached: {error}") from error
+                    raise ConnectionError(
+                        f"Redis cannot be reached: {error} Check the address; with follow it is waited for"
+                    ) from error
                 if not away:
                     logger.error("Redis is away, waiting for it: %s", error)
                 away, self._looked_at = True, False
