@@ -669,10 +669,21 @@ assert norm(torch.tensor([0, 1]), torch.tensor([[1.0], [float("nan")]]), 2).isna
 """
 
 
+INTERPRETER = """
+import triton.runtime.interpreter as _interpreter
+def _patch_lang_tensor(tensor, scope, plain=_interpreter._patch_lang_tensor):
+    plain(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+_interpreter._patch_lang_tensor = _patch_lang_tensor
+"""
+"""Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element."""
+
+
 def interpreted(source: str) -> subprocess.CompletedProcess[str]:
     """A script whose Triton kernels run on the CPU."""
     paths = [str(Path(cadam.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    source = INTERPRETER + source
     return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
 
 

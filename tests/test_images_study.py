@@ -24,6 +24,8 @@ Number = Callable[[Cell], float]
 def middle(cell: Cell) -> float:
     """The learning rate in the middle of a cell's grid."""
     grid = (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)[_scale(cell)]
+    if cell.model == "DenseNet-121":
+        grid = study.FEWER_RATES["densenet", "full"]
     return grid[len(grid) // 2]
 
 
@@ -140,7 +142,12 @@ def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
 def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
     experiments = [catalogue.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
-    assert len({tuple(experiment.sources) for experiment in experiments}) == 1
+    sources = {(experiment.name.endswith("densenet"), tuple(experiment.sources)) for experiment in experiments}
+    assert sources == {(False, tuple(study.SOURCES)), (True, tuple(study.DENSENET_SOURCES))}
+    assert set(study.DENSENET_SOURCES) - set(study.SOURCES) == {
+        "cadam.lab.images.dense",
+        "cadam.lab.images.dense_kernels",
+    }
 
 
 FIGURES = ("fig-sudden", "fig-continuous", "fig-image-noise")
@@ -209,15 +216,25 @@ def test_the_larger_families_run_without_any_change_and_at_the_reference(family:
     assert {result.cell.condition for result in tests} == {"clean", "continuous 2"}
 
 
-@pytest.mark.parametrize(("family", "runs_each"), [("vgg", 3), ("resnet", 1), ("densenet", 1)])
-def test_learning_rates_are_chosen_by_shorter_runs(family: str, runs_each: int) -> None:
+@pytest.mark.parametrize(("family", "count"), [("vgg", 2 * 5 * 3), ("resnet", 2 * 5), ("densenet", 3)])
+def test_learning_rates_are_chosen_by_shorter_runs(family: str, count: int) -> None:
     sudden = study.CONDITIONS["sudden"]
     cells = study.tuning_cells(Plan("full", 3), family, sudden, study.ARMS)
     assert {cell.settings["epochs"] for cell in cells} == {10}
     assert {cell.condition for cell in cells} == {"sudden 80"}
-    assert len(cells) == 2 * 5 * runs_each
+    assert len(cells) == count
     quick = study.tuning_cells(Plan("quick", 3), family, sudden, study.ARMS)
     assert {cell.settings["epochs"] for cell in quick} == {4}
+
+
+def test_the_largest_family_looks_for_adam_s_rate_alone() -> None:
+    experiment = catalogue.find("fig-image-noise-densenet")
+    results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, lambda cell: 1e-5)
+    assert {result.cell.optimizer for result in results.tuning()} == {"Adam"}
+    summary = experiment.summary(results)
+    assert "Both at lr 0.0001, the best for Adam" in summary.verdict
+    assert "CAdam's own best was not looked for" in summary.verdict
+    assert any("noise: Adam" in text and "lowest of its grid" in text for text in summary.warnings)
 
 
 def test_the_closer_look_is_at_the_paper_s_steps() -> None:

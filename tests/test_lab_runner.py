@@ -83,6 +83,12 @@ def test_more_seeds_compute_only_the_new_ones(tmp_path: Path) -> None:
     assert count(run(tmp_path, 5)[1]) == {"found": 6, "start": 4, "computed": 4}
 
 
+def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -> None:
+    _, events = run(tmp_path)
+    done = [(event.cell.seed, event.cell.optimizer) for event in events if event.kind == "computed"]
+    assert done == [(seed, arm) for seed in range(3) for arm in ARMS]
+
+
 def test_force_computes_all_again(tmp_path: Path) -> None:
     run(tmp_path)
     before = bits(tmp_path, 3)

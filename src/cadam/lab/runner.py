@@ -127,6 +127,8 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
                         work.append(Work(request, cell))
             if not work:
                 return
+            # By seed: a run that is stopped has done everything once before it does anything twice.
+            work.sort(key=lambda item: item.cell.seed)
             together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
             count = jobs if jobs is not None else jobs_for(alone)
             if count > 1:

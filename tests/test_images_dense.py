@@ -1,0 +1,168 @@
+"""The kernels of DenseNet's blocks against the blocks as torch computes them."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from test_cuda import interpreted, needs_triton, on_cuda
+from torch.nn import functional as F  # noqa: N812
+
+from cadam.lab.images import models
+from cadam.lab.images.data import Images
+from cadam.lab.images.streams import noisy, sudden
+from cadam.lab.images.train import Run, Task
+
+AGAINST_TORCH = """
+import copy, torch
+from torch.nn import functional as F
+from cadam.lab.images import dense, models
+
+def network(blocks, growth):
+    net = models.DenseNet(blocks, growth, 3, 10)
+    for part in net.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):  # some weights of a norm are negative
+            torch.nn.init.normal_(part.weight)
+            torch.nn.init.normal_(part.bias, 0, 0.3)
+    return net
+
+def apart(ours, theirs):
+    return float((ours - theirs).norm() / theirs.norm())
+
+def check(blocks, growth, count, size, layout, tilings, mean=0.0, steps=1):
+    # As near to float64 as torch's own float32, at a given mean of the pixels.
+    dense.TILINGS = {name: [tiling] * 4 for name, tiling in tilings.items()}
+    torch.manual_seed(size)
+    theirs = network(blocks, growth).to(memory_format=layout)
+    ours, exact = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
+    assert models.fuse(ours)
+    for _ in range(steps):
+        x, y = mean + torch.randn(count, 3, size, size), torch.randint(0, 10, (count,))
+        for net in (ours, theirs, exact):
+            net.zero_grad()
+            F.cross_entropy(net(x.to(net.classifier.weight.dtype)), y).backward()
+        for (name, a), (_, b), (_, c) in zip(*(net.named_parameters() for net in (ours, theirs, exact))):
+            assert layout == torch.contiguous_format or a.grad.stride() == b.grad.stride(), name
+            found, allowed = apart(a.grad, c.grad), 1e-5 + 3 * apart(b.grad, c.grad)
+            assert found < allowed, (name, found, allowed)
+        for (name, a), (_, b), (_, c) in zip(*(net.named_buffers() for net in (ours, theirs, exact))):
+            assert apart(a, c) < 1e-6 + 3 * apart(b, c), (name, apart(a, c), apart(b, c))
+    with torch.no_grad():
+        assert apart(ours.eval()(x), exact.eval()(x.double())) < 1e-5
+
+T = dense.Tiling
+whole = dict(dense.TILINGS)
+last = {name: tilings[-1] for name, tilings in whole.items()}
+small = {name: T(32, 16) for name in whole} | {"squeeze back kernel": T(16, 32, split=4)}
+check((2, 1), 8, 3, 8, torch.channels_last, last, steps=2)
+check((2, 1), 8, 2, 6, torch.channels_last, small, mean=100.0)
+check((2, 1), 8, 3, 6, torch.contiguous_format, small)  # 108 pixels: the last tile is not full
+check((1, 1), 16, 2, 6, torch.channels_last, small)
+check((1,), 8, 1, 5, torch.channels_last, last)
+"""
+
+
+@needs_triton
+def test_blocks_in_tritons_interpreter() -> None:
+    done = interpreted(AGAINST_TORCH)
+    assert done.returncode == 0, done.stderr
+
+
+REFUSED = """
+import torch
+from cadam.lab.images import dense, models
+net = models.DenseNet((2, 1), 8, 3, 10)
+assert models.fuse(net)
+
+def refused(kind, text, work):
+    try:
+        work()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+refused(ValueError, "7x8 pixels cannot be pooled by 2x2", lambda: net(torch.zeros(2, 3, 7, 8)))
+refused(ValueError, "4x2 pixels cannot be pooled by 4x4", lambda: net(torch.zeros(2, 3, 8, 4)))
+many = torch.zeros(1, 16, 1, 1).expand(1 << 27, 16, 2, 2)
+refused(ValueError, "134217728 images at once are too many", lambda: net.features[1](many))
+net.eval()
+refused(RuntimeError, "evaluate it under no_grad()", lambda: net(torch.zeros(2, 3, 8, 8)))
+"""
+
+
+@needs_triton
+def test_what_blocks_cannot_do_is_said() -> None:
+    done = interpreted(REFUSED)
+    assert done.returncode == 0, done.stderr
+
+
+def random_images(train: int, test: int, channels: int, size: int) -> Images:
+    random = np.random.default_rng(0)
+
+    def some(count: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.integers(256, size=(count, channels, size, size), dtype=np.uint8), random.integers(10, size=count)
+
+    return Images.of(some(train), some(test))
+
+
+def test_models_without_kernels_of_their_own_stay_as_they_are() -> None:
+    assert not models.fuse(models.build("small VGG", 1, 10, 0))
+    with pytest.raises(ValueError, match="8 channels that grows by 4 cannot be fused"):
+        models.fuse(models.build("small DenseNet", 1, 10, 0))
+    with pytest.raises(ValueError, match="20 channels that grows by 8 cannot be fused"):
+        models.fuse(models.DenseNet((3, 1), 8, 3, 10))
+
+
+def test_on_a_cpu_torch_compiles_all_models() -> None:
+    images = random_images(64, 8, 1, 8)
+    run = Run(Task("small DenseNet", "CAdam", 1e-3, 0, sudden(60), 1, 8, precision="bfloat16", compiled=True), images)
+    assert not any(part.fused for part in run.model.modules() if isinstance(part, models.DenseBlock))
+
+
+@pytest.fixture(scope="module")
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    images = torch.randn(128, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    return images, torch.randint(0, 10, (128,), device="cuda")
+
+
+def gradients(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], half: bool) -> dict[str, torch.Tensor]:
+    """Of the parameters; and running averages."""
+    model = copy.deepcopy(model)
+    flags = torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False)
+    with flags, torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None} | dict(model.named_buffers())
+
+
+@on_cuda
+def test_densenet_in_bfloat16_is_as_near_to_float32_as_torch_s(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    model = models.build("DenseNet-121", 3, 10, 0).cuda().to(memory_format=torch.channels_last)
+    exact, theirs = (gradients(model, batch, half) for half in (False, True))
+    assert models.fuse(model)
+    ours, again = (gradients(model, batch, True) for _ in range(2))
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+
+    def apart(found: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.stack(
+            [(found[name] - value).norm() / value.norm().clamp(min=1e-9) for name, value in exact.items()]
+        )
+
+    assert apart(ours).median() < 1.1 * apart(theirs).median()
+    assert apart(ours).max() < 1.2 * apart(theirs).max()
+
+
+@on_cuda
+def test_densenet_in_a_graph_gives_the_curve_of_the_plain_loop() -> None:
+    images = random_images(640, 256, 3, 32).to(torch.device("cuda"))
+    task = Task("DenseNet-121", "CAdam", 3e-4, 0, sudden(60) + noisy(20), 3, precision="bfloat16", compiled=True)
+    records = []
+    for graph in (False, True):
+        run = Run(task, images, graph=graph)
+        while run.advance():
+            pass
+        records.append(vars(run.record()))
+    assert all((records[0][name] == records[1][name]).all() for name in records[0])
