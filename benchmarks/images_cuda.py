@@ -82,12 +82,14 @@ def same_curves(images: Images, found: dict[str, Any]) -> list[Line]:
 
 
 def same_curves_elsewhere(images: Images, found: dict[str, Any]) -> list[Line]:
-    """Other precisions, another model."""
-    return [
-        same_curve(images, found, model, optimizer, stream, precision, compiled)
+    """Other precisions, other models."""
+    kinds = [
+        (model, optimizer, stream, precision, compiled)
         for precision, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True))
         for model, optimizer, stream in (("VGG-16", "Adam", TURNING), ("ResNet-18", "CAdam", GLIDING))
     ]
+    kinds.append(("DenseNet-121", "CAdam", TURNING, "bfloat16", True))
+    return [same_curve(images, found, *kind) for kind in kinds]
 
 
 def same_curve(

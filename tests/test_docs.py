@@ -163,6 +163,19 @@ def what_was_run() -> str:
     return "\n".join(lines)
 
 
+def test_the_one_seed_of_densenet_is_what_is_kept() -> None:
+    kept = Results(list(kept_results("images").values())).where(model="DenseNet-121").tests()
+    page = (ROOT / "docs" / "images.md").read_text()
+    for what, lr in (("sudden 80°", 3e-4), ("continuous 2°", 3e-4), ("noise 40%", 1e-4)):
+        pairs = [
+            [kept.where(condition=each, optimizer=arm, lr=lr).metric("accuracy")[0] for arm in ("CAdam", "Adam")]
+            for each in ("clean", what[:-1])
+        ]
+        rate = f"{lr:.0e}".replace("e-0", "e-")
+        cells = " | ".join(f"{with_confidence:.2f}, {without:.2f}" for with_confidence, without in pairs)
+        assert f"| {what}; {rate} | {cells} |" in page
+
+
 def _is_of(cell: Cell, model: str, condition: str) -> bool:
     return cell.model == model and cell.condition.split()[0] == condition
 
