@@ -6,6 +6,8 @@ import hashlib
 import io
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,13 @@ def test_nothing_there_says_what_is_looked_for(tmp_path: Path, monkeypatch: pyte
     assert missing is not None
     assert str(tmp_path) in missing
     assert "python -m cadam.lab.images.data" in missing
+
+
+def test_an_option_is_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cadam.lab.images.data", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "usage: python -m cadam.lab.images.data FOLDER" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_download_is_checked_before_it_takes_its_name(

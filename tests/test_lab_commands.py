@@ -95,6 +95,17 @@ def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.
     assert one_line == "4 cells so far"
 
 
+def test_what_goes_on_has_the_store_in_it(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 4, raising=False)
+    goes_on = "cadam reproduce walk --quick --store 'my store'"
+    assert f"  {goes_on}\n" in cadam("reproduce", "walk", "--store", "my store")[1]
+    assert cadam("report", "walk", "--store", "my store")[2].endswith(f": {goes_on}\n")
+    assert (
+        "run `cadam reproduce tuned --quick --store 'my store'`" in cadam("report", "tuned", "--store", "my store")[2]
+    )
+
+
 def _interrupted(cell: Cell) -> Outcome:
     if _interrupted.left == 0:  # type: ignore[attr-defined]
         raise KeyboardInterrupt
@@ -112,6 +123,7 @@ def test_a_mistyped_name_gets_a_suggestion(cadam: Cadam, command: str) -> None:
     code, _, err = cadam(command, "wlak")
     assert code == 2
     assert "did you mean 'walk'?" in err
+    assert "did you mean 'walk'?" in cadam(command, "WALK")[2]
     code, _, err = cadam(command, "nonsense-entirely")
     assert code == 2
     assert "there are walk, tuned" in err
@@ -119,7 +131,9 @@ def test_a_mistyped_name_gets_a_suggestion(cadam: Cadam, command: str) -> None:
 
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--seeds", "x"], ["--quick", "--full"], ["--json", "--quiet"]])
 def test_wrong_options_are_exit_code_2(cadam: Cadam, wrong: list[str]) -> None:
-    assert cadam("reproduce", "walk", *wrong)[0] == 2
+    code, _, err = cadam("reproduce", "walk", *wrong)
+    assert code == 2
+    assert "_" not in err.splitlines()[-1]  # no names from within
 
 
 def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +168,7 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
     assert not list(Path("results").glob("cells/*/*.json"))
     assert "--full: about 2.0 s on a CUDA device, needs no data" in cadam("list")[1]
     assert cadam("reproduce", "walk", "--quick")[0] == 0
-    assert cadam("reproduce", "all", "--full")[2].count("left out of all: ") == 2
+    assert "left out of all: walk, tuned: a CUDA device" in cadam("reproduce", "all", "--full")[2]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 0)

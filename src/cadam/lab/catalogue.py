@@ -48,7 +48,7 @@ class UnknownExperimentError(ValueError):
 def find(name: str) -> Experiment:
     """The experiment of this name."""
     if name not in PLACES:
-        close = difflib.get_close_matches(name, PLACES, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), PLACES, n=1, cutoff=0.5)
         advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PLACES)}"
         raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
     module, attribute = PLACES[name].split(":")

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -64,13 +65,16 @@ def add_commands(commands: Any) -> None:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        default = os.environ.get("CADAM_STORE", "results/cells")
-        parser.add_argument("--store", type=Path, default=Path(default), metavar="FOLDER", help=_STORE_HELP)
+        parser.add_argument("--store", type=Path, default=_default_store(), metavar="FOLDER", help=_STORE_HELP)
         add(parser)
         parser.set_defaults(run=run)
 
 
 _STORE_HELP = "where results are kept (default: $CADAM_STORE, else results/cells)"
+
+
+def _default_store() -> Path:
+    return Path(os.environ.get("CADAM_STORE", "results/cells"))
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +119,10 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value
@@ -250,7 +257,7 @@ def reproduce(options: argparse.Namespace) -> int:
     if options.json:
         _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
-        lines = [line for request in requests for line in _summary_lines(request)]
+        lines = [line for request in requests for line in _summary_lines(request, options.store)]
         _print([*lines, "", "All numbers and figures: cadam report, or --json."])
     return code
 
@@ -295,13 +302,15 @@ def _all_stored(request: runner.Request, folder: Path, force: bool) -> bool:
 
 def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
     """The experiments that are named. `all` are those whose data and device are there; what is left out is said."""
-    kept = []
+    kept, left_out = [], dict[str, list[str]]()
     for experiment in catalogue.select(names):
         advice = _lacking_data(experiment, scale) or (_NO_CUDA if _lacking_device(experiment, scale) else "")
         if experiment.name not in names and advice:
-            print(f"left out of all: {experiment.name}: {advice}", file=sys.stderr)
+            left_out.setdefault(advice, []).append(experiment.name)
         else:
             kept.append(experiment)
+    for advice, experiments in left_out.items():
+        print(f"left out of all: {', '.join(experiments)}: {advice}", file=sys.stderr)
     return kept
 
 
@@ -340,14 +349,21 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _summary_lines(request: runner.Request) -> list[str]:
+def _again(request: runner.Request, store: Path) -> str:
+    """What to type to go on."""
+    experiment, elsewhere = request.experiment, store != _default_store()
+    command = report.command(experiment, request.plan)
+    return f"{command} --store {shlex.quote(str(store))}" if elsewhere and not experiment.again else command
+
+
+def _summary_lines(request: runner.Request, store: Path) -> list[str]:
     """The verdict, and that of each row with its difference, no wider than the terminal but for what is to be typed."""
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
         lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
-        return [*lines, f"  {report.command(experiment, request.plan)}"]
+        return [*lines, f"  {_again(request, store)}"]
     summary = experiment.summary(request.results)
     lines += _wrapped("  paper:    ", experiment.claim)
     lines += _wrapped("  meaning:  ", experiment.measure)
@@ -390,17 +406,15 @@ def write_report(options: argparse.Namespace) -> int:
         return NOTHING
     if not any(request.results for request in requests):
         of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
-        runs = [report.command(request.experiment, request.plan) for request in requests] or ["cadam reproduce NAME"]
+        runs = [_again(request, options.store) for request in requests] or ["cadam reproduce NAME"]
         print(f"{options.store} has no results{of} by the current code: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):
-        again = report.command(request.experiment, request.plan)
-        print(
-            f"{request.experiment.name}: {len(request.missing)} cells failed or were not run: {again}", file=sys.stderr
-        )
+        lacking = f"{request.experiment.name}: {len(request.missing)} cells failed or were not run"
+        print(f"{lacking}: {_again(request, options.store)}", file=sys.stderr)
     return DONE if all(request.complete for request in requests) else FAILED
 
 
@@ -488,7 +502,7 @@ def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, opti
             tell(event)
 
         code = _run(requests, options.store, None, options.force, note)
-    _print([line for request in requests for line in _summary_lines(request)])
+    _print([line for request in requests for line in _summary_lines(request, options.store)])
     if code == DONE:
         print()
         _write_page(requests, options.output)

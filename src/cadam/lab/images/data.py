@@ -313,9 +313,10 @@ def read_digits() -> Images:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m cadam.lab.images.data FOLDER")
     try:
         print(f"done: {download_cifar10(Path(sys.argv[1]))}")
     except (OSError, DamagedImagesError) as error:
-        sys.exit(f"CIFAR-10 could not be downloaded: {error}")
+        by_hand = f"an archive of it from {SITE}/cifar.html can be put there by hand"
+        sys.exit(f"CIFAR-10 could not be downloaded: {error}; {by_hand}")
