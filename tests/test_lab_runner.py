@@ -10,13 +10,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab_experiments import ARMS, TUNED, WALK, make_cell
 
 from cadam.lab import runner
-from cadam.lab.experiment import Experiment, Plan
+from cadam.lab.experiment import Cell, Experiment, Plan, Results
 from cadam.lab.runner import Event, Request
 from cadam.lab.store import Store
 
@@ -87,6 +88,14 @@ def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -
     _, events = run(tmp_path)
     done = [(event.cell.seed, event.cell.optimizer) for event in events if event.kind == "computed"]
     assert done == [(seed, arm) for seed in range(3) for arm in ARMS]
+
+
+def test_the_first_run_of_a_a_is_among_the_first(tmp_path: Path) -> None:
+    def cells(plan: Plan, found: Results) -> list[Cell]:
+        return [make_cell(ARMS[0], seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
+
+    _, events = run(tmp_path, 2, replace(WALK, cells=cells))
+    assert [event.cell.seed for event in events if event.kind == "computed"] == [0, 20_000, 1, 20_001]
 
 
 def test_force_computes_all_again(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .experiment import OWN_DATA, Cell, Cost, Experiment, Finished, Plan, Result, Results
+from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Cost, Experiment, Finished, Plan, Result, Results
 from .store import BusyCellError, DamagedCellError, Store, identity
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
@@ -128,7 +128,7 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
             if not work:
                 return
             # By seed: a run that is stopped has done everything once before it does anything twice.
-            work.sort(key=lambda item: item.cell.seed)
+            work.sort(key=lambda item: item.cell.seed % TUNING_SEEDS)
             together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
             count = jobs if jobs is not None else jobs_for(alone)
             if count > 1:
