@@ -675,8 +675,26 @@ def _patch_lang_tensor(tensor, scope, plain=_interpreter._patch_lang_tensor):
     plain(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 _interpreter._patch_lang_tensor = _patch_lang_tensor
+
+class _Once(_interpreter._LangPatchScope):
+    def restore(self):
+        pass
+def _patch_lang(fn, plain=_interpreter._patch_lang, patched=set()):
+    if fn.__module__ not in patched:
+        patched.add(fn.__module__)
+        plain(fn)
+    return _Once()
+_interpreter._patch_lang = _patch_lang
+
+import numpy as _numpy
+def _maxnumf(self, a, b):
+    return self.binary_op(a, b, _numpy.fmax)
+_interpreter.InterpreterBuilder.create_maxnumf = _maxnumf
 """
-"""Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element."""
+"""Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element. The
+language is patched once for a module, not at every call of every function: that takes as long as the kernels. The
+maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
+"""
 
 
 def interpreted(source: str) -> subprocess.CompletedProcess[str]:

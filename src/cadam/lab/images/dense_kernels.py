@@ -16,7 +16,7 @@ import triton.language as tl
 @triton.jit
 def active(values, factor, shift):
     """Batch norm and ReLU."""
-    return tl.maximum(values.to(tl.float32) * factor[None, :] + shift[None, :], 0.0)
+    return tl.maximum(values.to(tl.float32) * factor[None, :] + shift[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
