@@ -92,7 +92,7 @@ def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -
 
 def test_the_first_run_of_a_a_is_among_the_first(tmp_path: Path) -> None:
     def cells(plan: Plan, found: Results) -> list[Cell]:
-        return [make_cell(ARMS[0], seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
+        return [make_cell(ARMS[0], 0.1, seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
 
     _, events = run(tmp_path, 2, replace(WALK, cells=cells))
     assert [event.cell.seed for event in events if event.kind == "computed"] == [0, 20_000, 1, 20_001]
