@@ -66,6 +66,14 @@ def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> No
 KEPT = ROOT / "results" / "kept"
 
 
+@pytest.mark.parametrize(("page", "name"), REPORTS)
+def test_reports_can_be_made_again(page: Path, name: str) -> None:
+    """The pages say by which command they were made; the cells must be those of today's code for it to work."""
+    request = kept_request(name)
+    found = runner.read(store.Store(KEPT), request.experiment, request.plan)
+    assert len(found.results) == len(request.results), f"{name}: kept cells are of other code; compute them again"
+
+
 @cache
 def kept_results(study: str) -> dict[Cell, Result]:
     paths = [path for path in (KEPT / study).glob("*.json") if path.name != "plan.json"]

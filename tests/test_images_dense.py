@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_cuda import interpreted, needs_triton, on_cuda
 
-from cadam.lab.images import models
+from cadam.lab.images import densenet, models
 from cadam.lab.images.data import Images
 from cadam.lab.images.streams import noisy, sudden
 from cadam.lab.images.train import Run, Task
@@ -17,10 +17,10 @@ from cadam.lab.images.train import Run, Task
 AGAINST_TORCH = """
 import copy, torch
 from torch.nn import functional as F
-from cadam.lab.images import dense, models
+from cadam.lab.images import dense, densenet
 
 def network(blocks, growth):
-    net = models.DenseNet(blocks, growth, 3, 10)
+    net = densenet.DenseNet(blocks, growth, 3, 10)
     for part in net.modules():
         if isinstance(part, torch.nn.BatchNorm2d):  # some weights of a norm are negative
             torch.nn.init.normal_(part.weight)
@@ -36,7 +36,7 @@ def check(blocks, growth, count, size, layout, tilings, mean=0.0, steps=1):
     torch.manual_seed(size)
     theirs = network(blocks, growth).to(memory_format=layout)
     ours, exact = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
-    assert models.fuse(ours)
+    assert densenet.fuse(ours)
     for _ in range(steps):
         x, y = mean + torch.randn(count, 3, size, size), torch.randint(0, 10, (count,))
         for net in (ours, theirs, exact):
@@ -74,9 +74,9 @@ def test_blocks_in_tritons_interpreter() -> None:
 
 REFUSED = """
 import torch
-from cadam.lab.images import dense, models
-net = models.DenseNet((2, 1), 8, 3, 10)
-assert models.fuse(net)
+from cadam.lab.images import dense, densenet
+net = densenet.DenseNet((2, 1), 8, 3, 10)
+assert densenet.fuse(net)
 
 def refused(kind, text, work):
     try:
@@ -92,6 +92,11 @@ refused(ValueError, "2x4 pixels cannot be pooled by 2x2", lambda: net(torch.zero
 refused(ValueError, "4x2 pixels cannot be pooled by 4x4", lambda: net(torch.zeros(2, 3, 8, 4)))
 many = torch.zeros(1, 16, 1, 1).expand(1 << 27, 16, 2, 2)
 refused(ValueError, "134217728 images at once are too many", lambda: net.features[1](many))
+refused(ValueError, "more than one pixel is needed", lambda: net.features[3](torch.zeros(1, 16, 1, 1)))
+refused(ValueError, "more than one pixel is needed", lambda: net(torch.zeros(0, 3, 8, 8)))
+net.features[1].norm.eval()
+refused(ValueError, "trained or evaluated as a whole", lambda: net(torch.zeros(2, 3, 8, 8)))
+net.train()
 with torch.no_grad():  # a network that has left the numbers says so, as torch's does
     net.features[0].weight[0, 0, 0, 0] = float("inf")
 assert net(torch.randn(2, 3, 4, 4)).isnan().all()
@@ -116,20 +121,22 @@ def random_images(train: int, test: int, channels: int, size: int) -> Images:
 
 
 def test_models_without_kernels_of_their_own_stay_as_they_are() -> None:
-    assert not models.fuse(models.build("small VGG", 1, 10, 0))
+    assert not densenet.fuse(models.build("small VGG", 1, 10, 0))
     with pytest.raises(ValueError, match="8 channels that grows by 4 cannot be fused"):
-        models.fuse(models.build("small DenseNet", 1, 10, 0))
+        densenet.fuse(models.build("small DenseNet", 1, 10, 0))
+    unfit = densenet.DenseNet((3, 1), 8, 3, 10)
     with pytest.raises(ValueError, match="20 channels that grows by 8 cannot be fused"):
-        models.fuse(models.DenseNet((3, 1), 8, 3, 10))
+        densenet.fuse(unfit)
+    assert not any(part.fused for part in unfit.modules() if isinstance(part, densenet.DenseBlock))
 
 
 def test_on_a_cpu_torch_compiles_all_models() -> None:
     images = random_images(64, 8, 1, 8)
     run = Run(Task("small DenseNet", "CAdam", 1e-3, 0, sudden(60), 1, 8, precision="bfloat16", compiled=True), images)
-    assert not any(part.fused for part in run.model.modules() if isinstance(part, models.DenseBlock))
+    assert not any(part.fused for part in run.model.modules() if isinstance(part, densenet.DenseBlock))
 
 
-def handed_back(block: models.DenseBlock, x: torch.Tensor, half: bool) -> dict[str, torch.Tensor]:
+def handed_back(block: densenet.DenseBlock, x: torch.Tensor, half: bool) -> dict[str, torch.Tensor]:
     """What a block gives in training and after it; the gradients of its parameters and of what it was given."""
     block, x = copy.deepcopy(block), x.clone().requires_grad_()
     flags = torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False)
@@ -150,7 +157,7 @@ def handed_back(block: models.DenseBlock, x: torch.Tensor, half: bool) -> dict[s
 def test_blocks_in_bfloat16_are_as_near_to_float32_as_torch_s(size: int, width: int, window: int | None) -> None:
     """The four blocks of DenseNet-121 as they are tiled there, with two layers each."""
     torch.manual_seed(0)
-    block = models.DenseBlock(2, width, 32, window).cuda()
+    block = densenet.DenseBlock(2, width, 32, window).cuda()
     block = block.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for part in block.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
@@ -158,7 +165,7 @@ def test_blocks_in_bfloat16_are_as_near_to_float32_as_torch_s(size: int, width: 
             torch.nn.init.normal_(part.bias, 0, 0.3)
     x = torch.randn(128, width, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
     exact, theirs = (handed_back(block, x, half) for half in (False, True))
-    assert models.fuse(block)
+    assert densenet.fuse(block)
     ours, again = (handed_back(block, x, True) for _ in range(2))
     assert ours.keys() == exact.keys()
     for name, value in exact.items():

@@ -147,6 +147,7 @@ def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
     assert set(study.DENSENET_SOURCES) - set(study.SOURCES) == {
         "cadam.lab.images.dense",
         "cadam.lab.images.dense_kernels",
+        "cadam.lab.images.densenet",
     }
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from . import dense_kernels as kernels
 
 if TYPE_CHECKING:
-    from .models import DenseBlock
+    from .densenet import DenseBlock
 
 FINISH: dict[str, Any] = {"TILES": 256, "WIDTH": 8, "num_warps": 4}
 """How the kernels go about that add tiles up."""
@@ -117,9 +117,14 @@ def run(block: DenseBlock, x: Tensor) -> Tensor:
     window = block.window or x.shape[2]
     if x.shape[2] % window or x.shape[3] % window or (block.window is None and x.shape[2] != x.shape[3]):
         raise ValueError(f"images of {x.shape[2]}x{x.shape[3]} pixels cannot be pooled by {window}x{window}")
-    width = block.norm.num_features
+    outer, inner = _norms(block)
+    width = max(norm.num_features for norm in (*outer, *inner))
     if x.numel() // x.shape[1] * width >= 1 << 31:
-        raise ValueError(f"{len(x)} images at once are too many: their {width} features have more than 2^31 elements")
+        raise ValueError(f"{len(x)} images at once are too many: {width} features of theirs have over 2^31 elements")
+    if any(norm.training != block.training for norm in (*outer, *inner)):
+        raise ValueError("a fused dense block is trained or evaluated as a whole, and so are its norms")
+    if block.training and x.numel() < 2 * x.shape[1]:
+        raise ValueError(f"more than one pixel is needed for training, got {len(x)} images of {x.shape[2:].numel()}")
     if not block.training:
         if torch.is_grad_enabled():
             raise RuntimeError("a fused dense block gives gradients in training alone: evaluate it under no_grad()")

@@ -609,8 +609,8 @@ def _difference(panel: Axes, place: int, found: Interval, **style: Any) -> None:
 
 # Experiments ---------------------------------------------------------------------------------------------------
 
-SOURCES = [f"cadam.lab.images.{module}" for module in ("data", "models", "runs", "streams", "train")]
-DENSENET_SOURCES = [*SOURCES, "cadam.lab.images.dense", "cadam.lab.images.dense_kernels"]
+SOURCES = [f"cadam.lab.images.{module}" for module in ("data", "layers", "models", "runs", "streams", "train")]
+DENSENET_SOURCES = [*SOURCES, *(f"cadam.lab.images.{module}" for module in ("dense", "dense_kernels", "densenet"))]
 _SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,

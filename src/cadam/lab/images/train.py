@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 import cadam
 
 from ..experiment import Array
-from . import models
+from . import densenet, models
 from .data import Images
 from .streams import OWN, Schedule, Stream
 
@@ -49,7 +49,8 @@ class Task:
     compiled: bool = False
     """Fuse what lies between the convolutions of the training step. Sums are taken in another order then.
 
-    On CUDA in bfloat16, the blocks of DenseNet have kernels of their own for it; else torch compiles the model.
+    On CUDA in bfloat16, the blocks of DenseNet have kernels of their own for it, which refuse sizes they do not know;
+    else torch compiles the model.
     """
 
 
@@ -114,7 +115,7 @@ class Run:
             self.model.parameters(), lr=task.lr, weight_decay=task.weight_decay, capturable=cuda
         )
         half = task.precision == "bfloat16"
-        fused = task.compiled and cuda and half and models.fuse(self.model)
+        fused = task.compiled and cuda and half and densenet.fuse(self.model)
         self._predict = compiled_predict() if task.compiled and not fused else predict
         self._place_schedule(device)
         steps, epochs = len(self.schedule.order), self.schedule.epochs
