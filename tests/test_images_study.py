@@ -81,6 +81,18 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: s
     assert all("<svg" in report.svg(figure, name, caption) for caption, figure in figures.items())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
+    """But for runs without any change that conditions share, which depends on the rates."""
+    experiment = catalogue.find(name)
+    request = runner.Request(experiment, experiment.plan("full"))
+    runner.look_up(request, lambda _, cell: None)
+    example = Result(request.missing[0], made_up(request.missing[0], lambda cell: 0.0), COST)
+    whole = results_of(experiment, request.plan, lambda cell: 0.0)
+    assert len(request.missing) + len(runner.to_come(request, example)) == len(whole)
+    assert {experiment.weight(result.cell) for result in whole} == {10.0, 30.0}
+
+
 def test_a_loss_is_said_to_be_one() -> None:
     experiment = catalogue.find("fig-continuous")
     results = results_of(experiment, experiment.plan("full"), lambda cell: -1 - 0.1 * math.cos(cell.seed))

@@ -17,7 +17,7 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue, commands, console, runner
-from cadam.lab.experiment import Cell, Data, Outcome, Results
+from cadam.lab.experiment import TUNING_SEEDS, Cell, Cost, Data, Outcome, Result, Results
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -305,6 +305,34 @@ def test_no_time_is_promised_before_the_first_cell() -> None:
     assert progress.outlook() == "starting"
     progress.note(runner.Event("failed", walk, cell))
     assert progress.outlook() == "about 0.0 s left"
+
+
+def test_what_comes_after_tuning_is_counted_in(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "EVERY", 0.0)
+    lines = [line for line in cadam("reproduce", "tuned", "--jobs", "1")[1].splitlines() if line.startswith("tuned: ")]
+    assert lines[0].startswith("tuned: 1 of about 18 cells; about ")
+    assert lines[11].startswith("tuned: 12 of about 18 cells; about ")
+    assert lines[12].startswith("tuned: 13 of 18 cells; about ")
+    assert lines[-1] == "tuned: 18 of 18 cells"
+
+
+def test_the_time_left_goes_by_the_work_left() -> None:
+    """Twelve cells of one part each and six of three: after twelve, 18 of 30 parts are left."""
+    tuned = dataclasses.replace(lab_experiments.TUNED, weight=_heavier_after_tuning, seconds={"quick": 30, "full": 1})
+    request = runner.Request(tuned, tuned.plan("quick"))
+    runner.look_up(request, lambda experiment, cell: None)
+    progress = console.Progress([request])
+    for cell in request.missing:
+        result = Result(cell, lab_experiments.compute(cell), Cost(1.0, 1, "none", {}))
+        progress.note(runner.Event("found", tuned, cell, result))
+    assert len(request.missing) == 12
+    assert progress.left() == pytest.approx(18)
+    diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
+    assert runner.to_come(request, diverged) == []
+
+
+def _heavier_after_tuning(cell: Cell) -> float:
+    return 1.0 if cell.seed >= TUNING_SEEDS else 3.0
 
 
 @pytest.mark.parametrize("width", [50, 90])

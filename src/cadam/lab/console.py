@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .experiment import Experiment
+from .experiment import Cell, Experiment
 from .report import duration
-from .runner import Event, Request, Tell
+from .runner import Event, Request, Tell, to_come
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +29,10 @@ class Progress:
         self.done: Counter[str] = Counter()
         self.computed: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.work: defaultdict[str, float] = defaultdict(float)
+        """Done, or lost."""
+        self._to_come: dict[str, tuple[Sequence[Cell], list[Cell]]] = {}
+        """Cells that an experiment will name later, with those it was waiting for when they were looked for."""
 
     def note(self, event: Event) -> None:
         name = event.experiment.name
@@ -38,23 +42,41 @@ class Progress:
             self.computed[name] += 1
         if event.kind == "failed":
             self.failed[name] += 1
+        if event.kind in ("found", "computed", "elsewhere", "failed"):
+            self.work[name] += event.experiment.weight(event.cell)
+        if event.result is not None:
+            for request in self.requests:
+                if request.experiment.name == name and not self._looked_ahead(request):
+                    self._to_come[name] = request.missing, to_come(request, event.result)
+
+    def _looked_ahead(self, request: Request) -> bool:
+        return self._to_come.get(request.experiment.name, (None,))[0] is request.missing
+
+    def to_come(self, request: Request) -> list[Cell]:
+        """About what an experiment with phases will name later."""
+        return self._to_come[request.experiment.name][1] if self._looked_ahead(request) else []
 
     def recount(self) -> None:
         """At the end, go by what the requests hold: a cell can be stored and the run end before that was told."""
         self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
 
     def total(self, request: Request) -> int:
-        """Cells named so far; an experiment with phases names more later."""
-        return len(request.results) + len(request.missing)
+        """Cells named so far, and about those that will be."""
+        return len(request.results) + len(request.missing) + len(self.to_come(request))
+
+    def counted(self, request: Request) -> str:
+        about = "about " if self.to_come(request) else ""
+        return f"{self.done[request.experiment.name]} of {about}{self.total(request)} cells"
 
     def left(self) -> float:
         """Seconds left: by the pace of this run, before it has one by the experiments' own estimates."""
         expected = []
         for request in self.requests:
-            name, total = request.experiment.name, self.total(request)
-            if total:
-                share = max(0, total - self.done[name] - self.failed[name]) / total
-                expected.append((share, request.experiment.estimate(request.plan)))
+            experiment = request.experiment
+            cells = [*(result.cell for result in request.results), *request.missing, *self.to_come(request)]
+            if total := sum(map(experiment.weight, cells)):
+                share = max(0.0, total - self.work[experiment.name]) / total
+                expected.append((share, experiment.estimate(request.plan)))
         ahead = sum(share * seconds for share, seconds in expected)
         behind = sum((1 - share) * seconds for share, seconds in expected)
         ran = time.monotonic() - self.began
@@ -68,7 +90,7 @@ class Progress:
     def line(self, request: Request) -> str:
         name = request.experiment.name
         failed = f", {self.failed[name]} failed" if self.failed[name] else ""
-        return f"{name}: {self.done[name]} of {self.total(request)} cells{failed}"
+        return f"{name}: {self.counted(request)}{failed}"
 
 
 Table = Callable[[], "RenderableType"]
@@ -139,7 +161,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
             name, total = request.experiment.name, progress.total(request)
             bar = ProgressBar(total=max(total, 1), completed=progress.done[name], width=30)
             failed = f"[red]{progress.failed[name]} failed[/red]" if progress.failed[name] else ""
-            grid.add_row(name, bar, f"{progress.done[name]} of {total} cells", failed)
+            grid.add_row(name, bar, progress.counted(request), failed)
         ran = duration(time.monotonic() - progress.began)
         footer = Text(f"{ran} so far, {progress.outlook()}", style="dim")
         return Group(*([table()] if table else []), grid, footer)

@@ -241,6 +241,10 @@ class Data:
         )
 
 
+def _alike(cell: Cell) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One figure or table of the paper, as something that can be computed again.
@@ -302,6 +306,8 @@ class Experiment:
     """What to do first where naming the cells of a plan would take reading through its data; asking reads nothing."""
     rows: Mapping[Scale, int] | None = None
     """How many rows `seconds` is about, where a plan can name fewer."""
+    weight: Callable[[Cell], float] = _alike
+    """How much work a cell is beside the others of the experiment; the time left goes by it."""
 
     def needed(self, scale: Scale) -> Data | None:
         """The data of a scale."""

@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Cost, Experiment, Finished, Plan, Result, Results
+from .statistics import NoLearningRateError
 from .store import BusyCellError, DamagedCellError, Store, identity
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
@@ -74,6 +75,21 @@ def look_up(request: Request, find: Callable[[Experiment, Cell], Result | None])
         request.results = Results([found[cell] for cell in dict.fromkeys(cells) if cell in found])
         if request.missing or not new:
             return
+
+
+def to_come(request: Request, example: Result) -> list[Cell]:
+    """What an experiment will name after the cells that it has named, should these come out like the example."""
+    found = {result.cell: result for result in request.results}
+    new = list(request.missing)
+    named = len(found) + len(new)
+    while new:
+        found |= {cell: replace(example, cell=cell) for cell in new}
+        try:
+            cells = request.experiment.cells(request.plan, Results(list(found.values())))
+        except NoLearningRateError:  # the example has diverged
+            return []
+        new = [cell for cell in dict.fromkeys(cells) if cell not in found]
+    return list(found)[named:]
 
 
 def read(store: Store, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:

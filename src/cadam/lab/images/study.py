@@ -609,6 +609,11 @@ def _difference(panel: Axes, place: int, found: Interval, **style: Any) -> None:
 
 # Experiments ---------------------------------------------------------------------------------------------------
 
+
+def _epochs(cell: Cell) -> float:
+    return float(cell.settings["epochs"])
+
+
 SOURCES = [f"cadam.lab.images.{module}" for module in ("data", "layers", "models", "runs", "streams", "train")]
 DENSENET_SOURCES = [*SOURCES, *(f"cadam.lab.images.{module}" for module in ("dense", "dense_kernels", "densenet"))]
 _SHARED: dict[str, Any] = {
@@ -619,6 +624,7 @@ _SHARED: dict[str, Any] = {
     "cuda": ("full",),
     "data": CIFAR10,
     "quick_data": DIGITS,
+    "weight": _epochs,
     "measure": (
         "Mean test accuracy: percent of test images told right, averaged over epochs, more is better. Steps to "
         "recover: how long after a shift accuracy is back at 95% of what it was, fewer is better."
