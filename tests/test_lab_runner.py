@@ -90,6 +90,18 @@ def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -
     assert done == [(seed, arm) for seed in range(3) for arm in ARMS]
 
 
+def test_one_experiment_is_done_after_the_other(tmp_path: Path) -> None:
+    requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", cells=other_cells))]
+    events: list[Event] = []
+    runner.run(requests, Store(tmp_path), jobs=1, tell=events.append)
+    done = [(event.experiment.name, event.cell.seed) for event in events if event.kind == "computed"]
+    assert done == [(name, seed) for name in ("walk", "again") for seed in (0, 0, 1, 1)]
+
+
+def other_cells(plan: Plan, found: Results) -> list[Cell]:
+    return [make_cell(arm, 0.2, seed) for arm in ARMS for seed in plan.test_seeds()]
+
+
 def test_the_first_run_of_a_a_is_among_the_first(tmp_path: Path) -> None:
     def cells(plan: Plan, found: Results) -> list[Cell]:
         return [make_cell(ARMS[0], 0.1, seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]

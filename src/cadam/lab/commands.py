@@ -407,7 +407,12 @@ def write_report(options: argparse.Namespace) -> int:
     if not any(request.results for request in requests):
         of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
         runs = [_again(request, options.store) for request in requests] or ["cadam reproduce NAME"]
-        print(f"{options.store} has no results{of} by the current code: run `{'; '.join(runs)}`", file=sys.stderr)
+        studies = {cell.experiment for request in requests for cell in request.missing}
+        other = sum(path.name != "plan.json" for study in studies for path in (options.store / study).glob("*.json"))
+        there = f" ({other} of other code or other plans are there)" if other else ""
+        print(
+            f"{options.store} has no results{of} by the current code{there}: run `{'; '.join(runs)}`", file=sys.stderr
+        )
         return NOTHING
     _write_page(requests, options.output)
     if options.images:

@@ -136,15 +136,14 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
             work = []
             for request in requests:
                 look_up(request, find)
-                for cell in request.missing:
+                # Seed by seed, those of A/A too: an experiment that is stopped can be reported with fewer of them.
+                for cell in sorted(request.missing, key=lambda cell: cell.seed % TUNING_SEEDS):
                     name = identity(request.experiment, cell)
                     if name not in asked:
                         asked.add(name)
                         work.append(Work(request, cell))
             if not work:
                 return
-            # By seed: a run that is stopped has done everything once before it does anything twice.
-            work.sort(key=lambda item: item.cell.seed % TUNING_SEEDS)
             together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
             count = jobs if jobs is not None else jobs_for(alone)
             if count > 1:
