@@ -191,13 +191,13 @@ def epoch_time(
         "asking": asked,
         "launching a step": launching,
         "first epoch with set-up": warming,
-        "peak memory": torch.cuda.max_memory_allocated(),
+        "peak memory": torch.cuda.max_memory_reserved(),
     }
     print(
         f"  {model} x{runs} {kind}: {seconds:.3f} s "
         f"({trained:.3f} without tests, host busy {asked:.3f}, {1e3 * launching:.2f} ms to launch a step that nothing "
         f"stands before), set-up and first epoch {warming:.1f} s, "
-        f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB",
+        f"{torch.cuda.max_memory_reserved() / 1e9:.1f} GB",
         flush=True,
     )
     return seconds

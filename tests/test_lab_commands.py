@@ -171,7 +171,7 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
     assert "left out of all: walk, tuned: a CUDA device" in cadam("reproduce", "all", "--full")[2]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 0)
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 0)
     assert cadam("reproduce", "walk", "--full")[0] == 0
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cadam("reproduce", "walk", "--full")[0] == 0  # every cell is stored: nothing has to be computed

@@ -77,7 +77,7 @@ class Cost:
 
     seconds: float
     peak_memory: int
-    """Bytes: of the process on the CPU, of the allocator on CUDA."""
+    """Bytes: of the process on the CPU; on CUDA what torch has reserved, which holds the memory of graphs too."""
     device: str
     versions: Mapping[str, str]
 

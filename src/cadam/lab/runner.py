@@ -224,8 +224,8 @@ def cost(seconds: float) -> Cost:
 
     import cadam
 
-    on_cuda = torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0
-    memory = torch.cuda.max_memory_allocated() if on_cuda else _peak()
+    on_cuda = torch.cuda.is_available() and torch.cuda.max_memory_reserved() > 0
+    memory = torch.cuda.max_memory_reserved() if on_cuda else _peak()
     device = torch.cuda.get_device_name() if on_cuda else f"CPU, {processor()}"
     versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return Cost(seconds, memory, device, {"python": platform.python_version(), **versions})
