@@ -157,9 +157,9 @@ def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
     sources = {(experiment.name.endswith("densenet"), tuple(experiment.sources)) for experiment in experiments}
     assert sources == {(False, tuple(study.SOURCES)), (True, tuple(study.DENSENET_SOURCES))}
     assert set(study.DENSENET_SOURCES) - set(study.SOURCES) == {
-        "cadam.lab.images.dense",
-        "cadam.lab.images.dense_kernels",
         "cadam.lab.images.densenet",
+        "cadam.lab.images.densenet_blocks",
+        "cadam.lab.images.densenet_kernels",
     }
 
 

@@ -36,13 +36,13 @@ class DenseBlock(nn.Module):
         self.window = window
         """The pool's; None: all of the image."""
         self.fused = False
-        """Run by the kernels of dense.py, which need a CUDA device."""
+        """Run by the kernels of densenet_blocks.py, which need a CUDA device."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
-            from . import dense
+            from . import densenet_blocks
 
-            return dense.run(self, x)
+            return densenet_blocks.run(self, x)
         for layer in self.layers:
             x = layer(x)
         x = F.relu(self.norm(x), inplace=True)

@@ -615,7 +615,10 @@ def _epochs(cell: Cell) -> float:
 
 
 SOURCES = [f"cadam.lab.images.{module}" for module in ("data", "layers", "models", "runs", "streams", "train")]
-DENSENET_SOURCES = [*SOURCES, *(f"cadam.lab.images.{module}" for module in ("dense", "dense_kernels", "densenet"))]
+DENSENET_SOURCES = [
+    *SOURCES,
+    *(f"cadam.lab.images.{module}" for module in ("densenet", "densenet_blocks", "densenet_kernels")),
+]
 _SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,

@@ -1,6 +1,6 @@
-"""How the kernels of dense blocks are best shared out on a CUDA device: `TILINGS` of cadam.lab.images.dense.
+"""How the kernels of dense blocks are best shared out on a CUDA device: `TILINGS` of cadam.lab.images.densenet_blocks.
 
-    python benchmarks/dense_tilings.py [--json FILE]
+    python benchmarks/densenet_tilings.py [--json FILE]
 
 For each kernel and each of the four blocks of DenseNet-121, at a batch of 128, the fastest few of many tilings, beside
 the time that torch takes for the products alone. Compiling them takes most of the time, and all processors.
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from cadam.lab.images import dense
-from cadam.lab.images import dense_kernels as kernels
-from cadam.lab.images.dense import Image, Tiling
+from cadam.lab.images import densenet_kernels as kernels
+from cadam.lab.images.densenet_blocks import TILINGS, Image, Tiling
 
 INNER, GROWTH, SHOWN = 128, 32, 4
 BLOCKS = [(32, 160, 256), (16, 320, 512), (8, 640, 1024), (4, 768, 1024)]
@@ -147,7 +146,7 @@ def microseconds(work: Callable[[], object], times: int = 20) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path(os.environ.get("OUT", ".")) / "dense_tilings.json")
+    parser.add_argument("--json", type=Path, default=Path(os.environ.get("OUT", ".")) / "densenet_tilings.json")
     options = parser.parse_args()
     work = [(name, tiling) for name in SPACE for tiling in SPACE[name]]
     count = max(1, (os.cpu_count() or 1) - 1)
@@ -173,7 +172,7 @@ def main() -> None:
             timed.sort()
             found[f"{name}, block {number}"] = timed
             best = "; ".join(f"{time:.1f} {tuple(tiling)}" for time, tiling in timed[:SHOWN])
-            used = dense.TILINGS[name][number]
+            used = TILINGS[name][number]
             now = next((f"{time:.1f}" for time, tiling in timed if tiling == used), "not among them")
             print(f"block {number}, {name}: {best}; used {tuple(used)}: {now}", flush=True)
     options.json.write_text(json.dumps(found, indent=1))

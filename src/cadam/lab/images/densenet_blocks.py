@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
-from . import dense_kernels as kernels
+from . import densenet_kernels as kernels
 
 if TYPE_CHECKING:
     from .densenet import DenseBlock

@@ -37,6 +37,26 @@ def place(row, stride, channel, rows, kept):
 
 
 @triton.jit
+def tile_of(width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The rows and columns of a program, and which of these columns there are."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    return row, channel, channel < width
+
+
+@triton.jit
+def back_to_norm(given, values, factor, shift):
+    """What of a gradient passes the ReLU back to a norm that was given these values."""
+    return tl.where(active(values, factor, shift) > 0, given, 0.0)
+
+
+@triton.jit
+def without_moments(gradient, normals, through_mean, through_scale, rows):
+    """Take out of a gradient what goes through mean and variance."""
+    return gradient - (through_mean[None, :] + normals * through_scale[None, :]) / rows
+
+
+@triton.jit
 def write_moments(parts, values, there, tile, channel, width, kept, rows, ROWS: tl.constexpr):
     """Of a tile: the sum of each column, and of the squares of what it is apart from its mean."""
     values = tl.where(there[:, None], values.to(tl.float32), 0.0)
@@ -60,9 +80,7 @@ def write_sums(parts, passed, normals, tile, channel, width, kept):
 def take(x, features, parts, rows, width, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """New columns of the features, and the moments of each tile."""
     tile = tl.program_id(0)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     source, mask = place(row, width, channel, rows, kept)
     values = tl.load(x + source, mask=mask, other=0.0)
     tl.store(features + row[:, None] * stride + channel[None, :], values, mask=mask)
@@ -160,9 +178,7 @@ def squeeze(
 @triton.jit(do_not_specialize=["rows"])
 def show(inner, shown, factor, shift, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Norm and ReLU."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     at, mask = place(row, width, channel, rows, kept)
     values = tl.load(inner + at, mask=mask, other=0.0)
     found = active(values, get(factor, channel, kept), get(shift, channel, kept))
@@ -183,9 +199,7 @@ def pool(
     WIDTH: tl.constexpr,
 ):
     """Norm, ReLU and average pool. `rows` and `breadth` are those of the result."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     out, mask = place(row, width, channel, rows, kept)
     a, b = get(factor, channel, kept), get(shift, channel, kept)
     corner = (row // breadth * WINDOW * breadth + row % breadth) * WINDOW
@@ -218,16 +232,14 @@ def pool_back(
 ):
     """What the pool hands back to the features, before the part that goes through their mean and variance."""
     tile = tl.program_id(0)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     at, mask = place(row, width, channel, rows, kept)
     line, column = row // breadth, row % breadth
     target = line // WINDOW * (breadth // WINDOW) + column // WINDOW
     values = tl.load(features + at, mask=mask, other=0.0)
     given = tl.load(passed + target[:, None] * width + channel[None, :], mask=mask, other=0.0).to(tl.float32)
     a = get(factor, channel, kept)
-    given = tl.where(mask & (active(values, a, get(shift, channel, kept)) > 0), given / (WINDOW * WINDOW), 0.0)
+    given = back_to_norm(given / (WINDOW * WINDOW), values, a, get(shift, channel, kept))
     tl.store(gradient + at, (given * a[None, :]).to(gradient.dtype.element_ty), mask=mask)
     normals = normal(values, get(mean, channel, kept), get(scale, channel, kept))
     write_sums(parts, given, normals, tile, channel, width, kept)
@@ -279,15 +291,13 @@ def finish_gradient(
     WIDTH: tl.constexpr,
 ):
     """The gradient of some columns of the features, once all that read them have handed theirs back."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     at, mask = place(row, stride, channel, rows, kept)
     values = tl.load(features + at, mask=mask, other=0.0)
     found = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
     normals = normal(values, get(mean, channel, kept), get(scale, channel, kept))
-    through = get(through_mean, channel, kept)[None, :] + normals * get(through_scale, channel, kept)[None, :]
-    found = (found - through / rows).to(out.dtype.element_ty)
+    through = get(through_mean, channel, kept), get(through_scale, channel, kept)
+    found = without_moments(found, normals, through[0], through[1], rows).to(out.dtype.element_ty)
     tl.store(out + row[:, None] * width + channel[None, :], found, mask=mask)
 
 
@@ -295,15 +305,13 @@ def finish_gradient(
 def inner_sums(inner, passed, mean, scale, factor, shift, parts, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Of each tile the sums of what passes the ReLU back to the inner norm."""
     tile = tl.program_id(0)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     at, mask = place(row, width, channel, rows, kept)
     values = tl.load(inner + at, mask=mask, other=0.0)
     given = tl.load(passed + at, mask=mask, other=0.0).to(tl.float32)
-    on = active(values, get(factor, channel, kept), get(shift, channel, kept)) > 0
+    given = back_to_norm(given, values, get(factor, channel, kept), get(shift, channel, kept))
     normals = normal(values, get(mean, channel, kept), get(scale, channel, kept))
-    write_sums(parts, tl.where(on, given, 0.0), normals, tile, channel, width, kept)
+    write_sums(parts, given, normals, tile, channel, width, kept)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -322,17 +330,15 @@ def inner_back(
     WIDTH: tl.constexpr,
 ):
     """Through ReLU and inner norm, in place."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    kept = channel < width
+    row, channel, kept = tile_of(width, ROWS, WIDTH)
     at, mask = place(row, width, channel, rows, kept)
     values = tl.load(inner + at, mask=mask, other=0.0)
     given = tl.load(passed + at, mask=mask, other=0.0).to(tl.float32)
     a = get(factor, channel, kept)
-    given = tl.where(active(values, a, get(shift, channel, kept)) > 0, given, 0.0)
+    given = back_to_norm(given, values, a, get(shift, channel, kept))
     normals = normal(values, get(mean, channel, kept), get(scale, channel, kept))
-    through = get(bias_sum, channel, kept)[None, :] + normals * get(weight_sum, channel, kept)[None, :]
-    found = (given - through / rows) * a[None, :]
+    through = get(bias_sum, channel, kept), get(weight_sum, channel, kept)
+    found = without_moments(given, normals, through[0], through[1], rows) * a[None, :]
     tl.store(passed + at, found.to(passed.dtype.element_ty), mask=mask)
 
 
@@ -367,7 +373,7 @@ def squeeze_back(
     before = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
     total = tl.dot(grads, taps)
     a = get(factor, channel, kept)
-    total = tl.where(active(values, a, get(shift, channel, kept)) > 0, total, 0.0)
+    total = back_to_norm(total, values, a, get(shift, channel, kept))
     tl.store(gradient + at, (before + total * a[None, :]).to(gradient.dtype.element_ty), mask=mask)
     normals = normal(values, get(mean, channel, kept), get(scale, channel, kept))
     write_sums(parts, total, normals, tile, channel, width, kept)

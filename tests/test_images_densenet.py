@@ -17,7 +17,7 @@ from cadam.lab.images.train import Run, Task
 AGAINST_TORCH = """
 import copy, torch
 from torch.nn import functional as F
-from cadam.lab.images import dense, densenet
+from cadam.lab.images import densenet, densenet_blocks
 
 def network(blocks, growth):
     net = densenet.DenseNet(blocks, growth, 3, 10)
@@ -32,7 +32,7 @@ def apart(ours, theirs):
 
 def check(blocks, growth, count, size, layout, tilings, mean=0.0, steps=1):
     # As near to float64 as torch's own float32, at a given mean of the pixels.
-    dense.TILINGS = {name: [tiling] * 4 for name, tiling in tilings.items()}
+    densenet_blocks.TILINGS = {name: [tiling] * 4 for name, tiling in tilings.items()}
     torch.manual_seed(size)
     theirs = network(blocks, growth).to(memory_format=layout)
     ours, exact = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
@@ -54,12 +54,12 @@ def check(blocks, growth, count, size, layout, tilings, mean=0.0, steps=1):
     with torch.no_grad():
         assert apart(ours.eval()(x), exact.eval()(x.double())) < 1e-5
 
-T = dense.Tiling
-whole = dict(dense.TILINGS)
+T = densenet_blocks.Tiling
+whole = dict(densenet_blocks.TILINGS)
 last = {name: tilings[-1] for name, tilings in whole.items()}
 small = {name: T(32, 16) for name in whole} | {"squeeze back kernel": T(16, 16, split=4)}
 check((2, 1), 8, 3, 8, torch.channels_last, last, steps=2)
-dense.FINISH["TILES"] = 2  # tiles are added up in several goes
+densenet_blocks.FINISH["TILES"] = 2  # tiles are added up in several goes
 check((2, 1), 8, 3, 6, torch.contiguous_format, small, mean=100.0)  # 108 pixels: the last tile is not full
 check((1, 1), 16, 2, 6, torch.channels_last, small)
 check((1,), 8, 1, 5, torch.channels_last, last)
@@ -74,7 +74,7 @@ def test_blocks_in_tritons_interpreter() -> None:
 
 REFUSED = """
 import torch
-from cadam.lab.images import dense, densenet
+from cadam.lab.images import densenet
 net = densenet.DenseNet((2, 1), 8, 3, 10)
 assert densenet.fuse(net)
 
