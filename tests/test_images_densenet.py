@@ -90,8 +90,8 @@ refused(ValueError, "7x8 pixels cannot be pooled by 2x2", lambda: net(torch.zero
 refused(ValueError, "8x7 pixels cannot be pooled by 2x2", lambda: net(torch.zeros(2, 3, 8, 7)))
 refused(ValueError, "2x4 pixels cannot be pooled by 2x2", lambda: net(torch.zeros(2, 3, 4, 8)))
 refused(ValueError, "4x2 pixels cannot be pooled by 4x4", lambda: net(torch.zeros(2, 3, 8, 4)))
-many = torch.zeros(1, 16, 1, 1).expand(1 << 27, 16, 2, 2)
-refused(ValueError, "134217728 images at once are too many", lambda: net.features[1](many))
+many = torch.zeros(1, 16, 1, 1).expand(1 << 24, 16, 2, 2)  # 24 features, and 32 within a layer
+refused(ValueError, "16777216 images at once are too many: 32 features", lambda: net.features[3](many))
 refused(ValueError, "more than one pixel is needed", lambda: net.features[3](torch.zeros(1, 16, 1, 1)))
 refused(ValueError, "more than one pixel is needed", lambda: net(torch.zeros(0, 3, 8, 8)))
 net.features[1].norm.eval()

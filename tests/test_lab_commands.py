@@ -317,22 +317,26 @@ def test_what_comes_after_tuning_is_counted_in(cadam: Cadam, monkeypatch: pytest
 
 
 def test_the_time_left_goes_by_the_work_left() -> None:
-    """Twelve cells of one part each and six of three: after twelve, 18 of 30 parts are left."""
-    tuned = dataclasses.replace(lab_experiments.TUNED, weight=_heavier_after_tuning, seconds={"quick": 30, "full": 1})
+    """Twelve cells of two parts each and six of three: after twelve, 18 of 42 parts are left."""
+    tuned = dataclasses.replace(lab_experiments.TUNED, weight=_heavier_after_tuning, seconds={"quick": 42, "full": 1})
     request = runner.Request(tuned, tuned.plan("quick"))
     runner.look_up(request, lambda experiment, cell: None)
     progress = console.Progress([request])
+    found = {}
     for cell in request.missing:
-        result = Result(cell, lab_experiments.compute(cell), Cost(1.0, 1, "none", {}))
+        found[cell] = result = Result(cell, lab_experiments.compute(cell), Cost(1.0, 1, "none", {}))
         progress.note(runner.Event("found", tuned, cell, result))
     assert len(request.missing) == 12
     assert progress.left() == pytest.approx(18)
     diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
     assert runner.to_come(request, diverged) == []
+    runner.look_up(request, lambda experiment, cell: found.get(cell))
+    assert progress.total(request) == 18  # those to come are named now, and not counted twice
+    assert progress.left() == pytest.approx(18)
 
 
 def _heavier_after_tuning(cell: Cell) -> float:
-    return 1.0 if cell.seed >= TUNING_SEEDS else 3.0
+    return 2.0 if cell.seed >= TUNING_SEEDS else 3.0
 
 
 @pytest.mark.parametrize("width", [50, 90])
