@@ -171,7 +171,8 @@ def test_blocks_in_bfloat16_are_as_near_to_float32_as_torch_s(size: int, width: 
     for name, value in exact.items():
         assert torch.equal(ours[name], again[name]), name
         found, allowed = ((each[name].float() - value).norm() / value.norm() for each in (ours, theirs))
-        assert found < 1e-3 + 1.5 * allowed, (name, float(found), float(allowed))
+        behind_all = "norm2" in name or "conv2" in name  # their gradient is rounded twice, see `Back`
+        assert found < 1e-3 + (2 if behind_all else 1.1) * allowed, (name, float(found), float(allowed))
 
 
 @on_cuda

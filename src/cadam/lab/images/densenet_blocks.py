@@ -255,7 +255,10 @@ class Block(torch.autograd.Function):
 class Back:
     """The gradient of the features of a block, which all that read them add to.
 
-    What goes through their mean and variance is summed up beside it, and taken in at the end.
+    What goes through their mean and variance is summed up beside it, and taken in at the end. By then the gradient is
+    rounded: what is taken off is often less than half a step of bfloat16, rounds back, and up to a third of a mean
+    stays in where there are 131,072 pixels (0.04 where there are 32,768). The gradients behind it are then up to 1.9
+    times as far from those of float32 as by torch's operators in bfloat16, which take the mean off before they round.
     """
 
     features: Tensor
