@@ -500,6 +500,21 @@ def test_named_parameters_find_their_state_in_any_order() -> None:
         assert renamed.param_groups[0]["param_names"] == ["a", "b"]
 
 
+def test_parameters_of_the_same_name_keep_their_state() -> None:
+    """Two layers in one group, each with a weight and a bias: the first weight is the first weight again."""
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    named = [*first.named_parameters(), *second.named_parameters()]
+    for number, (_, param) in enumerate(named):
+        param.grad = torch.full_like(param, number + 1.0)
+    source = cadam.CAdam(named)
+    source.step()
+    for order in ([0, 1, 2, 3], [1, 0, 3, 2], [1, 3, 0, 2]):
+        ours = cadam.CAdam([named[place] for place in order])
+        ours.load_state_dict(source.state_dict())
+        for _, param in named:
+            assert torch.equal(ours.state[param]["exp_avg"], source.state[param]["exp_avg"])
+
+
 def test_two_optimizers_of_torch_go_on_as_one() -> None:
     """Adam for the dense part and SparseAdam for the tables, taken over by a single optimizer."""
 

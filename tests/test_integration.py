@@ -540,16 +540,16 @@ def test_clipping_dense_gradients_is_torchs(norm_type: float, max_norm: Any, for
 @over_norms
 @pytest.mark.parametrize("max_norm", [0.5, 1e6], ids=str)
 def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: float, max_norm: float) -> None:
-    """Duplicates summed; a hybrid one, one whose every dimension is sparse, and an empty one."""
+    """Duplicates summed; two hybrid ones, one whose every dimension is sparse, and an empty one."""
     torch.manual_seed(0)
-    hybrid = sparse([4, 1, 4], torch.randn(3, 2), (6, 2))
+    hybrid, other = sparse([4, 1, 4], torch.randn(3, 2), (6, 2)), sparse([1, 5, 2], torch.randn(3, 2), (6, 2))
     full = torch.sparse_coo_tensor([[0, 2, 2], [1, 1, 1]], torch.randn(3), (3, 3), check_invariants=True)
     nothing = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0, 2), (4, 2), check_invariants=True)
-    grads = [torch.randn(3, 2), hybrid, full, nothing]
+    grads = [torch.randn(3, 2), hybrid, other, full, nothing]
     ours, dense = with_grads(*grads), with_grads(*(g.to_dense() for g in grads))
     norm = cadam.clip_grad_norm_(iter(ours), max_norm, norm_type)
     assert_close(norm, nn.utils.clip_grad_norm_(dense, max_norm, norm_type))
-    assert [p.grad.is_sparse for p in ours] == [False, True, True, True]
+    assert [p.grad.is_sparse for p in ours] == [False, True, True, True, True]
     assert_close([p.grad.to_dense() for p in ours], [p.grad for p in dense])
 
 

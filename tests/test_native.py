@@ -203,17 +203,32 @@ def test_expanded_parameter_is_an_error_not_a_wrong_write() -> None:
 
 
 def test_parameters_that_share_memory_take_their_turns() -> None:
+    """The second decays what the first has moved: at once, both would start from the same."""
     results = []
     for options in ({}, {"foreach": False}):
         shared = torch.linspace(-1, 1, 100_000)
         params = [shared[:70_000].requires_grad_(), shared[30_000:].requires_grad_()]
-        optimizer = cadam.CAdam(params, lr=0.1, **options)
+        optimizer = cadam.CAdam(params, lr=0.1, weight_decay=5.0, decoupled_weight_decay=True, **options)
         for t in range(3):
             for i, p in enumerate(params):
                 p.grad = torch.cos(torch.arange(70_000.0) * (t + 1 + i))
             optimizer.step()
         results.append(shared.detach().clone())
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-6)
+
+
+def test_a_table_that_grew_is_refused_not_written_beside() -> None:
+    table = torch.zeros(4, 2)
+    update = cadam.rows.RowUpdate(table, cadam.rows.new_state(table), cadam.CAdam, cadam.rows.complete(cadam.CAdam, {}))
+    update(torch.tensor([1]), torch.ones(1, 2), step=1)
+    table.data = torch.zeros(400_000, 2)
+    with pytest.raises(ValueError, match=r"exp_avg has shape \(4, 2\), the table \(400000, 2\)"):
+        update(torch.tensor([399_999]), torch.ones(1, 2), step=2)
+    assert not table.any()
+    table.data = torch.zeros(2, 4).t()  # of the right size, but not row by row
+    update(torch.tensor([1]), torch.ones(1, 2), step=2)
+    assert table[1].all()
+    assert not table[[0, 2, 3]].any()
 
 
 def test_a_parameter_that_shrank_is_refused() -> None:

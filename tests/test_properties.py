@@ -135,6 +135,16 @@ def test_a_complex_parameter_is_its_real_and_imaginary_parts(name: str, engine: 
     assert joint.alignment().total == real.alignment().total
 
 
+@pytest.mark.parametrize(("engine", "layout"), PLAIN)
+def test_a_gradient_yet_to_be_conjugated_is_what_it_will_be(engine: str, layout: str) -> None:
+    grad = torch.tensor([1 + 2j, 3 - 4j])
+    params = [torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)) for _ in range(2)]
+    for param, each in zip(params, (grad.conj(), grad.conj().resolve_conj()), strict=True):
+        run(make(cadam.CAdam, [param], engine), param, [each], layout)
+    assert grad.conj().is_conj()
+    assert same_bits(*(torch.view_as_real(param.detach()) for param in params))
+
+
 # Confidence -----------------------------------------------------------------------------------------------
 
 

@@ -158,11 +158,12 @@ def test_a_loaded_state_lies_as_the_parameter_does() -> None:
     assert optimizer.state[q]["exp_avg"].stride() == q.stride()
 
 
-def test_clipping_sums_half_precision_in_float32() -> None:
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=str)
+def test_clipping_sums_half_precision_in_float32(norm_type: float) -> None:
     p = nn.Parameter(torch.ones(3, 1, dtype=torch.float16))
     ids, values = torch.tensor([[1, 1]]), torch.full((2, 1), 40_000.0, dtype=torch.float16)
     p.grad = torch.sparse_coo_tensor(ids, values, (3, 1), check_invariants=True)
-    norm = cadam.clip_grad_norm_([p], 10.0)
+    norm = cadam.clip_grad_norm_([p], 10.0, norm_type)
     assert norm.item() == 80_000
     assert p.grad.coalesce().values().item() == pytest.approx(10, rel=1e-2)
 

@@ -12,6 +12,7 @@ a state dict simply fits in both directions. Three things need care:
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -157,12 +158,17 @@ def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[s
 
 
 def _in_order(saved: Mapping[str, Any], group: Mapping[str, Any]) -> list[Any]:
-    """The saved parameters in the order of ours: by name where both have the same names, else as they come."""
+    """The saved parameters in the order of ours: by name where both have the same names, else as they come.
+
+    The first of a name that several have is the first of that name here, and so on.
+    """
     theirs, ours = saved.get("param_names"), group.get("param_names")
     params: list[Any] = saved["params"]
     if theirs and ours and sorted(theirs) == sorted(ours):
-        by_name = dict(zip(theirs, params, strict=True))
-        return [by_name[name] for name in ours]
+        by_name = defaultdict[str, deque[Any]](deque)
+        for name, param in zip(theirs, params, strict=True):
+            by_name[name].append(param)
+        return [by_name[name].popleft() for name in ours]
     return params
 
 

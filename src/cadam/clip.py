@@ -28,7 +28,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """torch.nn.utils.clip_grad_norm_ that takes sparse gradients too, in the same total norm.
 
-    A sparse gradient counts with its duplicates summed, in float32 at the least, as the optimizer will sum them.
+    A sparse gradient counts with its duplicates summed, in float32 at the least, as the optimizer will sum them; rows
+    that it does not name are not counted as zeros, which only a negative `norm_type` would notice.
     Returns the total norm before clipping.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)

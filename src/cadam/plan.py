@@ -189,7 +189,7 @@ def plain_grad(grad: Tensor, param: Tensor) -> Tensor:
         return grad
     if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return plain(grad)
+    return plain(grad.resolve_conj())
 
 
 def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:

@@ -58,7 +58,7 @@ def update_(
 
 
 class RowUpdate:
-    """`update_` for a table that is updated again and again: table and state are checked once.
+    """`update_` for a table that is updated again and again: table and state are checked once, later their shapes.
 
     Args:
         table: as for `update_`.
@@ -116,6 +116,7 @@ class RowUpdate:
     def _update(self, grad: RowGrad, step: int) -> None:
         if self._prepared.update(grad, step):
             return
+        _check_table(self.table, self.state, self._optimizer.rule.state(self.options))
         engine, job = self._job(grad)
         job.items[0].step.fill_(step - 1)
         if isinstance(engine, CudaRows):
@@ -137,7 +138,7 @@ class RowUpdate:
     def _job(self, grad: RowGrad) -> tuple[engines.Engine, engines.Job]:
         """The engine for such a gradient and its job, with a step count of its own."""
         update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
-        kind = update, grad.dtypes
+        kind = update, grad.dtypes, self.table.dtype, self.table.stride()
         if kind not in self._jobs:
             item = engines.Item(self.table, self.state, _no_steps(), self.counts, self.name)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
