@@ -136,6 +136,25 @@ def test_an_event_that_comes_again_is_learnt_from_once() -> None:
     assert (numbers["learned"], numbers["repeated events"], numbers["pending"]) == (32, 64, 32)
 
 
+def test_a_record_that_comes_again_may_bring_the_label() -> None:
+    """An upsert: first the event, later the whole record, with what became of it."""
+    ours = learner(horizon=1000, unmatched="negative")
+    ours.learn(events(8, labels=False))
+    ours.learn(events(4))
+    numbers = ours.metrics()
+    assert (numbers["learned"], numbers["pending"], numbers["repeated events"]) == (4, 4, 4)
+    assert numbers["mean label"] == table(4)["click"].mean()
+    assert numbers["repeated labels"] == 0
+    ours.learn(events(4))  # these have their labels
+    assert (ours.metrics()["learned"], ours.metrics()["repeated labels"]) == (4, 0)
+    both = events(2, first=100)
+    both.ids[:], both.labels[0] = 100, math.nan  # one event twice in a batch, the second time with its label
+    ours.learn(both)
+    assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (5, 4)
+    ours.predict(events(8, labels=True))  # whose labels are not looked at
+    assert ours.metrics()["learned"] == 5
+
+
 def test_a_label_before_its_event_waits_for_it() -> None:
     ours = learner(horizon=100)
     ours.observe([5, 1000], [1, 1])
@@ -169,6 +188,74 @@ def test_one_event_dated_years_ahead_does_not_end_the_others_wait() -> None:
     ours.predict(batch)
     ours.predict(events(20, first=20, labels=False))
     assert ours.metrics()["expired"] == 0
+
+
+def one_by_one(times: list[float]) -> list[Events]:
+    batches = [events(1, first=n, labels=False) for n in range(len(times))]
+    for batch, time in zip(batches, times, strict=True):
+        batch.time[:] = time
+    return batches
+
+
+def test_nor_does_it_where_events_come_one_by_one() -> None:
+    ours = learner(horizon=50, unmatched="negative")
+    expected = learner(horizon=50, unmatched="negative")
+    times = [float(n) for n in range(300)]
+    for batch in one_by_one(times):
+        expected.predict(batch)
+    for batch in one_by_one([*times[:70], 5e13, *times[71:150], 1.7e308, *times[151:]]):
+        ours.predict(batch)
+    assert ours.clock == 299
+    assert ours.metrics()["expired"] == expected.metrics()["expired"] == 249
+
+
+def test_a_clock_that_stands_in_the_future_is_set_back_and_labels_are_waited_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours = learner(horizon=50)
+    early = 1000
+    for number, batch in enumerate(one_by_one([1e9] * 4 + [float(n) for n in range(200)])):
+        if number == 2:
+            ours.observe([early], [1])
+        ours.predict(batch)
+    assert caplog.text.count("the events' time has gone back by more than the horizon, from 1e+09 to 2") == 1
+    assert ours.clock == 199
+    assert ours.metrics()["expired"] == 4 + 149
+    assert ours.metrics()["strange labels"] == 1
+    ours.predict(one_by_one([300.0])[0])  # three events ahead are believed
+    assert ours.clock == 199
+    for batch in one_by_one([300.0] * 206)[204:]:
+        ours.predict(batch)
+    assert ours.clock == 300
+
+
+def test_the_clock_does_not_go_back_by_less_than_the_horizon() -> None:
+    ours = learner(horizon=50)
+    for batch in one_by_one([0, 40, 10, 10, 10, 10, 30]):
+        ours.predict(batch)
+    assert ours.clock == 40
+
+
+def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
+    ours = learner()
+    for start in range(0, 20_000, 20):
+        ours.predict(events(20, seed=start, first=start, labels=False))
+        ours.observe(
+            range(start, start + 20 - (start == 10_000)), table(20, start, start)["click"][: 20 - (start == 10_000)]
+        )
+    assert ours.pending.size == 16_384
+    assert len(ours.pending.state_dict()["rows"]["id"]) == 20_000 - 10_019
+    assert len(ours.pending.arrivals) == 500
+    ours.observe([10_019], [1])
+    assert ours.learned == 20_000
+    assert len(ours.pending.state_dict()["rows"]["id"]) == 0
+
+
+def test_labels_of_events_that_never_come_are_bounded() -> None:
+    ours = learner(capacity=10)
+    ours.observe(range(100), [1] * 100)
+    assert len(ours.pending.early) == 10
+    assert ours.metrics()["strange labels"] == 90
 
 
 def test_capacity_bounds_what_waits() -> None:
@@ -268,6 +355,53 @@ def test_a_batch_of_nothing_but_poison_is_set_aside_once_the_model_has_worked(tm
     assert len((tmp_path / "aside.jsonl").read_text().splitlines()) == 302
     with pytest.raises(RuntimeError, match="refused 1001 events in a row; the model refused it: IndexError"):
         ours.learn(bad(400, 1001))
+
+
+class Normed(Small):
+    """Cannot be trained on a single event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, **features: Tensor) -> Tensor:
+        return self.norm(super().forward(**features).reshape(-1, 1))
+
+
+def test_an_event_that_the_model_cannot_be_trained_on_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / "aside.jsonl"
+    ours = learner(Normed(), set_aside=file)
+    ours.learn(events(20))
+    before = [param.detach().clone() for param in ours.model.parameters()]
+    scores = ours.learn(events(1, first=20))
+    assert np.isfinite(scores).all()
+    assert all(torch.equal(*pair) for pair in zip(before, ours.model.parameters(), strict=True))
+    ours.learn(events(20, first=21))
+    numbers = ours.metrics()
+    assert (numbers["learned"], numbers["set aside"], ours.steps) == (40, 1, 2)
+    assert "the model cannot be trained on it: ValueError: Expected more than 1 value" in file.read_text()
+    with pytest.raises(ValueError, match="Expected more than 1 value"):  # not even once
+        learner(Normed()).learn(events(1))
+    for number in range(1000):
+        ours.learn(events(1, first=100 + number))
+    assert ours.metrics()["set aside"] == 1001
+    with pytest.raises(ValueError, match="Expected more than 1 value"):
+        ours.learn(events(1, first=2000))
+
+
+def test_an_infinite_moment_or_buffer_is_not_saved(tmp_path: Path) -> None:
+    """The weights are still finite, and would stand still for ever."""
+    ours = learner(checkpoint=tmp_path)
+    ours.learn(events(20))
+    ours.save()
+    ours.optimizer.state[ours.model.out[1].bias]["exp_avg_sq"].fill_(math.inf)  # as by a gradient of 1e30
+    with pytest.raises(FloatingPointError, match=r"the optimizer's exp_avg_sq of out\.\S+ is no longer finite"):
+        ours.save()
+    model = Normed()
+    ours = learner(model, checkpoint=tmp_path / "buffers")
+    model.norm.running_var.fill_(math.inf)
+    with pytest.raises(FloatingPointError, match=r"norm\.running_var is no longer finite"):
+        ours.save()
 
 
 def test_any_exception_of_the_model_at_one_event_sets_that_event_aside() -> None:
@@ -436,9 +570,15 @@ def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> 
 
 def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = learner(checkpoint=tmp_path)
-    monkeypatch.setattr(ours, "resume", lambda: bool(ours.stop()))
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "resume", lambda: bool(ours.stop()))
+        ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
+    assert (ours.events, ours.stopped) == (0, True)
+    ours.stop()  # before it runs, as while a command loads the state
     ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
-    assert ours.events == 20
+    assert (ours.events, ours.stopped) == (0, True)
+    ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
+    assert (ours.events, ours.stopped) == (160, False)
 
 
 def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path) -> None:

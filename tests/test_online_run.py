@@ -23,7 +23,7 @@ import torch
 from online_streams import SCHEMA, Replayed, build, events, learner, table
 from test_online_sources import write_csv, write_jsonl, write_parquet
 
-from cadam import cli, folders
+from cadam import cli, folders, online
 from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.beforehand import MismatchError, check_arguments, check_columns
 from cadam.online.portion import Portion
@@ -138,6 +138,57 @@ def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) ->
 
 def run(*arguments: object) -> int:
     return cli.main(["run", "--model", MODEL, *map(str, arguments)])
+
+
+def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_csv(tmp_path / "events.csv", table(300))
+    arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*arguments, "--events", 100) == 0
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadam.online.checkpoint.Checkpoints.save", full)
+        assert run(*arguments) == 1
+    told = capsys.readouterr().err
+    assert "the last checkpoint, at 300 events, could not be written" in told
+    assert "the state is in" not in told.split("could not be written")[1]
+    assert run(*arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--patience", "nan", "--patience must be seconds or inf, got nan"),
+        ("--patience", "-1", "--patience must be seconds or inf, got -1"),
+        ("--events", "-5", "--events must be at least 1, got -5"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(
+    option: str, value: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--data", "csv:nowhere.csv", "--checkpoint", tmp_path / "state", option, value) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_signal_while_the_state_is_read_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_csv(tmp_path / "events.csv", table(300))
+    arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*arguments, "--events", 100) == 0
+    load = online.learner.Learner.load_state_dict
+
+    def interrupted(self: Any, state: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        load(self, state)
+
+    monkeypatch.setattr(online.learner.Learner, "load_state_dict", interrupted)
+    assert run(*arguments, "--follow") == 0  # else it waits for ever
+    with monkeypatch.context() as patch:
+        patch.setattr(online.learner.Learner, "load_state_dict", load)
+        assert run(*arguments, "--events", 150) == 0
 
 
 def test_a_run_in_this_process_takes_over_a_torch_checkpoint(

@@ -159,6 +159,13 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return DONE if learner.learned else FAILED
+    if not learner.saved:
+        print(
+            f"cadam run: the last checkpoint, at {learner.events:,} events, could not be written; the same command "
+            "goes on from the one before it",
+            file=sys.stderr,
+        )
+        return FAILED
     useless = _useless(learner)
     if useless and not learner.stopped:
         print(f"cadam run: {useless}", file=sys.stderr)
@@ -190,6 +197,10 @@ def _useless(learner: Learner) -> str | None:
 
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     """The learner and the source that the options ask for."""
+    if math.isnan(options.patience) or options.patience < 0:
+        raise UsageError(f"--patience must be seconds or inf, got {options.patience:g}")
+    if options.events is not None and options.events < 1:
+        raise UsageError(f"--events must be at least 1, got {options.events}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
     module, build = load(options.model)

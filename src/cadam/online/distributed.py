@@ -229,6 +229,9 @@ class DistributedLearner(Learner):
         """Let `run` end on all ranks after the next round; one of them calling it is enough."""
         self._asked = True
 
+    def _heed(self) -> None:
+        """All ranks do so together, in `agree`."""
+
     def _save_is_due(self) -> bool:
         return self._due
 

@@ -26,7 +26,8 @@ logger = logging.getLogger("cadam.online")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Unmatched = Literal["drop", "negative"]
-UNSCORED = 1000  # so many events in a row without a finite score are the model's fault
+UNSCORED = 1000  # so many events in a row without a finite score, or not to be learnt from, are the model's fault
+SURE = 3  # so many events ahead by more than the horizon, or batches behind by more, set the clock
 FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
 NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
 Stream = Iterable["Events | Labels | Batch | None"]
@@ -95,18 +96,20 @@ class Learner:
             set_aside = Path(checkpoint) / "set-aside.jsonl"
         self.set_aside = files.SetAside(set_aside) if set_aside is not None else None
 
-        self.events = self.learned = self.steps = self.poisoned = self.unscored = 0
+        self.events = self.learned = self.steps = self.poisoned = self.unscored = self.unlearned = 0
         self.clock, self.last_time = -math.inf, math.nan
+        self.ahead = self.behind = 0  # events, and batches, in a row that the clock does not believe
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
+        self.saved = True  # whether the disk took the last checkpoint
         self._saved_when, self._unsaved = time.monotonic(), False
-        self.started, self.resumed, self.resumed_at = time.time(), False, 0
+        self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self._ready: list[Columns] = []  # labelled, to be learnt from
         self._waiting_to_learn = 0
         self._alignment: dict[str, Ratio] = {}  # counted before the last resume
         self._total_alignment = Ratio(0, 0, 0)
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
-        self.stopped = False
+        self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -117,7 +120,7 @@ class Learner:
 
         The score of an event that the model cannot take is nan; it is set aside.
         """
-        scores, columns = self._predict(events)
+        scores, columns, _ = self._predict(events)
         columns.pop("label", None)
         self._wait(columns)
         self._expired(self.pending.expire(self.clock))
@@ -159,7 +162,7 @@ class Learner:
         self._learn(all_of_it=True)
 
     def _take_events(self, events: Events) -> Array:
-        scores, columns = self._predict(events)
+        scores, columns, again = self._predict(events)
         known = ~np.isnan(columns["label"]) if "label" in columns else np.zeros(len(columns["id"]), dtype=bool)
         if known.any():
             labelled = columns if known.all() else {name: values[known] for name, values in columns.items()}
@@ -167,11 +170,13 @@ class Learner:
             self._settle(labelled, files.LABEL)
         if not known.all():
             self._wait({name: values[~known] for name, values in columns.items() if name != "label"})
+        if again is not None:
+            self._observe(self.pending.waited_for(again))
         self._expired(self.pending.expire(self.clock))
         return scores
 
-    def _predict(self, events: Events) -> tuple[Array, Columns]:
-        """Scores of all events, and the columns of those that can be used and are new."""
+    def _predict(self, events: Events) -> tuple[Array, Columns, Labels | None]:
+        """Scores of all events, the columns of those that can be used and are new, and the labels of the others."""
         count = len(events)
         if count:
             self._check_ids(events.ids is not None)
@@ -196,12 +201,31 @@ class Learner:
                 columns = {name: values[usable] for name, values in columns.items()}
         if len(times):
             median, self.last_time = _median_and_largest(times)
-            self.clock = max(self.clock, median)
+            self._tick(median, len(times))
+        again = None
         if events.ids is not None:
             new = self.pending.new(columns["id"].tolist())
             if new is not None:
+                if "label" in columns:
+                    brought = ~new & ~np.isnan(columns["label"])
+                    again = Labels(columns["id"][brought], columns["label"][brought])
                 columns = {name: values[new] for name, values in columns.items()}
-        return scores, columns
+        return scores, columns, again
+
+    def _tick(self, median: float, count: int) -> None:
+        """Set the clock to the time of a batch, if that is later.
+
+        A single event that is dated years ahead must not end everyone's wait, nor stop the clock until then.
+        """
+        horizon = self.pending.horizon
+        self.ahead = self.ahead + count if median > self.clock + horizon else 0
+        self.behind = self.behind + 1 if median < self.clock - horizon else 0
+        if self.behind >= SURE:
+            logger.warning("the events' time has gone back by more than the horizon, from %g to %g", self.clock, median)
+            self.clock, self.behind = median, 0
+            self.pending.set_back(median)
+        elif median > self.clock and (not self.ahead or self.ahead >= SURE or self.clock == -math.inf):
+            self.clock, self.ahead = median, 0
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -278,9 +302,19 @@ class Learner:
         self._put_aside(poison)
 
     def _check_finite(self) -> None:
-        for name, value in self.model.named_parameters():
-            if not torch.isfinite(value).all():
-                raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
+        """Of weights, buffers and the optimizer's state: an infinite second moment holds a weight still for ever."""
+        names = {}
+        for name, value in (*self.model.named_parameters(), *self.model.named_buffers()):
+            names[value] = name
+            self._refuse_infinite(name, value)
+        for param, state in self.optimizer.state.items():
+            for kind, value in state.items():
+                if isinstance(value, Tensor):
+                    self._refuse_infinite(f"the optimizer's {kind} of {names.get(param, 'a parameter')}", value)
+
+    def _refuse_infinite(self, name: str, value: Tensor) -> None:
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
 
     def _put_aside(self, poison: Sequence[Poison]) -> None:
         before, self.poisoned = self.poisoned, self.poisoned + len(poison)
@@ -336,22 +370,51 @@ class Learner:
         columns = concatenated(self._ready)
         size, start = self.batch_size or self._waiting_to_learn, 0
         while self._waiting_to_learn - start >= least:
-            self._step({name: values[start : start + size] for name, values in columns.items()})
+            part = {name: values[start : start + size] for name, values in columns.items()}
             start = min(start + size, self._waiting_to_learn)
+            try:
+                loss = self._loss_of(part)
+            except NOT_THE_EVENTS:
+                raise
+            except Exception as error:
+                self._not_learnt(part, error)
+            else:
+                self._update(loss, len(part["label"]))
         left = self._waiting_to_learn - start
         self._ready = [{name: values[start:].copy() for name, values in columns.items()}] if left else []
         self._waiting_to_learn = left
 
     def _step(self, columns: Columns) -> None:
+        self._update(self._loss_of(columns), len(columns["label"]))
+
+    def _loss_of(self, columns: Columns) -> Tensor:
         features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
         labels = self._tensor(columns["label"])
         _set_mode(self.model, training=True)
         self.optimizer.zero_grad()
-        loss = self.loss(self._forward(features, len(labels)), labels)
+        return self.loss(self._forward(features, len(labels)), labels)
+
+    def _update(self, loss: Tensor, count: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.steps += 1
-        self.learned += len(labels)
+        self.learned += count
+        self.unlearned = 0
+
+    def _not_learnt(self, columns: Columns, error: Exception) -> None:
+        """Set aside events that the model has scored but cannot be trained on, such as a single one by batch norm.
+
+        A model that cannot be trained on its first events is wrong itself; later, `UNSCORED` in a row say so.
+        """
+        self.unlearned += len(columns["label"])
+        if not self.steps or self.unlearned > UNSCORED:
+            raise error
+        reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
+        poison = []
+        for row in range(len(columns["label"])):
+            text = str({name.removeprefix(FEATURE): _shown(values[row]) for name, values in columns.items()})
+            poison.append(Poison(reason, f"after step {self.steps}", text[:4096], len(text)))
+        self._put_aside(poison)
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -373,8 +436,9 @@ class Learner:
             self.log.check()
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and set-aside file began
-        self.started, self.resumed_at, saved = time.time(), self.events, False
-        if events is None or self.events < events:
+        self.started, self.resumed_at, saved = time.monotonic(), self.events, False
+        self._heed()
+        if not self.stopped and (events is None or self.events < events):
             for batch in source:
                 if batch is not None:
                     self.take(batch)
@@ -382,6 +446,7 @@ class Learner:
                 for report in self.reports:
                     report(self)
                 saved = self.checkpoints is not None and self._save_is_due() and self.save() is not None
+                self._heed()
                 if self.stopped or (events is not None and self.events >= events):
                     break
         for report in self.reports:
@@ -398,8 +463,13 @@ class Learner:
         return self.events - self._saved_at >= self.checkpoint_every or (late and self._unsaved)
 
     def stop(self) -> None:
-        """Let `run` end after the batch it is at; may be called from a signal handler or another thread."""
-        self.stopped = True
+        """Let `run` end after the batch it is at, or before its first; for signal handlers and other threads, too."""
+        self._asked = True
+
+    def _heed(self) -> None:
+        """Take note of `stop`."""
+        if self._asked:
+            self.stopped, self._asked = True, False
 
     # Numbers -------------------------------------------------------------------------------------------------
 
@@ -437,7 +507,7 @@ class Learner:
 
     def health(self) -> dict[str, float]:
         """How the process does: events a second since it started or resumed, seconds behind the events' time."""
-        seconds = max(time.time() - self.started, 1e-9)
+        seconds = max(time.monotonic() - self.started, 1e-9)
         backlog = getattr(self._source, "backlog", None)
         return {
             "events a second": (self.events - self.resumed_at) / seconds,
@@ -488,7 +558,7 @@ class Learner:
         whole = state.get("total alignment")  # older checkpoints do not have it
         self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
         for name in _COUNTS:
-            setattr(self, name, state["counts"][name])
+            setattr(self, name, state["counts"].get(name, 0))  # older checkpoints do not have all
         self._with_ids = state.get("with ids")  # older checkpoints do not say
         self._position, self._saved_at = state["source"], self.events
         _set_random_state(state["random"])
@@ -501,9 +571,11 @@ class Learner:
         self.saves += 1
         self._saved_at, self._saved_when, self._unsaved = self.events, time.monotonic(), False
         try:
-            return self.checkpoints.save(self.saves, self.state_dict())
+            path = self.checkpoints.save(self.saves, self.state_dict())
+            self.saved = True
+            return path
         except OSError as error:
-            self.failed_saves += 1
+            self.failed_saves, self.saved = self.failed_saves + 1, False
             logger.error("no checkpoint at %d events, learning goes on without: %s", self.events, error)
             return None
 
@@ -542,7 +614,10 @@ class Learner:
                 file.close()
 
 
-_COUNTS = ("events", "learned", "steps", "poisoned", "unscored", "clock", "last_time", "saves")
+_COUNTS = (
+    *("events", "learned", "steps", "poisoned", "unscored", "unlearned"),
+    *("clock", "ahead", "behind", "last_time", "saves"),
+)
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
@@ -566,7 +641,7 @@ def _median_and_largest(values: Array) -> tuple[float, float]:
     """As np.median, which takes six times as long for the events of a batch."""
     low, high, last = (len(values) - 1) // 2, len(values) // 2, len(values) - 1
     ordered = np.partition(values, (low, high, last))
-    return float((ordered[low] + ordered[high]) / 2), float(ordered[last])
+    return float(ordered[low] / 2 + ordered[high] / 2), float(ordered[last])
 
 
 def _shown(value: Any) -> Any:

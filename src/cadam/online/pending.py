@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .events import Array, Columns
+from .events import Array, Columns, Labels
 
 Key = Any  # int or str
 Sets = tuple[set[Key], set[Key]]  # keys without a label, and with one
@@ -160,8 +160,11 @@ class Pending:
                     f"{name!r} is {new.dtype} with rows of shape {new.shape[1:]}, before it was {old.dtype} with "
                     f"{old.shape[1:]}"
                 )
+        if self.tail - self.head + count <= self.size:
+            return
+        self._drop_settled()
         needed = self.tail - self.head + count
-        if needed <= self.size:
+        if 2 * needed <= self.size:  # else the next ones would soon have to look for room again
             return
         size = max(2 * self.size, needed, 1024)
         places = np.arange(self.head, self.tail)
@@ -171,6 +174,19 @@ class Pending:
                 grown[places % size] = old[places % self.size]
             self.ring[name] = grown
         self.size = size
+
+    def _drop_settled(self) -> None:
+        """Let go of the rows before the oldest event that still waits."""
+        places = np.arange(self.head, self.tail)
+        self.head += int(np.argmax(np.append(self._waiting(places), True)))
+        while self.arrivals and self.arrivals[0][1] <= self.head:
+            self.arrivals.popleft()
+
+    def _waiting(self, places: Array) -> Array:
+        """Which of these events still wait."""
+        ids = self.ring["id"][places % self.size].tolist() if len(places) else []
+        held = np.fromiter(map(self.place.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        return np.asarray(held == places)
 
     # Labels --------------------------------------------------------------------------------------------------
 
@@ -201,6 +217,11 @@ class Pending:
             else:
                 self.counts.repeated_labels += 1
 
+    def waited_for(self, labels: Labels) -> Labels:
+        """Those whose events wait for them."""
+        wanted = np.fromiter(map(self.place.__contains__, labels.ids.tolist()), dtype=bool, count=len(labels.ids))
+        return Labels(labels.ids[wanted], labels.labels[wanted])
+
     def early_labels(self, ids: list[Key]) -> tuple[list[Key], Array] | None:
         """The labels that came before these events, if any did."""
         if not self.early or self.early.keys().isdisjoint(ids):
@@ -223,6 +244,11 @@ class Pending:
             self.counts.strange_labels += 1
         return self._let_go(max(end, crowded), crowded)
 
+    def set_back(self, clock: float) -> None:
+        """The clock was wrong: nothing has arrived later than now."""
+        self.arrivals = deque((min(arrived, clock), end) for arrived, end in self.arrivals)
+        self.early = {key: (label, min(arrived, clock)) for key, (label, arrived) in self.early.items()}
+
     def expire_all(self) -> Columns | None:
         """All that wait, oldest first."""
         self.arrivals.clear()
@@ -234,8 +260,7 @@ class Pending:
         if end == self.head:
             return None
         places = np.arange(self.head, end)
-        ids = self.ring["id"][places % self.size].tolist()
-        waiting = np.fromiter(map(self.place.get, ids, repeat(-1)), dtype=np.int64, count=len(ids)) == places
+        waiting = self._waiting(places)
         self.counts.crowded_out += int(waiting[places < crowded].sum())
         self.head = end
         if not waiting.any():
@@ -254,6 +279,7 @@ class Pending:
     # State ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
+        self._drop_settled()
         places = np.arange(self.head, self.tail)
         return {
             "rows": self._rows(places) if self.size else {},
