@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from online_redis import Server
 from online_streams import Replayed, build, events, files, learner, weights
 
 from cadam.online import checkpoint
+from cadam.online.log import LABEL, PredictionLog
 
 
 def parquet_stream(folder: Path) -> str:
@@ -115,6 +117,27 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
     assert len(left) == 3
     for path in left:
         checkpoint.read(path)
+
+
+def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = PredictionLog(tmp_path, rows=10, most=25)
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_write", full)
+        for start in range(0, 60, 6):
+            columns = {name: np.arange(start, start + 6) for name in ("id", "time", "score")}
+            log.add({**columns, "label": np.zeros(6)}, LABEL)
+    assert log.lost == 35
+    assert sum(len(part["score"]) for part in log.parts_waiting) == log.waiting == 25
+    assert "35 rows of the prediction log are lost so far" in caplog.text
+    log.flush()
+    found = [pq.read_table(path)["id"].to_pylist() for path in sorted(tmp_path.glob("part-*"))]
+    assert [i for part in found for i in part] == list(range(35, 60))
 
 
 def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_checkpoint(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from online_streams import SCHEMA, Replayed, build, events, learner, table
 from test_online_sources import write_csv, write_jsonl, write_parquet
 
+import cadam
 from cadam import cli, folders, online
 from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.beforehand import MismatchError, check_arguments, check_columns
@@ -87,6 +88,17 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
     assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
     for line in text.splitlines():
         assert re.fullmatch(r'# TYPE \w+ gauge|\w+(\{parameter="[^"]*"\})? \S+', line), line
+
+
+def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
+    model = build()
+    names = ['say "so"', "back\\slash", "two\nlines"]
+    ours = learner(model)
+    ours.optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    ours.learn(events(20))
+    text = Prometheus.text(ours)
+    for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
+        assert f'cadam_alignment_over_all{{parameter="{name}"}} ' in text
 
 
 def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(

@@ -176,16 +176,21 @@ class Prometheus:
             if not name.startswith("alignment"):
                 lines += [f"# TYPE cadam_{_plain(name)} gauge", f"cadam_{_plain(name)} {_exposed(value)}"]
         for over in ("over_all", "over_touched"):
-            rows = learner.alignment().items()
+            rows = {_quoted(name): getattr(ratio, over) for name, ratio in learner.alignment().items()}
             if rows:
                 lines.append(f"# TYPE cadam_alignment_{over} gauge")
-            lines += [f'cadam_alignment_{over}{{parameter="{n}"}} {_exposed(getattr(r, over))}' for n, r in rows]
+            lines += [f'cadam_alignment_{over}{{parameter="{name}"}} {_exposed(value)}' for name, value in rows.items()]
         return "\n".join(lines) + "\n"
 
 
 def _plain(name: str) -> str:
     """A name of letters, digits and underscores."""
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def _quoted(text: str) -> str:
+    """The value of a label, as it stands between quotes."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _exposed(value: float) -> str:
