@@ -337,6 +337,128 @@ def test_a_growing_file_and_a_growing_folder_are_followed(tmp_path: Path) -> Non
         (folder / "1.parquet").unlink()
 
 
+def write_lines(path: Path, count: int, first: int, form: str) -> None:
+    (write_csv if form == "csv" else write_jsonl)(path, table(count, first=first))
+
+
+def rotate(path: Path, way: str) -> None:
+    """As logrotate does it: the file is moved away and made anew by its writer, or copied and cut off."""
+    if way == "copytruncate":
+        path.with_name(f"{path.name}.1").write_bytes(path.read_bytes())
+        path.write_bytes(b"")
+    else:
+        path.rename(path.with_name(f"{path.name}.1"))
+
+
+def followed(path: Path, form: str) -> LinesSource:
+    return LinesSource(path, SCHEMA, form, batch_size=8, follow=True, patience=0.02, poll=0.005)  # type: ignore[arg-type]
+
+
+def until(batches: Iterator[Batch | None], last: int, looks: int = 400) -> list[int]:
+    """The ids up to the last one that is waited for, or those that came in so many looks."""
+    seen: list[int] = []
+    for _ in range(looks):
+        batch = next(batches)
+        seen += [] if batch is None else all_ids([batch])
+        assert batch is None or not batch.poison
+        if last in seen:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+def test_a_file_that_is_rotated_while_it_is_followed_is_gone_on_with(
+    way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    write_lines(path, 100, 0, form)
+    source = followed(path, form)
+    batches = iter(source)
+    assert until(batches, 99) == list(range(100))
+    if way == "rename":
+        with path.open("a") as file:  # more comes to the old one, also when it has another name and there is no new one
+            file.write(write_row(100, form))
+        rotate(path, way)
+        with path.with_name("a.1").open("a") as file:
+            file.write(write_row(101, form))
+        assert until(batches, 101) == [100, 101]
+        assert until(batches, -1, looks=5) == []
+    else:
+        rotate(path, way)
+    assert not caplog.text
+    write_lines(path, count, 1000, form)
+    assert until(batches, 999 + count) == list(range(1000, 1000 + count))
+    (said,) = caplog.records
+    if way == "copytruncate":
+        assert said.levelname == "ERROR"
+        assert "what was not read by then is lost" in said.getMessage()
+    else:
+        assert said.getMessage() == f"{path} is another file now, which is read after the end of the old"
+    again = followed(path, form)
+    again.load_state_dict(source.state_dict())
+    with path.open("a") as file:
+        file.write(write_row(9999, form))
+    assert until(iter(again), 9999) == [9999]
+
+
+def write_row(number: int, form: str) -> str:
+    row = {name: values[0].item() for name, values in table(1, first=number).items()}
+    return (json.dumps(row) if form == "jsonl" else ",".join(map(str, row.values()))) + "\n"
+
+
+def test_half_a_line_at_the_end_of_a_file_that_was_rotated_away_is_said_to_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.csv"
+    write_lines(path, 10, 0, "csv")
+    with path.open("a") as file:
+        file.write("10,3,")
+    batches = iter(followed(path, "csv"))
+    assert until(batches, 9) == list(range(10))
+    rotate(path, "rename")
+    write_lines(path, 10, 20, "csv")
+    assert until(batches, 29) == list(range(20, 30))
+    assert "its last line, of 5 bytes without a line break, is lost" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name_or_refused(
+    way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    write_lines(path, 100, 0, form)
+    source = followed(path, form)
+    batches = iter(source)
+    first = until(batches, 39)
+    rotate(path, way)
+    write_lines(path, count, 1000, form)
+    state = source.state_dict()  # of the file that was read, not of the one under its name
+    refusing = LinesSource(path, SCHEMA, form)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is not what it was before the position.*--follow"):
+        refusing.load_state_dict(state)
+    again = followed(path, form)
+    again.load_state_dict(state)
+    assert f"the rest of the old one is in {path}.1" in caplog.text
+    assert first + until(iter(again), 999 + count) == [*range(100), *range(1000, 1000 + count)]
+    path.with_name("a.1").unlink()
+    with pytest.raises(ValueError, match="is not what it was before the position"):
+        followed(path, form).load_state_dict(state)
+
+
+def test_a_position_after_a_line_that_is_too_long_is_known_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("x" * 700_000 + "y" * 5 + "\n" + write_row(1, "jsonl"))
+    source = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    assert next(iter(source)).poison[0].size == 700_006  # type: ignore[union-attr]
+    again = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    again.load_state_dict(source.state_dict())
+    assert all_ids(read(again)) == [1]
+
+
 def test_a_parquet_file_that_is_damaged_is_set_aside_and_the_next_is_read(tmp_path: Path) -> None:
     for number in range(3):
         write_parquet(tmp_path / f"{number}.parquet", table(100, first=100 * number))
