@@ -492,6 +492,18 @@ def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> Non
     assert "row 1" in batch.poison[0].where
 
 
+@pytest.mark.parametrize("gap", [[], [None]])
+@pytest.mark.parametrize("zone", [None, "Europe/Athens"])
+def test_parquet_times_may_have_nanoseconds(zone: str | None, gap: list[None], tmp_path: Path) -> None:
+    at = pa.array([1_704_067_200_000_000_001, 1_704_067_200_500_000_999, *gap], pa.timestamp("ns", zone))
+    pq.write_table(pa.table({"at": at, "x": [1.0] * len(at), "label": [1] * len(at)}), tmp_path / "a.parquet")
+    (batch,) = read(ParquetSource(tmp_path / "a.parquet", Schema({"x": "number"}, time="at")))
+    assert batch.events is not None
+    assert batch.events.time is not None
+    assert batch.events.time.tolist() == [1704067200.0, 1704067200.5]
+    assert [one.reason for one in batch.poison] == ["missing field 'at'"] * len(gap)
+
+
 def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
     schema = Schema({"price": "number", "prices": "number[2]"}, label="click", time="at")
     good = {"price": 1, "prices": [1.0, 2], "click": True, "at": 3}

@@ -279,9 +279,9 @@ class LinesSource:
     def _another(self, offset: int) -> str:
         return (
             f"{self.opened} is not what it was before the position, byte {offset}: it is another file, or was cut off "
-            f"or written anew. If the old one was rotated away to a name that begins with {os.path.basename(self.path)}, "
-            "in the same folder, follow (--follow) reads its rest and then the new one; without, give the old one's name. "
-            "To read this one from its beginning, begin with another checkpoint"
+            "or written anew. If the old one was rotated away, to the same folder and a name that begins with "
+            f"{os.path.basename(self.path)}, follow (--follow) reads its rest and then the new one; without, give the "
+            "old one's name. To read this one from its beginning, begin with another checkpoint"
         )
 
 
