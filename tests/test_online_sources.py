@@ -289,6 +289,18 @@ def test_the_same_events_come_in_the_same_batches_from_every_kind_of_file(form: 
     assert [len(batch.events) for batch in batches if batch.events is not None] == [50, 50, 20]
 
 
+def test_a_folder_is_looked_through_when_all_that_was_found_is_read_not_for_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        write_parquet(tmp_path / f"{number}.parquet", table(2, first=2 * number))
+    looks: list[str] = []
+    found = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda folder, what: looks.append(what) or found(folder, what))
+    assert all_ids(read(ParquetSource(tmp_path, SCHEMA))) == list(range(10))
+    assert len(looks) == 2
+
+
 def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))

@@ -70,7 +70,8 @@ class ParquetSource:
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
-            self._look()
+            if not self.queue:
+                self._look()
             if self.queue:
                 yield from self._file(self._full(self.queue[0]))
             elif not self.follow:
