@@ -22,6 +22,7 @@ from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
 from cadam.online import Batch, KafkaSource, LinesSource, ParquetSource, RedisSource, Schema, Source, open_source
 from cadam.online.beforehand import MismatchError, check_columns
+from cadam.online.sources.record import Record, batch_of
 
 
 def all_ids(batches: list[Batch]) -> list[int]:
@@ -683,6 +684,36 @@ def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -
     reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.poison)
     assert len(batch.poison) == 4
     assert any("3000 bytes, more than 2000" in one.reason for one in batch.poison), reasons
+
+
+def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
+    schema = Schema({"x": "number"}, label="click", id="event")
+
+    def in_json(event: int, x: Any, **more: Any) -> Record:
+        return Record(str(event), text=json.dumps({"event": event, "x": x, **more}).encode())
+
+    def in_fields(event: int, **more: bytes) -> Record:
+        fields = {b"event": str(event).encode(), **{name.encode(): value for name, value in more.items()}}
+        return Record(str(event), fields=fields)
+
+    records = [
+        in_json(1, "0.5"),
+        in_fields(2, x=b"0.5"),
+        in_json(3, 0.25),
+        in_json(4, ""),
+        in_fields(5, click=b"1"),
+        Record("6", text=b'{"event": 3, "click": 1}'),
+        in_fields(7, x=b"1"),
+    ]
+    batch = batch_of(records, schema, longest=1000)
+    assert all_ids([batch]) == [2, 3, 7]
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == [0.5, 0.25, 1]
+    assert batch.labels is not None
+    assert batch.labels.ids.tolist() == [5, 3]
+    apart = [batch_of([record], schema, longest=1000) for record in records]
+    assert batch.poison == [one for part in apart for one in part.poison]
+    assert [one.where for one in batch.poison] == ["1", "4"]
 
 
 # Events that are wrong in every way ----------------------------------------------------------------------------

@@ -121,3 +121,18 @@ class Batch:
     events: Events | None = None
     labels: Labels | None = None
     poison: list[Poison] = field(default_factory=list)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Several batches as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    events = [part.events.columns() for part in parts if part.events is not None]
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Batch(
+        from_columns(concatenated(events)) if events else None,
+        Labels(np.concatenate([one.ids for one in labels]), np.concatenate([one.labels for one in labels]))
+        if labels
+        else None,
+        [poison for part in parts for poison in part.poison],
+    )
