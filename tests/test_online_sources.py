@@ -532,6 +532,45 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     ]
 
 
+def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) -> None:
+    schema = Schema({"item": "category:9", "price": "number"}, label="click", id="event")
+    rows = [
+        "1,3.0,1.5,True",
+        "2,4,2,False",
+        "3,5.0,1,true",
+        "4,0,1,false",
+        "5.0,8.0,1,",
+        "6,3.5,1,1",
+        "7,9.0,1,1",
+        "8,True,1,1",
+        "9,1,true,1",
+        "10,1,1,yes",
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["event,item,price,click", *rows, ""]))
+    (batch,) = read(LinesSource(tmp_path / "a.csv", schema, "csv"))
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.features["item"].tolist() == [3, 4, 5, 0, 8]
+    assert batch.events.labels[:4].tolist() == [1, 0, 1, 0]
+    assert all_ids([batch]) == [1, 2, 3, 4, 5]
+    assert [one.reason for one in batch.poison] == [
+        "item: 3.5 is not a whole number",
+        "item: 9 is not from 0 to 8",
+        "item: text 'True', not a number",
+        "price: text 'true', not a number",
+        "click: text 'yes', not a number",
+    ]
+
+
+@pytest.mark.parametrize("text", ["1_000", "٣", "１", "0x10", "1__0", "1,0", "−1"])
+@pytest.mark.parametrize("kind", ["number", "category:2000"])
+def test_a_number_in_text_is_written_in_plain_ascii(kind: str, text: str) -> None:
+    batch = Schema({"x": kind}).records([{"x": text}, {"x": " 1"}], ["first", "second"], text=True)
+    assert [one.reason for one in batch.poison] == [f"x: text {text!r}, not a number"]
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == [1]
+
+
 @pytest.mark.parametrize("gap", [False, None])
 def test_a_column_of_parquet_that_is_boolean_is_0_and_1(gap: bool | None, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", {"x": [True, False, gap], "click": [True, False, False]})

@@ -16,7 +16,9 @@ import numpy as np
 from .events import Array, Batch, Events, Labels, Poison
 
 LONGEST_TEXT = 1024
+LONGEST_NUMBER = 100
 KEPT = 4096
+TRUTH = {"true": "1", "True": "1", "false": "0", "False": "0"}
 LARGEST = float(np.finfo(np.float32).max)
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
@@ -150,7 +152,7 @@ class Schema:
         if self.id is not None:
             name, kind = _key(self.id)
             ids = column(name, kind, needed=True)
-        values = {**values, self.label: _clicked(values.get(self.label, missing))}
+        values = {**values, self.label: _clicked(values.get(self.label, missing), text)}
         label = column(self.label, Kind("number"), needed=False)
         with np.errstate(invalid="ignore"):
             outside = np.flatnonzero((label < self.lowest) | (label > self.highest))
@@ -252,8 +254,10 @@ def _poison(reason: str, where: str, text: str) -> Poison:
 # Values --------------------------------------------------------------------------------------------------------
 
 
-def _clicked(labels: Sequence[Any] | Array) -> Sequence[Any] | Array:
-    """Labels with 1 for true and 0 for false."""
+def _clicked(labels: Sequence[Any] | Array, text: bool) -> Sequence[Any] | Array:
+    """Labels with 1 for true and 0 for false; as text these are as JSON or Python writes them."""
+    if text:
+        return [TRUTH.get(value, value) if isinstance(value, str) else value for value in labels]
     if isinstance(labels, np.ndarray) or bool not in set(map(type, labels)):
         return labels
     return [int(value) if isinstance(value, bool) else value for value in labels]
@@ -270,7 +274,7 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
         fast = _from_array(values, kind)
     else:
         values = list(values)
-        fast = _from_plain(values, kind)
+        fast = _from_plain(_read_numbers(values, kind) if text else values, kind)
     if fast is not None:
         return fast
     array = np.zeros(len(values), dtype=kind.dtype)
@@ -364,7 +368,9 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise UnusableError(f"{value} is not a whole number")
         value = int(value)
     if type(value) is not int:
         raise UnusableError(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
@@ -391,13 +397,34 @@ def _text(value: Any, kind: Kind) -> Any:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") % kind.size
 
 
-def _read_number(value: str, kind: Kind) -> int | float:
-    if len(value) > 100:
-        raise UnusableError(f"text of {len(value)} characters, not a number")
+def _read_numbers(values: list[Any], kind: Kind) -> list[Any]:
+    """A list of plain numbers written as text, at one go; the list itself if it takes a look at each."""
+    if kind.name in ("text", "hash") or set(map(type, values)) != {str}:
+        return values
+    together = "".join(values)
+    if not together.isascii() or "_" in together or max(map(len, values)) > LONGEST_NUMBER:
+        return values
     try:
-        return float(value) if kind.name in ("number", "time") else int(value)
+        return list(map(float if kind.name in ("number", "time") else int, values))
     except ValueError:
-        raise UnusableError(f"text {value[:40]!r}, not a number") from None
+        return values
+
+
+def _read_number(value: str, kind: Kind) -> int | float:
+    """A number written in ASCII; underscores and the digits of other scripts, which Python reads, are none here."""
+    if len(value) > LONGEST_NUMBER:
+        raise UnusableError(f"text of {len(value)} characters, not a number")
+    if value.isascii() and "_" not in value:
+        if kind.name not in ("number", "time"):
+            try:
+                return int(value)
+            except ValueError:
+                pass  # 3.0 is how pandas writes the integers of a column with gaps
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise UnusableError(f"text {value[:40]!r}, not a number")
 
 
 def _number(value: Any, kind: Kind) -> float:
