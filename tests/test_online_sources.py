@@ -20,7 +20,18 @@ import pytest
 from online_redis import Server
 from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
-from cadam.online import Batch, KafkaSource, LinesSource, ParquetSource, RedisSource, Schema, Source, open_source
+from cadam.online import (
+    Batch,
+    Events,
+    KafkaSource,
+    Labels,
+    LinesSource,
+    ParquetSource,
+    RedisSource,
+    Schema,
+    Source,
+    open_source,
+)
 from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
 
@@ -753,6 +764,15 @@ def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
     apart = [batch_of([record], schema, longest=1000) for record in records]
     assert batch.poison == [one for part in apart for one in part.poison]
     assert [one.where for one in batch.poison] == ["1", "4"]
+
+
+@pytest.mark.parametrize("of", [list, tuple, lambda texts: np.array(texts, dtype=object)])
+def test_text_of_ids_and_users_keeps_nulls_at_its_end(of: Any) -> None:
+    texts = ["a", "a\0", "a\0\0"]
+    events = Events({"x": np.zeros(3)}, ids=of(texts), users=of(texts))
+    assert events.ids is not None
+    assert events.users is not None
+    assert events.ids.tolist() == events.users.tolist() == Labels(of(texts), np.ones(3)).ids.tolist() == texts
 
 
 # Events that are wrong in every way ----------------------------------------------------------------------------

@@ -74,6 +74,8 @@ def from_columns(columns: Columns) -> Events:
 def keys(values: Any, what: str) -> Array:
     """Ids or users as an array: int64, or text as objects."""
     array = np.asarray(values)
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):  # numpy's text drops NULs at its end
+        return np.array([str(value) for value in values], dtype=object)
     if array.dtype.kind in "iu":
         return array.astype(np.int64, copy=False)
     if array.dtype.kind in "US":
