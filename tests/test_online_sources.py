@@ -543,6 +543,30 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])
+@pytest.mark.parametrize("number", [0, 5, -5, 123456789, 2**63 - 1, -(2**63)])
+def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str) -> None:
+    schema = Schema({"x": kind})
+
+    def places(*values: Any, text: bool = False) -> list[int]:
+        shown = [[value] if kind.endswith("]") and not text else value for value in values]
+        batch = schema.records([{"x": value} for value in shown], [""] * len(values), text=text)
+        assert batch.events is not None
+        return [int(place) for place in batch.events.features["x"].reshape(-1)]
+
+    (place,) = places(number)
+    assert places(str(number), text=True) == places(str(number)) == [place]
+    assert places(number, "word")[0] == places("word", str(number), text=True)[1] == place
+    assert places(str(number), str(number), "", text=True)[:2] == [place, place]
+    for column in (np.array([number]), np.array([str(number)])):
+        alone = schema.columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
+        assert alone is not None
+        assert alone.features["x"].reshape(-1).tolist() == [place]
+    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.0", str(10 * number) + "0" * 20, "-0", "٥"]
+    if not kind.endswith("]"):
+        assert place not in places(*other, text=True)
+
+
 def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) -> None:
     schema = Schema({"item": "category:9", "price": "number"}, label="click", id="event")
     rows = [

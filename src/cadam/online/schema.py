@@ -20,6 +20,7 @@ LONGEST_NUMBER = 100
 KEPT = 4096
 TRUTH = {"true": "1", "True": "1", "false": "0", "False": "0"}
 LARGEST = float(np.finfo(np.float32).max)
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
 
@@ -28,7 +29,8 @@ class Kind:
     """One field's kind.
 
     ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed
-    to one of N places. With ``[K]`` after it, a list of K such values. Ids and users are ``integer`` or ``text``.
+    to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]`` after it, a list
+    of K such values. Ids and users are ``integer`` or ``text``.
     """
 
     name: str
@@ -270,10 +272,12 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
     """
     if kind.length:
         return _lists(values, kind, text)
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         fast = _from_array(values, kind)
     else:
         values = list(values)
+        if kind.name == "hash" and any(issubclass(one, str) for one in set(map(type, values))):
+            values = [_meant(value) for value in values]
         fast = _from_plain(_read_numbers(values, kind) if text else values, kind)
     if fast is not None:
         return fast
@@ -283,7 +287,13 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
     elif kind.name in ("number", "time"):
         array[:] = math.nan
     bad: dict[int, str] = {}
+    whole: dict[int, int] = {}
+    if kind.name == "hash":  # integers at one go
+        whole = {row: value for row, value in enumerate(values) if type(value) is int and _fits(value)}
+        array[list(whole)] = _hashed(np.fromiter(whole.values(), np.int64, len(whole)), kind.size)
     for row, value in enumerate(values):
+        if row in whole:
+            continue
         if value is None:
             bad[row] = ""
             continue
@@ -374,11 +384,22 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
         value = int(value)
     if type(value) is not int:
         raise UnusableError(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
-    if not -(2**63) <= value < 2**63:
+    if not _fits(value):
         raise UnusableError("an integer of more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:
         raise UnusableError(f"{value} is not from 0 to {kind.size - 1}")
     return int(_hashed(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
+
+
+def _fits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
+
+
+def _meant(value: Any) -> Any:
+    """The integer that a text says in its plain decimal form, or the value: CSV has text where JSON has integers."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value) and _fits(int(value)):
+        return int(value)
+    return value
 
 
 def _text(value: Any, kind: Kind) -> Any:
