@@ -20,8 +20,20 @@ import pytest
 from online_redis import Server
 from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
-from cadam.online import Batch, KafkaSource, LinesSource, ParquetSource, RedisSource, Schema, Source, open_source
+from cadam.online import (
+    Batch,
+    Events,
+    KafkaSource,
+    Labels,
+    LinesSource,
+    ParquetSource,
+    RedisSource,
+    Schema,
+    Source,
+    open_source,
+)
 from cadam.online.beforehand import MismatchError, check_columns
+from cadam.online.sources.record import Record, batch_of
 
 
 def all_ids(batches: list[Batch]) -> list[int]:
@@ -289,6 +301,18 @@ def test_the_same_events_come_in_the_same_batches_from_every_kind_of_file(form: 
     assert [len(batch.events) for batch in batches if batch.events is not None] == [50, 50, 20]
 
 
+def test_a_folder_is_looked_through_when_all_that_was_found_is_read_not_for_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        write_parquet(tmp_path / f"{number}.parquet", table(2, first=2 * number))
+    looks: list[str] = []
+    found = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda folder, what: looks.append(what) or found(folder, what))
+    assert all_ids(read(ParquetSource(tmp_path, SCHEMA))) == list(range(10))
+    assert len(looks) == 2
+
+
 def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))
@@ -337,6 +361,128 @@ def test_a_growing_file_and_a_growing_folder_are_followed(tmp_path: Path) -> Non
         (folder / "1.parquet").unlink()
 
 
+def write_lines(path: Path, count: int, first: int, form: str) -> None:
+    (write_csv if form == "csv" else write_jsonl)(path, table(count, first=first))
+
+
+def rotate(path: Path, way: str) -> None:
+    """As logrotate does it: the file is moved away and made anew by its writer, or copied and cut off."""
+    if way == "copytruncate":
+        path.with_name(f"{path.name}.1").write_bytes(path.read_bytes())
+        path.write_bytes(b"")
+    else:
+        path.rename(path.with_name(f"{path.name}.1"))
+
+
+def followed(path: Path, form: str) -> LinesSource:
+    return LinesSource(path, SCHEMA, form, batch_size=8, follow=True, patience=0.02, poll=0.005)  # type: ignore[arg-type]
+
+
+def until(batches: Iterator[Batch | None], last: int, looks: int = 400) -> list[int]:
+    """The ids up to the last one that is waited for, or those that came in so many looks."""
+    seen: list[int] = []
+    for _ in range(looks):
+        batch = next(batches)
+        seen += [] if batch is None else all_ids([batch])
+        assert batch is None or not batch.poison
+        if last in seen:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+def test_a_file_that_is_rotated_while_it_is_followed_is_gone_on_with(
+    way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    write_lines(path, 100, 0, form)
+    source = followed(path, form)
+    batches = iter(source)
+    assert until(batches, 99) == list(range(100))
+    if way == "rename":
+        with path.open("a") as file:  # more comes to the old one, also when it has another name and there is no new one
+            file.write(write_row(100, form))
+        rotate(path, way)
+        with path.with_name("a.1").open("a") as file:
+            file.write(write_row(101, form))
+        assert until(batches, 101) == [100, 101]
+        assert until(batches, -1, looks=5) == []
+    else:
+        rotate(path, way)
+    assert not caplog.text
+    write_lines(path, count, 1000, form)
+    assert until(batches, 999 + count) == list(range(1000, 1000 + count))
+    (said,) = caplog.records
+    if way == "copytruncate":
+        assert said.levelname == "ERROR"
+        assert "what was not read by then is lost" in said.getMessage()
+    else:
+        assert said.getMessage() == f"{path} is another file now, which is read after the end of the old"
+    again = followed(path, form)
+    again.load_state_dict(source.state_dict())
+    with path.open("a") as file:
+        file.write(write_row(9999, form))
+    assert until(iter(again), 9999) == [9999]
+
+
+def write_row(number: int, form: str) -> str:
+    row = {name: values[0].item() for name, values in table(1, first=number).items()}
+    return (json.dumps(row) if form == "jsonl" else ",".join(map(str, row.values()))) + "\n"
+
+
+def test_half_a_line_at_the_end_of_a_file_that_was_rotated_away_is_said_to_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.csv"
+    write_lines(path, 10, 0, "csv")
+    with path.open("a") as file:
+        file.write("10,3,")
+    batches = iter(followed(path, "csv"))
+    assert until(batches, 9) == list(range(10))
+    rotate(path, "rename")
+    write_lines(path, 10, 20, "csv")
+    assert until(batches, 29) == list(range(20, 30))
+    assert "its last line, of 5 bytes without a line break, is lost" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name_or_refused(
+    way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a"
+    write_lines(path, 100, 0, form)
+    source = followed(path, form)
+    batches = iter(source)
+    first = until(batches, 39)
+    rotate(path, way)
+    write_lines(path, count, 1000, form)
+    state = source.state_dict()  # of the file that was read, not of the one under its name
+    refusing = LinesSource(path, SCHEMA, form)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is not what it was before the position.*--follow"):
+        refusing.load_state_dict(state)
+    again = followed(path, form)
+    again.load_state_dict(state)
+    assert f"the rest of the old one is in {path}.1" in caplog.text
+    assert first + until(iter(again), 999 + count) == [*range(100), *range(1000, 1000 + count)]
+    path.with_name("a.1").unlink()
+    with pytest.raises(ValueError, match="is not what it was before the position"):
+        followed(path, form).load_state_dict(state)
+
+
+def test_a_position_after_a_line_that_is_too_long_is_known_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("x" * 700_000 + "y" * 5 + "\n" + write_row(1, "jsonl"))
+    source = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    assert next(iter(source)).poison[0].size == 700_006  # type: ignore[union-attr]
+    again = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    again.load_state_dict(source.state_dict())
+    assert all_ids(read(again)) == [1]
+
+
 def test_a_parquet_file_that_is_damaged_is_set_aside_and_the_next_is_read(tmp_path: Path) -> None:
     for number in range(3):
         write_parquet(tmp_path / f"{number}.parquet", table(100, first=100 * number))
@@ -370,6 +516,18 @@ def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> Non
     assert "row 1" in batch.poison[0].where
 
 
+@pytest.mark.parametrize("gap", [[], [None]])
+@pytest.mark.parametrize("zone", [None, "Europe/Athens"])
+def test_parquet_times_may_have_nanoseconds(zone: str | None, gap: list[None], tmp_path: Path) -> None:
+    at = pa.array([1_704_067_200_000_000_001, 1_704_067_200_500_000_999, *gap], pa.timestamp("ns", zone))
+    pq.write_table(pa.table({"at": at, "x": [1.0] * len(at), "label": [1] * len(at)}), tmp_path / "a.parquet")
+    (batch,) = read(ParquetSource(tmp_path / "a.parquet", Schema({"x": "number"}, time="at")))
+    assert batch.events is not None
+    assert batch.events.time is not None
+    assert batch.events.time.tolist() == [1704067200.0, 1704067200.5]
+    assert [one.reason for one in batch.poison] == ["missing field 'at'"] * len(gap)
+
+
 def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
     schema = Schema({"price": "number", "prices": "number[2]"}, label="click", time="at")
     good = {"price": 1, "prices": [1.0, 2], "click": True, "at": 3}
@@ -383,6 +541,69 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     assert [one.reason for one in batch.poison] == [
         f"{name}: a bool, not a number" for name in ("price", "prices", "at")
     ]
+
+
+@pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])
+@pytest.mark.parametrize("number", [0, 5, -5, 123456789, 2**63 - 1, -(2**63)])
+def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str) -> None:
+    schema = Schema({"x": kind})
+
+    def places(*values: Any, text: bool = False) -> list[int]:
+        shown = [[value] if kind.endswith("]") and not text else value for value in values]
+        batch = schema.records([{"x": value} for value in shown], [""] * len(values), text=text)
+        assert batch.events is not None
+        return [int(place) for place in batch.events.features["x"].reshape(-1)]
+
+    (place,) = places(number)
+    assert places(str(number), text=True) == places(str(number)) == [place]
+    assert places(number, "word")[0] == places("word", str(number), text=True)[1] == place
+    assert places(str(number), str(number), "", text=True)[:2] == [place, place]
+    for column in (np.array([number]), np.array([str(number)])):
+        alone = schema.columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
+        assert alone is not None
+        assert alone.features["x"].reshape(-1).tolist() == [place]
+    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.0", str(10 * number) + "0" * 20, "-0", "٥"]
+    if not kind.endswith("]"):
+        assert place not in places(*other, text=True)
+
+
+def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) -> None:
+    schema = Schema({"item": "category:9", "price": "number"}, label="click", id="event")
+    rows = [
+        "1,3.0,1.5,True",
+        "2,4,2,False",
+        "3,5.0,1,true",
+        "4,0,1,false",
+        "5.0,8.0,1,",
+        "6,3.5,1,1",
+        "7,9.0,1,1",
+        "8,True,1,1",
+        "9,1,true,1",
+        "10,1,1,yes",
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["event,item,price,click", *rows, ""]))
+    (batch,) = read(LinesSource(tmp_path / "a.csv", schema, "csv"))
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.features["item"].tolist() == [3, 4, 5, 0, 8]
+    assert batch.events.labels[:4].tolist() == [1, 0, 1, 0]
+    assert all_ids([batch]) == [1, 2, 3, 4, 5]
+    assert [one.reason for one in batch.poison] == [
+        "item: 3.5 is not a whole number",
+        "item: 9 is not from 0 to 8",
+        "item: text 'True', not a number",
+        "price: text 'true', not a number",
+        "click: text 'yes', not a number",
+    ]
+
+
+@pytest.mark.parametrize("text", ["1_000", "٣", "１", "0x10", "1__0", "1,0", "−1"])
+@pytest.mark.parametrize("kind", ["number", "category:2000"])
+def test_a_number_in_text_is_written_in_plain_ascii(kind: str, text: str) -> None:
+    batch = Schema({"x": kind}).records([{"x": text}, {"x": " 1"}], ["first", "second"], text=True)
+    assert [one.reason for one in batch.poison] == [f"x: text {text!r}, not a number"]
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == [1]
 
 
 @pytest.mark.parametrize("gap", [False, None])
@@ -537,6 +758,45 @@ def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -
     reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.poison)
     assert len(batch.poison) == 4
     assert any("3000 bytes, more than 2000" in one.reason for one in batch.poison), reasons
+
+
+def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
+    schema = Schema({"x": "number"}, label="click", id="event")
+
+    def in_json(event: int, x: Any, **more: Any) -> Record:
+        return Record(str(event), text=json.dumps({"event": event, "x": x, **more}).encode())
+
+    def in_fields(event: int, **more: bytes) -> Record:
+        fields = {b"event": str(event).encode(), **{name.encode(): value for name, value in more.items()}}
+        return Record(str(event), fields=fields)
+
+    records = [
+        in_json(1, "0.5"),
+        in_fields(2, x=b"0.5"),
+        in_json(3, 0.25),
+        in_json(4, ""),
+        in_fields(5, click=b"1"),
+        Record("6", text=b'{"event": 3, "click": 1}'),
+        in_fields(7, x=b"1"),
+    ]
+    batch = batch_of(records, schema, longest=1000)
+    assert all_ids([batch]) == [2, 3, 7]
+    assert batch.events is not None
+    assert batch.events.features["x"].tolist() == [0.5, 0.25, 1]
+    assert batch.labels is not None
+    assert batch.labels.ids.tolist() == [5, 3]
+    apart = [batch_of([record], schema, longest=1000) for record in records]
+    assert batch.poison == [one for part in apart for one in part.poison]
+    assert [one.where for one in batch.poison] == ["1", "4"]
+
+
+@pytest.mark.parametrize("of", [list, tuple, lambda texts: np.array(texts, dtype=object)])
+def test_text_of_ids_and_users_keeps_nulls_at_its_end(of: Any) -> None:
+    texts = ["a", "a\0", "a\0\0"]
+    events = Events({"x": np.zeros(3)}, ids=of(texts), users=of(texts))
+    assert events.ids is not None
+    assert events.users is not None
+    assert events.ids.tolist() == events.users.tolist() == Labels(of(texts), np.ones(3)).ids.tolist() == texts
 
 
 # Events that are wrong in every way ----------------------------------------------------------------------------

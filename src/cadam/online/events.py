@@ -74,6 +74,8 @@ def from_columns(columns: Columns) -> Events:
 def keys(values: Any, what: str) -> Array:
     """Ids or users as an array: int64, or text as objects."""
     array = np.asarray(values)
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):  # numpy's text drops NULs at its end
+        return np.array([str(value) for value in values], dtype=object)
     if array.dtype.kind in "iu":
         return array.astype(np.int64, copy=False)
     if array.dtype.kind in "US":
@@ -121,3 +123,18 @@ class Batch:
     events: Events | None = None
     labels: Labels | None = None
     poison: list[Poison] = field(default_factory=list)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Several batches as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    events = [part.events.columns() for part in parts if part.events is not None]
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Batch(
+        from_columns(concatenated(events)) if events else None,
+        Labels(np.concatenate([one.ids for one in labels]), np.concatenate([one.labels for one in labels]))
+        if labels
+        else None,
+        [poison for part in parts for poison in part.poison],
+    )

@@ -16,8 +16,11 @@ import numpy as np
 from .events import Array, Batch, Events, Labels, Poison
 
 LONGEST_TEXT = 1024
+LONGEST_NUMBER = 100
 KEPT = 4096
+TRUTH = {"true": "1", "True": "1", "false": "0", "False": "0"}
 LARGEST = float(np.finfo(np.float32).max)
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
 
@@ -26,7 +29,8 @@ class Kind:
     """One field's kind.
 
     ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed
-    to one of N places. With ``[K]`` after it, a list of K such values. Ids and users are ``integer`` or ``text``.
+    to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]`` after it, a list
+    of K such values. Ids and users are ``integer`` or ``text``.
     """
 
     name: str
@@ -150,7 +154,7 @@ class Schema:
         if self.id is not None:
             name, kind = _key(self.id)
             ids = column(name, kind, needed=True)
-        values = {**values, self.label: _clicked(values.get(self.label, missing))}
+        values = {**values, self.label: _clicked(values.get(self.label, missing), text)}
         label = column(self.label, Kind("number"), needed=False)
         with np.errstate(invalid="ignore"):
             outside = np.flatnonzero((label < self.lowest) | (label > self.highest))
@@ -252,8 +256,10 @@ def _poison(reason: str, where: str, text: str) -> Poison:
 # Values --------------------------------------------------------------------------------------------------------
 
 
-def _clicked(labels: Sequence[Any] | Array) -> Sequence[Any] | Array:
-    """Labels with 1 for true and 0 for false."""
+def _clicked(labels: Sequence[Any] | Array, text: bool) -> Sequence[Any] | Array:
+    """Labels with 1 for true and 0 for false; as text these are as JSON or Python writes them."""
+    if text:
+        return [TRUTH.get(value, value) if isinstance(value, str) else value for value in labels]
     if isinstance(labels, np.ndarray) or bool not in set(map(type, labels)):
         return labels
     return [int(value) if isinstance(value, bool) else value for value in labels]
@@ -266,11 +272,13 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
     """
     if kind.length:
         return _lists(values, kind, text)
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         fast = _from_array(values, kind)
     else:
         values = list(values)
-        fast = _from_plain(values, kind)
+        if kind.name == "hash" and any(issubclass(one, str) for one in set(map(type, values))):
+            values = [_meant(value) for value in values]
+        fast = _from_plain(_read_numbers(values, kind) if text else values, kind)
     if fast is not None:
         return fast
     array = np.zeros(len(values), dtype=kind.dtype)
@@ -279,7 +287,13 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
     elif kind.name in ("number", "time"):
         array[:] = math.nan
     bad: dict[int, str] = {}
+    whole: dict[int, int] = {}
+    if kind.name == "hash":  # integers at one go
+        whole = {row: value for row, value in enumerate(values) if type(value) is int and _fits(value)}
+        array[list(whole)] = _hashed(np.fromiter(whole.values(), np.int64, len(whole)), kind.size)
     for row, value in enumerate(values):
+        if row in whole:
+            continue
         if value is None:
             bad[row] = ""
             continue
@@ -364,15 +378,28 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise UnusableError(f"{value} is not a whole number")
         value = int(value)
     if type(value) is not int:
         raise UnusableError(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
-    if not -(2**63) <= value < 2**63:
+    if not _fits(value):
         raise UnusableError("an integer of more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:
         raise UnusableError(f"{value} is not from 0 to {kind.size - 1}")
     return int(_hashed(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
+
+
+def _fits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
+
+
+def _meant(value: Any) -> Any:
+    """The integer that a text says in its plain decimal form, or the value: CSV has text where JSON has integers."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value) and _fits(int(value)):
+        return int(value)
+    return value
 
 
 def _text(value: Any, kind: Kind) -> Any:
@@ -391,13 +418,34 @@ def _text(value: Any, kind: Kind) -> Any:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") % kind.size
 
 
-def _read_number(value: str, kind: Kind) -> int | float:
-    if len(value) > 100:
-        raise UnusableError(f"text of {len(value)} characters, not a number")
+def _read_numbers(values: list[Any], kind: Kind) -> list[Any]:
+    """A list of plain numbers written as text, at one go; the list itself if it takes a look at each."""
+    if kind.name in ("text", "hash") or set(map(type, values)) != {str}:
+        return values
+    together = "".join(values)
+    if not together.isascii() or "_" in together or max(map(len, values)) > LONGEST_NUMBER:
+        return values
     try:
-        return float(value) if kind.name in ("number", "time") else int(value)
+        return list(map(float if kind.name in ("number", "time") else int, values))
     except ValueError:
-        raise UnusableError(f"text {value[:40]!r}, not a number") from None
+        return values
+
+
+def _read_number(value: str, kind: Kind) -> int | float:
+    """A number written in ASCII; underscores and the digits of other scripts, which Python reads, are none here."""
+    if len(value) > LONGEST_NUMBER:
+        raise UnusableError(f"text of {len(value)} characters, not a number")
+    if value.isascii() and "_" not in value:
+        if kind.name not in ("number", "time"):
+            try:
+                return int(value)
+            except ValueError:
+                pass  # 3.0 is how pandas writes the integers of a column with gaps
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise UnusableError(f"text {value[:40]!r}, not a number")
 
 
 def _number(value: Any, kind: Kind) -> float:

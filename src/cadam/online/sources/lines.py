@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
+import glob
+import hashlib
 import logging
 import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ..events import Batch, Poison
 from ..schema import KEPT, Schema
 from .record import json_record
-from .source import check_state, digest
+from .source import check_state
 
 logger = logging.getLogger("cadam.online")
 
@@ -37,7 +39,8 @@ class LinesSource:
     Args:
         path: a file, or ``-`` for standard input. A pipe cannot be read again: after a restart it goes on with what
             comes.
-        follow: at the end wait for more instead of ending. Standard input ends when it is closed.
+        follow: at the end wait for more instead of ending, and go on with the new file where the file is rotated.
+            Standard input ends when it is closed.
         patience: how many seconds to wait for a full batch before a short one is given; None: for ever, so that batches
             do not depend on time.
         longest: bytes of the longest line that is looked at.
@@ -66,71 +69,133 @@ class LinesSource:
         self.pipe = self.path == "-"
         if not self.pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
+        self.headless = fields is not None or format == "jsonl"
+        self.opened = self.path  # or where the file that was under the path is now
+        self.over = False  # whether all was read that is to be had of the file that is open
         self.offset = self.line = 0  # bytes and lines of what was given so far
+        self.before = b""  # the last of these bytes
         self.unfinished = 0  # bytes of the last line, if it was left
 
     def __iter__(self) -> Iterator[Batch | None]:
-        descriptor = sys.stdin.fileno() if self.pipe else os.open(self.path, os.O_RDONLY)
-        try:
-            if not self.pipe:
-                os.lseek(descriptor, self.offset, os.SEEK_SET)
-            lines: list[tuple[bytes, int]] = []
-            since = time.monotonic()
-            for line in self._lines(descriptor):
-                if line is not None and self.format == "csv" and self.fields is None:
-                    self._header(*line)
-                    continue
-                if line is not None:
-                    if not lines:
-                        since = time.monotonic()
-                    lines.append(line)
-                late = self.patience is not None and time.monotonic() - since > self.patience
-                if len(lines) == self.batch_size or (lines and line is None and late):
-                    yield self._batch(lines)
-                    lines = []
-                elif line is None:
-                    yield None
-            if lines:
+        while True:
+            descriptor = sys.stdin.fileno() if self.pipe else os.open(self.opened, os.O_RDONLY)
+            self.over = False
+            try:
+                if not self.pipe:
+                    if _before(descriptor, self.offset) != self.before:
+                        raise ValueError(self._another(self.offset))
+                    os.lseek(descriptor, self.offset, os.SEEK_SET)
+                yield from self._batches(descriptor)
+            finally:
+                if not self.pipe:
+                    os.close(descriptor)
+            if not self.over:
+                return
+            self.opened = self.path
+            self.offset = self.line = 0
+            self.before = b""
+            if not self.headless:
+                self.fields = None
+            while not os.path.exists(self.path):
+                yield None
+                time.sleep(self.poll)
+
+    def _batches(self, descriptor: int) -> Iterator[Batch | None]:
+        lines: list[tuple[bytes, int]] = []
+        since = time.monotonic()
+        for line in self._lines(descriptor):
+            if line is not None and self.format == "csv" and self.fields is None:
+                self._header(*line)
+                continue
+            if line is not None:
+                if not lines:
+                    since = time.monotonic()
+                lines.append(line)
+            late = self.patience is not None and time.monotonic() - since > self.patience
+            if len(lines) == self.batch_size or (lines and line is None and late):
                 yield self._batch(lines)
-            if self.unfinished:
-                logger.warning(
-                    "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may "
-                    "still be in the writing; once it has one (echo >> FILE adds it), the same command reads it",
-                    *(self.path, self.line + 1, self.unfinished),
-                )
-        finally:
-            if not self.pipe:
-                os.close(descriptor)
+                lines = []
+            elif line is None:
+                yield None
+        if lines:
+            yield self._batch(lines)
+        if self.unfinished:
+            logger.warning(
+                "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may "
+                "still be in the writing; once it has one (echo >> FILE adds it), the same command reads it",
+                *(self.opened, self.line + 1, self.unfinished),
+            )
 
     def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int] | None]:
-        """Lines with their sizes, of too long ones only the beginning; None when there is nothing at the moment."""
-        held, size = b"", 0  # of a line that is not complete; once it is too long only its beginning is held
-        self.unfinished = 0
+        """Lines with their sizes; None when there is nothing at the moment. Of too long ones only beginning and end."""
+        held, size = b"", 0  # of a line that is not complete
+        self.unfinished, place, before = 0, self.offset, self.before
+        replaced = False
         while True:
             if self.pipe and not select.select([descriptor], [], [], self.poll)[0]:
                 yield None
                 continue
+            follow = self.follow and not self.pipe
+            if follow and _before(descriptor, place) != before:
+                logger.error(
+                    "%s was cut off or written anew after byte %d, where it had been read up to: it is read from its "
+                    "beginning, and what was not read by then is lost",
+                    *(self.opened, place),
+                )
+                self.over = True
+                return
             data = os.read(descriptor, READ)
             if not data:
-                if self.follow and not self.pipe:
-                    yield None
-                    time.sleep(self.poll)
-                    continue
-                if size and (self.pipe or (self.format == "jsonl" and _whole(held))):
+                if follow and not replaced:
+                    replaced = self._replaced(descriptor)
+                    if not replaced:
+                        yield None
+                        time.sleep(self.poll)
+                    continue  # what it was given up to now is read first
+                if size and (self.pipe or (self.format == "jsonl" and size <= self.longest and _whole(held))):
                     yield held, size
+                    size = 0
+                if replaced:
+                    left = f"; its last line, of {size} bytes without a line break, is lost" if size else ""
+                    logger.warning("%s is another file now, which is read after the end of the old%s", self.path, left)
+                    self.over = True
                 elif size:
                     self.unfinished = size
                 return
+            place, before = place + len(data), (before + data)[-KNOWN_BY:]
             *complete, rest = data.split(b"\n")
             for part in complete:
                 yield (held + part, size + len(part) + 1) if size else (part, len(part) + 1)
                 held, size = b"", 0
-            size += len(rest)
-            held = held + rest if size <= self.longest else (held + rest)[: self.longest + 1]
+            size, held = size + len(rest), held + rest
+            if size > self.longest:
+                held = held[: self.longest] + held[self.longest :][-KNOWN_BY:]
+
+    def _replaced(self, descriptor: int) -> bool:
+        """Whether another file is under the path by now, and not an empty one: until then the old may get more."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return there.st_size > 0 and not os.path.samestat(there, os.fstat(descriptor))
+
+    def _went_by(self, lines: Sequence[tuple[bytes, int]]) -> None:
+        """The position moves behind the lines."""
+        end: list[bytes] = []
+        known = 0
+        for text, size in reversed(lines):
+            end.append(text[-KNOWN_BY:] + b"\n" * (size > len(text)))
+            known += len(end[-1])
+            if known >= KNOWN_BY:
+                break
+        self.before = (self.before + b"".join(reversed(end)))[-KNOWN_BY:]
+        self.offset += sum(size for _, size in lines)
+        # A line break that is still to come is counted when it comes.
+        self.line += sum(size > len(text) for text, size in lines)
 
     def _header(self, text: bytes, size: int) -> None:
         """The first line of CSV: the names of the fields."""
-        self.offset, self.line = self.offset + size, self.line + 1
+        self._went_by([(text, size)])
         self.fields = next(csv.reader([text.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
         missing = [name for name in self.schema.features if name not in self.fields]
         if missing:
@@ -141,10 +206,11 @@ class LinesSource:
         where: list[str] = []
         raw: list[bytes] = []
         poison: list[Poison] = []
+        offset, number = self.offset, self.line
         for text, size in lines:
-            place = f"{self.path}, line {self.line + 1} at byte {self.offset}"
-            self.offset += size
-            self.line += size > len(text)  # a line break that is still to come is counted when it comes
+            place = f"{self.opened}, line {number + 1} at byte {offset}"
+            offset += size
+            number += size > len(text)
             if not text.strip():
                 continue
             try:
@@ -155,6 +221,7 @@ class LinesSource:
                 continue
             where.append(place)
             raw.append(text)
+        self._went_by(lines)
         batch = self.schema.records(records, where, text=self.format == "csv", raw=raw) if records else Batch()
         batch.poison = poison + batch.poison
         return batch
@@ -174,7 +241,7 @@ class LinesSource:
     def state_dict(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"fields": self.fields} if self.fields is not None else {}
         if not self.pipe:
-            fields["before"] = digest(self.path, self.offset - KNOWN_BY, self.offset)
+            fields["before"] = hashlib.sha256(self.before).hexdigest()
         return {"source": self.format, "offset": self.offset, "line": self.line, **fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -185,11 +252,48 @@ class LinesSource:
                 "standard input cannot be read again: what was in flight when the last run stopped is not seen"
             )
             return
-        if os.path.getsize(self.path) < state["offset"]:
-            raise ValueError(f"{self.path} is shorter than the position, byte {state['offset']}: is it another file?")
-        if digest(self.path, state["offset"] - KNOWN_BY, state["offset"]) != state["before"]:
-            raise ValueError(f"{self.path} is not what it was before the position, byte {state['offset']}")
-        self.offset, self.line = state["offset"], state["line"]
+        offset = state["offset"]
+        found = self._find(offset, state["before"])
+        if found is None:
+            raise ValueError(self._another(offset))
+        if found != self.path:
+            logger.warning(
+                "%s is another file than before: the rest of the old one is in %s and read first, then the new one; "
+                "files that were there in between are not read",
+                *(self.path, found),
+            )
+        self.opened, self.offset, self.line = found, offset, state["line"]
+        self.before = _before_in(found, offset)
+
+    def _find(self, offset: int, before: str) -> str | None:
+        """Where the file is that was read up to the offset: under the path or, if it is followed, rotated away.
+
+        Of files that are rotated the old one lies beside the new, under the same name with something after it.
+        """
+        beside = sorted(glob.glob(f"{glob.escape(self.path)}?*")) if self.follow else []
+        for path in [self.path, *filter(os.path.isfile, beside)]:
+            if hashlib.sha256(_before_in(path, offset)).hexdigest() == before:
+                return path
+        return None
+
+    def _another(self, offset: int) -> str:
+        return (
+            f"{self.opened} is not what it was before the position, byte {offset}: it is another file, or was cut off "
+            "or written anew. If the old one was rotated away, to the same folder and a name that begins with "
+            f"{os.path.basename(self.path)}, follow (--follow) reads its rest and then the new one; without, give the "
+            "old one's name. To read this one from its beginning, begin with another checkpoint"
+        )
+
+
+def _before(descriptor: int, offset: int) -> bytes:
+    """The bytes of a file before an offset, by which it is known again."""
+    start = max(0, offset - KNOWN_BY)
+    return os.pread(descriptor, offset - start, start)
+
+
+def _before_in(path: str, offset: int) -> bytes:
+    with open(path, "rb") as file:
+        return _before(file.fileno(), offset)
 
 
 def _whole(text: bytes) -> bool:

@@ -70,7 +70,8 @@ class ParquetSource:
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
-            self._look()
+            if not self.queue:
+                self._look()
             if self.queue:
                 yield from self._file(self._full(self.queue[0]))
             elif not self.follow:
@@ -192,7 +193,8 @@ def _plain(column: Any) -> Array | list[Any]:
     if isinstance(column, pa.ChunkedArray):  # of no chunks
         return []
     if pa.types.is_timestamp(column.type):
-        seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
+        finer = column.type.unit == "ns"  # than the float of seconds that it becomes
+        seconds = column.cast(pa.timestamp("us", column.type.tz), safe=not finer).cast(pa.int64())
         return [None if v is None else v / 1e6 for v in seconds.to_pylist()]
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from ..events import Batch, Poison
+from ..events import Batch, Poison, joined
 from ..schema import KEPT, Schema
 
 
@@ -52,7 +53,8 @@ def json_record(text: bytes) -> Mapping[str, Any]:
 def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
     """A batch of the records that can be read; the others are poison.
 
-    Fields are text, so numbers in them are; JSON knows the difference.
+    Fields are text, so numbers in them are; JSON knows the difference. So one kind is converted apart from the other,
+    and what counts does not depend on which records come together.
     """
     read: list[Mapping[str, Any]] = []
     good: list[Record] = []
@@ -65,7 +67,12 @@ def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
             poison.append(Poison(f"not readable: {error}"[:KEPT], record.where, record.shown(), record.size))
     if not read:
         return Batch(poison=poison)
-    as_text = any(record.text is None for record in good)
-    batch = schema.records(read, [record.where for record in good], text=as_text)
+    parts = []
+    start = 0
+    for as_text, same in groupby(good, lambda record: record.text is None):
+        where = [record.where for record in same]
+        parts.append(schema.records(read[start : start + len(where)], where, text=as_text))
+        start += len(where)
+    batch = joined(parts)
     batch.poison = poison + batch.poison
     return batch
