@@ -51,10 +51,31 @@ def library(hook: Any) -> Path:
 def test_a_compiler_that_fails_fails_the_build(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
     with pytest.raises(
-        SystemExit, match=r"compiler fails; CADAM_WITHOUT_KERNELS=1 builds without.*false -std"
+        SystemExit, match=r"no C kernels could be compiled; CADAM_WITHOUT_KERNELS=1 builds without.*false -std"
     ) as error:
         built(hook)
     assert error.value.code != 0
+
+
+@pytest.mark.parametrize("missing", ["/nowhere/clang", "no-such-ccache gcc"])
+def test_a_compiler_that_was_asked_for_and_is_not_there_fails_the_build(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setenv("CC", missing)
+    with pytest.raises(SystemExit, match=rf"builds without.*\$CC is '{missing}', which is not there"):
+        built(hook)
+    assert library(hook).read_text() == "older"
+
+
+@pytest.mark.parametrize(("asked", "found"), [("one", "one"), (" two -m32 ", "two -m32"), ("", "gcc"), (" ", "gcc")])
+def test_the_compiler_is_the_one_asked_for_or_a_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, found: str
+) -> None:
+    for name in ("one", "two", "gcc", "clang"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", asked)
+    assert build.compiler() == found
 
 
 @pytest.mark.parametrize("wanted", ["", "0"])
