@@ -29,7 +29,8 @@ class NativeKernels(BuildHookInterface):
         spec.loader.exec_module(build)
         if reason := _compile(build):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
-            build.LIBRARY.unlink(missing_ok=True)
+            if version == "editable":  # it runs from this folder, where an older library may lie
+                build.LIBRARY.unlink(missing_ok=True)
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -37,10 +37,10 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def built(hook: Any) -> dict[str, Any]:
+def built(hook: Any, version: str = "standard") -> dict[str, Any]:
     """What the hook tells hatchling."""
     told: dict[str, Any] = {"artifacts": []}
-    hook.initialize("standard", told)
+    hook.initialize(version, told)
     return told
 
 
@@ -91,9 +91,23 @@ def test_without_kernels_if_that_is_asked_for(
 ) -> None:
     monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
     monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
-    assert built(hook) == {"artifacts": []}
+    assert built(hook, "editable") == {"artifacts": []}
     assert not library(hook).exists()
     assert "built without the C kernels: CADAM_WITHOUT_KERNELS is set" in capsys.readouterr().err
+
+
+def test_a_wheel_without_kernels_leaves_those_of_the_source_tree(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install runs with them. They are not packed: see the next test."""
+    monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
+    assert built(hook) == {"artifacts": []}
+    assert library(hook).read_text() == "older"
+
+
+def test_a_wheel_packs_no_library_but_the_one_it_made() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert "/src/cadam/kernels/native.so" in targets["wheel"]["exclude"]
+    assert "artifacts" not in targets["wheel"]
 
 
 def test_without_a_compiler_it_is_built_and_said(
@@ -101,7 +115,7 @@ def test_without_a_compiler_it_is_built_and_said(
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert built(hook) == {"artifacts": []}
+    assert built(hook, "editable") == {"artifacts": []}
     assert not library(hook).exists()
     assert "built without the C kernels: no C compiler found" in capsys.readouterr().err
 
