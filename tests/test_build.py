@@ -37,10 +37,10 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def built(hook: Any) -> dict[str, Any]:
+def built(hook: Any, version: str = "standard") -> dict[str, Any]:
     """What the hook tells hatchling."""
     told: dict[str, Any] = {"artifacts": []}
-    hook.initialize("standard", told)
+    hook.initialize(version, told)
     return told
 
 
@@ -51,10 +51,31 @@ def library(hook: Any) -> Path:
 def test_a_compiler_that_fails_fails_the_build(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
     with pytest.raises(
-        SystemExit, match=r"compiler fails; CADAM_WITHOUT_KERNELS=1 builds without.*false -std"
+        SystemExit, match=r"no C kernels could be compiled; CADAM_WITHOUT_KERNELS=1 builds without.*false -std"
     ) as error:
         built(hook)
     assert error.value.code != 0
+
+
+@pytest.mark.parametrize("missing", ["/nowhere/clang", "no-such-ccache gcc"])
+def test_a_compiler_that_was_asked_for_and_is_not_there_fails_the_build(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setenv("CC", missing)
+    with pytest.raises(SystemExit, match=rf"builds without.*\$CC is '{missing}', which is not there"):
+        built(hook)
+    assert library(hook).read_text() == "older"
+
+
+@pytest.mark.parametrize(("asked", "found"), [("one", "one"), (" two -m32 ", "two -m32"), ("", "gcc"), (" ", "gcc")])
+def test_the_compiler_is_the_one_asked_for_or_a_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, found: str
+) -> None:
+    for name in ("one", "two", "gcc", "clang"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", asked)
+    assert build.compiler() == found
 
 
 @pytest.mark.parametrize("wanted", ["", "0"])
@@ -70,9 +91,23 @@ def test_without_kernels_if_that_is_asked_for(
 ) -> None:
     monkeypatch.setenv("CC", shutil.which("false") or "/bin/false")
     monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
-    assert built(hook) == {"artifacts": []}
+    assert built(hook, "editable") == {"artifacts": []}
     assert not library(hook).exists()
     assert "built without the C kernels: CADAM_WITHOUT_KERNELS is set" in capsys.readouterr().err
+
+
+def test_a_wheel_without_kernels_leaves_those_of_the_source_tree(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install runs with them. They are not packed: see the next test."""
+    monkeypatch.setenv("CADAM_WITHOUT_KERNELS", "1")
+    assert built(hook) == {"artifacts": []}
+    assert library(hook).read_text() == "older"
+
+
+def test_a_wheel_packs_no_library_but_the_one_it_made() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert "/src/cadam/kernels/native.so" in targets["wheel"]["exclude"]
+    assert "artifacts" not in targets["wheel"]
 
 
 def test_without_a_compiler_it_is_built_and_said(
@@ -80,7 +115,7 @@ def test_without_a_compiler_it_is_built_and_said(
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert built(hook) == {"artifacts": []}
+    assert built(hook, "editable") == {"artifacts": []}
     assert not library(hook).exists()
     assert "built without the C kernels: no C compiler found" in capsys.readouterr().err
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,9 @@ from cadam.lab.ctr import models, train
 from cadam.lab.ctr.generator import Generated
 from cadam.lab.ctr.train import Record, Task, read_stream, read_table
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CLICKS = HeldClicks()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def task(optimizer: str = "CAdam", model: str = "DeepFM", **more: Any) -> Task:

@@ -15,15 +15,8 @@ from cadam.lab.images.data import Images
 from cadam.lab.images.streams import CLEAN, OWN, Stream, augmented, continuous, noisy, parse, sudden
 from cadam.lab.images.train import Record, Run, Task, side_by_side
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -128,18 +128,21 @@ def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) ->
         "--data", f"jsonl:{lines}", "--checkpoint", tmp_path / "state", "--log", tmp_path / "log", "--batch-size", 50,
         "--lr", 0.01,
     )  # fmt: skip
-    with subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stdout=-1, stderr=-1, text=True) as process:
+    console = tmp_path / "console"
+    with (
+        console.open("w") as out,
+        subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stdout=out, stderr=-1, text=True) as process,
+    ):
         for _ in range(1200):
-            if any((tmp_path / "state").glob("set-aside.jsonl")):
+            if console.read_text():  # it learns, and since before that it waits for signals
                 break
             time.sleep(0.05)
-        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
     assert "SIGTERM: finishing the batch" in error
     assert "stopped at" in error
-    assert "events  average" in out
+    assert "events  average" in console.read_text()
     write_jsonl(lines, table(500, first=1000), "a")
     again = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
     assert again.returncode == 0, again.stderr

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from . import Adam, CAdam, CAmsGrad
-from .cli import INTERRUPTED
+from .exits import DONE, INTERRUPTED, NO_DATA, USAGE
 
 UNSTEADY = 2  # times the fastest run, within which nine of ten must lie
 BYTES = 28  # an element of Adam in float32: read p, g, m, v; write p, m, v
@@ -556,10 +556,10 @@ def run(options: argparse.Namespace) -> int:
     unknown = [name for name in options.suites if name not in SUITES]
     if unknown:
         print(f"unknown suite {unknown[0]!r}; there are {', '.join(SUITES)}")
-        return 2
+        return USAGE
     if options.device == "cuda" and not torch.cuda.is_available():
         print("--device cuda: there is no CUDA device, or torch is a build without CUDA")
-        return 3
+        return NO_DATA
     facts = about(options.device)
     results: list[Result] = []
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
@@ -567,7 +567,7 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     limit = cuda_limit if options.device == "cuda" else cpu_limit
     cases = [(name, c) for name in options.suites or SUITES for c in SUITES[name](options.device, options.quick)]
-    start, done, code = time.monotonic(), 0, 0
+    start, done, code = time.monotonic(), 0, DONE
     try:
         for name, case in cases:
             ran = time.monotonic() - start

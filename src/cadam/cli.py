@@ -7,8 +7,7 @@ import select
 import sys
 
 from . import __version__
-
-INTERRUPTED = 130
+from .exits import INTERRUPTED, UNREAD, stop_printing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,8 +23,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        from .lab.commands import UNREAD, stop_printing
-
         stop_printing()
         return UNREAD
     except KeyboardInterrupt:  # commands that have something to go on from say so themselves

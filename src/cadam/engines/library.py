@@ -114,7 +114,10 @@ def _work_alone(here: int) -> None:
 def catalogue() -> Library:
     """The library of the package. Raises UnavailableError if it cannot be used."""
     if not build.LIBRARY.exists():
-        raise UnavailableError("the package was installed without its compiled kernels (no C compiler was there)")
+        raise UnavailableError(
+            "the package was installed without its compiled kernels "
+            "(no C compiler was there, or CADAM_WITHOUT_KERNELS was set)"
+        )
     return _load(build.LIBRARY, build.fingerprint())
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = Path(__file__).parent / "native.so"
 
+USUAL = ("cc", "gcc", "clang")
+
 FLAGS = [
     "-std=gnu11",
     "-O3",
@@ -41,6 +43,10 @@ class BuildError(Exception):
     """No library was made; the message says why."""
 
 
+class NoCompilerError(BuildError):
+    """There is no C compiler, and none was asked for."""
+
+
 def fingerprint(rules_header: str | None = None) -> str:
     """A hash of the sources, to tell a library that is out of date."""
     digest = hashlib.sha256()
@@ -51,11 +57,16 @@ def fingerprint(rules_header: str | None = None) -> str:
 
 
 def compiler() -> str:
-    """The C compiler: $CC, or the usual names."""
-    for name in [os.environ.get("CC"), "cc", "gcc", "clang"]:
-        if name and shutil.which(name.split()[0]):
+    """The C compiler: $CC, which may hold arguments too, or else the first of the usual names that is there."""
+    asked = os.environ.get("CC", "").strip()
+    if asked:
+        if not shutil.which(asked.split()[0]):
+            raise BuildError(f"$CC is {asked!r}, which is not there")
+        return asked
+    for name in USUAL:
+        if shutil.which(name):
             return name
-    raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
+    raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(USUAL)})")
 
 
 def build(library: Path = LIBRARY, rules_header: str | None = None, extra: Sequence[str] = ()) -> Path:

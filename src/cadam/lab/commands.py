@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import folders
+from ..exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE, stop_printing
 from . import catalogue, console, palette, report, runner
 from .experiment import Data, Experiment, Plan, Results, Scale
 from .statistics import NoLearningRateError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .demo import Scoreboard
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
-DONE, FAILED, USAGE, NO_DATA, NOTHING, NO_PACKAGE, INTERRUPTED, UNREAD = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES = """exit codes:
   0    everything asked for is there
   1    a cell failed, or is missing from a report; the others are stored
@@ -174,13 +174,6 @@ def _print(lines: Sequence[str]) -> None:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
         stop_printing()
-
-
-def stop_printing() -> None:
-    """Whatever is printed from now on goes nowhere: else Python complains of a closed pipe once more when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _last(store: Store, experiment: Experiment) -> Plan | None:

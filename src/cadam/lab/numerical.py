@@ -19,6 +19,7 @@ import cadam
 
 from . import palette, statistics
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
+from .palette import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,15 +71,6 @@ TARGETS: dict[str, Callable[[Array], Array]] = {
 }
 """Where the minimum is after so many cycles."""
 SHIFTS = tuple((loss, target) for loss in LOSSES for target in TARGETS)
-REGRETS = {
-    ("L1", "sudden"): (14.85, 7.87),
-    ("L1", "linear"): (6.42, 4.78),
-    ("L1", "sine"): (12.17, 7.70),
-    ("L2", "sudden"): (8.25, 3.56),
-    ("L2", "linear"): (0.93, 0.47),
-    ("L2", "sine"): (0.29, 0.48),
-}
-"""Regret of Adam and CAdam at the paper's settings, from an independent check; the paper prints curves, no numbers."""
 
 
 @dataclass(frozen=True)
@@ -513,25 +505,6 @@ FIG_NO_NOISE = Experiment(
 )
 
 # Figures ------------------------------------------------------------------------------------------------------
-
-
-def panels(rows: int, columns: int, width: float, height: float, **sharing: Any) -> tuple[Figure, Array]:
-    """A figure with a grid of plain panels, always as a matrix."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ModuleNotFoundError(palette.NEEDS) from error
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=palette.PAPER)
-    axes = figure.subplots(rows, columns, squeeze=False, **sharing)
-    for panel in axes.flat:
-        panel.set_facecolor(palette.PAPER)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(palette.MUTED)
-        panel.tick_params(colors=palette.MUTED, labelsize=8, which="both")
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(palette.INK)
-            text.set_fontsize(9)
-    return figure, axes
 
 
 def _legend(panel: Axes, **options: Any) -> None:

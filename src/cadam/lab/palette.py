@@ -1,11 +1,17 @@
-"""The colours of every figure. The report turns them into CSS variables, so that figures follow light and dark.
+"""The look of every figure: its panels and its colours.
 
-Any other colour stays as it is in both modes, which only suits what brings its own background, like a colour scale.
+The report turns the colours into CSS variables, so that figures follow light and dark. Any other colour stays as it is
+in both modes, which only suits what brings its own background, like a colour scale.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .experiment import Array
 
 NEEDS = "figures need matplotlib: in a clone of the project, pip install '.[lab]'"
 """What to say where it is not installed."""
@@ -58,3 +64,22 @@ STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
 }
 """Matplotlib's settings while figures are drawn and saved."""
+
+
+def panels(rows: int, columns: int, width: float, height: float, **sharing: Any) -> tuple[Figure, Array]:
+    """A figure with a grid of plain panels, always as a matrix."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ModuleNotFoundError(NEEDS) from error
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    axes = figure.subplots(rows, columns, squeeze=False, **sharing)
+    for panel in axes.flat:
+        panel.set_facecolor(PAPER)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.spines[["left", "bottom"]].set_color(MUTED)
+        panel.tick_params(colors=MUTED, labelsize=8, which="both")
+        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
+            text.set_color(INK)
+            text.set_fontsize(9)
+    return figure, axes

@@ -24,7 +24,7 @@ import torch
 
 import cadam
 
-from . import numerical, palette
+from . import palette
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Row, Summary
 
 if TYPE_CHECKING:
@@ -454,7 +454,7 @@ def _recipe_row(results: Results, name: str) -> Row:
 
 
 def theorem_figures(results: Results) -> dict[str, Figure]:
-    figure, axes = numerical.panels(2, 5, 12.5, 5.6)
+    figure, axes = palette.panels(2, 5, 12.5, 5.6)
     for panel, (name, function) in zip(axes.flat, FUNCTIONS.items(), strict=False):
         found = results.where(model=name, condition="within")
         _draw_rate(panel, found)
@@ -511,7 +511,7 @@ THEOREM = Experiment(
     compute=compute,
     summary=theorem_summary,
     figures=theorem_figures,
-    sources=("cadam.lab.theory", "cadam.lab.numerical"),
+    sources=("cadam.lab.theory",),
     seconds={"quick": 25, "full": 40},
     seeds={"quick": 1, "full": 2},
     notes=(

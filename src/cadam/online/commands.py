@@ -24,6 +24,7 @@ from torch import nn
 import cadam
 
 from .. import folders
+from ..exits import DONE, FAILED, INTERRUPTED, USAGE
 from .beforehand import check_arguments, check_columns, check_uri
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
@@ -37,7 +38,6 @@ from .sources.uri import FORMS
 
 logger = logging.getLogger("cadam.online")
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
 AFTER_HORIZON = "what an event without a label becomes after --horizon; negative: label 0 (default: drop)"
 DETAILS = f"""

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from ...exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
 from ..report import duration
 from . import parse
 from .criteo import cache_folder, find_source
@@ -14,7 +15,6 @@ from .generator import Generated
 from .preprocess import STAGES, BadLinesError, Manifest, SourceChangedError, Stage, preprocess
 from .text import write
 
-DONE, FAILED, USAGE, NO_DATA, NO_PACKAGE, INTERRUPTED = 0, 1, 2, 3, 5, 130
 DESCRIPTION = """Preprocess Criteo's train.txt for the study of click-through rates.
 
 Reads the text once, counts vocabularies on the training part of split x4 and writes every row as 39 ids. Stop it as

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import palette, statistics
 from ..experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..numerical import panels
+from ..palette import panels
 from ..statistics import Choice, Comparison
 from . import runs
 from .generator import ROWS

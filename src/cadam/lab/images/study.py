@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import palette, statistics
 from ..experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..numerical import panels
+from ..palette import panels
 from ..statistics import Better, Choice, Comparison, Interval
 from . import runs, streams
 from .data import CIFAR10, DIGITS
@@ -491,7 +491,7 @@ def _shade(panel: Axes, x: Sequence[float], values: Array, arm: str, **style: An
         panel.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
 
 
-def condition_figures(results: Results, family: str, name: str) -> dict[str, Figure]:
+def condition_figures(results: Results, name: str) -> dict[str, Figure]:
     condition, tests = CONDITIONS[name], results.tests()
     at = _strengths(results, condition)
     scale, axes = panels(1, 2, 10.5, 3.6)
@@ -678,7 +678,7 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
         claim=claim,
         cells=partial(condition_cells, family=family, name=condition),
         summary=partial(condition_summary, family=family, name=condition),
-        figures=partial(condition_figures, family=family, name=condition),
+        figures=partial(condition_figures, name=condition),
         seconds=seconds,
         seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
         notes=(*_NOTES, *_NOTES_BY_STRENGTH),
