@@ -64,6 +64,19 @@ def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
         writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
 
 
+@pytest.mark.parametrize("value", [1.1e19, -1e30, 1e39, float("inf"), float("nan")])
+def test_numbers_whose_square_is_not_finite_are_set_aside(value: float) -> None:
+    """One of them, learnt from once, would make a second moment infinite and hold its weight still for ever."""
+    schema = Schema({"price": "number"}, label="click")
+    assert schema.records([{"price": 1e19, "click": 1}, {"price": -1e19, "click": 0}], ["", ""]).poison == []
+    for good in (1.0, 1):  # a column of floats at one go, and one of several types
+        bad = schema.records([{"price": good, "click": 1}, {"price": value, "click": 0}], ["", ""])
+        assert len(bad.poison) == 1
+        assert re.search(r"too large: of 1e\+19 and more|is not finite", bad.poison[0].reason)
+        assert bad.events is not None
+        assert len(bad.events) == 1
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)

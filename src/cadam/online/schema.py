@@ -19,7 +19,9 @@ LONGEST_TEXT = 1024
 LONGEST_NUMBER = 100
 KEPT = 4096
 TRUTH = {"true": "1", "True": "1", "false": "0", "False": "0"}
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = 1e19
+"""Of numbers: a gradient is a multiple of them, and its square must not be infinite as float32, else its weight would
+stand still for ever."""
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
@@ -28,7 +30,7 @@ _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])
 class Kind:
     """One field's kind.
 
-    ``number``: finite, as float32. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed
+    ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a text, hashed
     to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]`` after it, a list
     of K such values. Ids and users are ``integer`` or ``text``.
     """
@@ -325,9 +327,12 @@ def _from_array(values: Array, kind: Kind) -> tuple[Array, dict[int, str]] | Non
     if values.ndim != 1:
         return None
     if kind.name in ("number", "time") and values.dtype.kind in "iufb":
+        if kind.name == "time":
+            array = values.astype(np.float64)
+            return (array, {}) if np.isfinite(array).all() else None
         with np.errstate(over="ignore"):
-            array = values.astype(np.float32 if kind.name == "number" else np.float64)
-        return (array, {}) if np.isfinite(array).all() else None
+            array = values.astype(np.float32)
+        return (array, {}) if (np.abs(array) <= LARGEST).all() else None
     if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None
@@ -455,10 +460,10 @@ def _number(value: Any, kind: Kind) -> float:
         number = float(value)
     except OverflowError:
         raise UnusableError("an integer too large for a number") from None
-    if not math.isfinite(number) or (kind.name == "number" and abs(number) > LARGEST):
-        raise UnusableError(
-            f"{number} is not finite as float32" if kind.name == "number" else f"{number} is not finite"
-        )
+    if not math.isfinite(number):
+        raise UnusableError(f"{number} is not finite")
+    if kind.name == "number" and abs(number) > LARGEST:
+        raise UnusableError(f"{number} is too large: of {LARGEST:g} and more the square is not finite as float32")
     return number
 
 
