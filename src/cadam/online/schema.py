@@ -30,8 +30,8 @@ _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])
 class Kind:
     """One field's kind.
 
-    ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or a
-    text, hashed to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]``
+    ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or
+    a text, hashed to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]``
     after it, a list of K such values. Ids and users are ``integer`` or ``text``.
     """
 
