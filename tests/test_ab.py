@@ -339,6 +339,32 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
     assert f"As it is: not settled: {words}" in summary.verdict
 
 
+@pytest.mark.parametrize(
+    ("by_block", "words"),
+    [
+        (np.zeros(48), "no difference within any block"),
+        (np.full(48, 0.01), "too few blocks differ from the one before to say whether it holds at another time"),
+        (np.arange(10.0), study.TOO_FEW),
+        (np.arange(48.0), study.TOO_FEW),
+    ],
+)
+def test_why_nothing_is_said_of_another_time(by_block: np.ndarray, words: str) -> None:
+    found = study.Evidence(by_block, *study.confidence_sequence(by_block), study.over_blocks(by_block), ABOVE)
+    assert found.silent == words
+    assert study.verdict(comparison(ABOVE), found) == f"not settled: {words}"
+    assert study.verdict(comparison(AROUND), replace(found, users=AROUND)) == "no difference seen"
+
+
+def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
+    def same(result: Result) -> Result:
+        return replace(result, outcome=replace(result.outcome, curves=everything(0.0)[0].outcome.curves))
+
+    summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
+    assert "As it is: no difference seen" in summary.verdict
+    line = next(line for line in summary.rows if line.what == "as it is: the same, watched after every block")
+    assert line.verdict == "no difference within any block"
+
+
 def test_a_diverged_run_is_no_comparison() -> None:
     results = everything(0.02)
     lost = next(i for i, r in enumerate(results) if r.cell.seed == 0 and r.cell.optimizer == "CAdam")

@@ -13,8 +13,10 @@ import cadam
 from cadam.intervals import interval
 from cadam.online.evidence import (
     ConfidenceSequence,
+    changes,
     confidence_sequence,
     first_alarm,
+    independent_blocks,
     over_blocks,
     over_users,
     recovery,
@@ -46,11 +48,12 @@ def test_500_watched_runs_without_a_difference_alarm_at_most_as_often_as_stated(
 
 
 def test_a_planted_difference_is_found_and_its_size_is_covered() -> None:
-    made = blocks(200, 300, 0.3) + 1.0
+    made = blocks(200, 500, 0.3) + 1.0
     low, high = confidence_sequence(made)
     found = first_alarm(low, high)
-    assert np.mean(found > 0) > 0.99
-    assert (low[:, -1] > 0).mean() > 0.99
+    assert np.mean((found > 0) & (found <= 300)) > 0.8
+    assert np.mean(found > 0) > 0.95
+    assert (low[:, -1] > 0).mean() > 0.95
     assert np.mean(((low <= 1.0) & (high >= 1.0)).all(axis=1)) >= 0.95
 
 
@@ -123,9 +126,72 @@ def test_nothing_is_said_before_the_first_look_nor_of_nothing() -> None:
     assert np.isfinite(high[29:]).all()
     assert ConfidenceSequence().interval.low == -math.inf
     assert not ConfidenceSequence().decided
-    low, high = confidence_sequence(np.zeros(30))
-    assert (low[19:] == 0).all()
-    assert first_alarm(low, high) == 0
+    low, high = confidence_sequence(np.empty(0))
+    assert low.shape == high.shape == (0,)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.01, -3e-9])
+def test_blocks_that_are_all_alike_decide_nothing(value: float) -> None:
+    rounded = np.where(np.arange(60) % 2, value, value * (1 + 1e-15))
+    for made in (np.full(60, value), rounded):
+        low, high = confidence_sequence(made)
+        assert np.isneginf(low).all()
+        assert np.isposinf(high).all()
+    sequence = ConfidenceSequence()
+    for _ in range(30):
+        sequence.update(value)
+    assert not sequence.decided
+    assert sequence.interval.mean == pytest.approx(value)
+
+
+def test_something_is_said_once_enough_blocks_differ() -> None:
+    made = np.zeros(60)
+    made[30:] = np.random.default_rng(0).standard_normal(30)
+    low, high = confidence_sequence(made)
+    assert changes(made)[[29, 30, 38, 39]].tolist() == [0, 1, 9, 10]
+    assert np.isinf(low[:39]).all()
+    assert np.isfinite(low[[39, -1]]).all()
+    assert np.isfinite(high[[39, -1]]).all()
+
+
+def slow_and_quick(runs: int, length: int, related: float) -> np.ndarray:
+    """As much independent noise as of a part that goes with the block before: neighbours show less than there is."""
+    random = np.random.default_rng(0)
+    slow = random.standard_normal((runs, length)) * math.sqrt(1 - related**2)
+    slow[:, 0] = random.standard_normal(runs)
+    for t in range(1, length):
+        slow[:, t] += related * slow[:, t - 1]
+    return slow + random.standard_normal((runs, length))
+
+
+def test_no_certainty_from_spikes_or_long_tails() -> None:
+    random = np.random.default_rng(0)
+    spikes = np.where(random.random((1000, 200)) < 0.02, 1.0, 0.0) - 0.02
+    assert np.mean(first_alarm(*confidence_sequence(spikes)) > 0) <= 0.01  # 5% were allowed
+    skewed = random.lognormal(size=(1000, 200)) - math.exp(0.5)
+    for side in (skewed, -skewed):
+        assert np.mean(first_alarm(*confidence_sequence(side)) > 0) <= 0.05
+
+
+def test_a_slow_part_beneath_noise_is_seen() -> None:
+    """From neighbours alone it is 27% within 50 blocks and 66% within 300 at 0.95, and 16% within 300 at 0.8.
+
+    It is still above 5%: 50 blocks are too few to see what takes 20 to fade.
+    """
+    alarms = first_alarm(*confidence_sequence(slow_and_quick(1000, 300, 0.95)))
+    assert np.mean((alarms > 0) & (alarms <= 50)) < 0.2
+    assert np.mean(alarms > 0) < 0.28
+    alarms = first_alarm(*confidence_sequence(slow_and_quick(1000, 300, 0.8)))
+    assert np.mean(alarms > 0) < 0.08
+
+
+def test_independent_blocks_count_as_what_they_are_worth() -> None:
+    random = np.random.default_rng(0)
+    worth = np.median(independent_blocks(random.standard_normal((200, 1000))), 0)
+    assert (worth <= np.arange(1, 1001)).all()
+    assert worth[999] > 600
+    # Half of the variance is slow: a block is worth 2 / (1 + (1 + r) / (1 - r)) of an independent one.
+    assert 0.6 < np.median(independent_blocks(slow_and_quick(200, 2000, 0.9)), 0)[-1] / (2000 * 2 / 20) < 1.0
 
 
 @pytest.mark.parametrize(("argument", "value"), [("alpha", 0.0), ("alpha", 1.0), ("first_look", 1)])

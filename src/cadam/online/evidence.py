@@ -7,9 +7,10 @@ each interval takes for granted:
   move with other users; events of one user may depend on each other in any way.
 - `over_blocks`: blocks of time, joined into a few long stretches, are nearly independent. It says how far the
   difference would move in another time like this one.
-- `ConfidenceSequence`: the same question as over blocks, but valid at every look: the chance that it ever misses the
-  true mean, over all looks together, is at most `alpha`. An interval made for one look, watched after every block
-  until it excludes 0, finds a difference where there is none far more often than 5% of the time.
+- `ConfidenceSequence`: the same question as over blocks, but made to be looked at after every block: over all looks
+  together it misses the true mean with a chance of about `alpha`, where blocks are long enough that what is left of
+  their dependence dies out over a few of them. An interval made for one look, watched after every block until it
+  excludes 0, finds a difference where there is none far more often than 5% of the time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ FIRST_LOOK = 20
 """Blocks before a confidence sequence says anything: its variance is an estimate."""
 STRONGEST = 0.9
 """The largest dependence of a block on the one before that is believed."""
+FEWEST = 8
+"""Blocks are joined, to see slow dependence, into no fewer than this many."""
 
 
 def over_users(difference: Array, weight: Array | None = None) -> Interval:
@@ -47,10 +50,61 @@ def over_blocks(differences: Sequence[float] | Array, stretches: int = STRETCHES
     return Interval(mean, mean - found.half_width, mean + found.half_width, len(blocks))
 
 
+def changes(differences: Array) -> Array:
+    """After each block (the last axis), how many blocks so far differ from the one before, by more than rounding."""
+    x = np.asarray(differences, dtype=np.float64)
+    count = np.zeros(x.shape, dtype=np.int64)
+    count[..., 1:] = (~np.isclose(x[..., 1:], x[..., :-1], rtol=1e-9, atol=0)).cumsum(-1)
+    return count
+
+
+def independent_blocks(differences: Array) -> Array:
+    """After each block (the last axis), how many independent blocks would tell as much of the mean as those so far.
+
+    As for an autoregression of order one: t blocks whose neighbours have the correlation r tell as much as
+    t (1 - r) / (1 + r). Neighbours that hardly go together may still share a slow part, which shows between longer
+    stretches. So the same is asked of blocks joined by L = 2, 4, 8, ..., while there are at least `FEWEST`: if the sums
+    of L blocks have the variance V, and single ones v, it is t (L v / V) (1 - r) / (1 + r). The least is taken. Each
+    r counts with its bias and a part of its standard error on top: all of it for single blocks, and half for joined
+    ones, since the least of several is cautious already.
+    """
+    x = np.asarray(differences, dtype=np.float64)
+    x = x - x[..., :1]  # the sums below then lose no digits to a large mean
+    t = np.arange(1, x.shape[-1] + 1)
+    total = x.cumsum(-1)
+    mean = total / t
+    variance = np.square(x).cumsum(-1) / t - mean**2
+    dependence = np.ones_like(x)
+    length = 1
+    while length == 1 or length * FEWEST <= x.shape[-1]:
+        joined = total.copy()  # sums of so many blocks, up to each block
+        joined[..., length:] -= total[..., :-length]
+        joined[..., : length - 1] = 0
+        before = np.zeros_like(x)
+        before[..., length:] = joined[..., :-length]
+        after = joined.copy()
+        after[..., : 2 * length - 1] = 0
+        level, many = length * mean, t / length
+        sums, pairs = np.maximum(t - length + 1, 1), np.maximum(t - 2 * length + 1, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            square = (np.square(joined).cumsum(-1) - 2 * level * joined.cumsum(-1)) / sums + level**2
+            product = ((after * before).cumsum(-1) - level * (after + before).cumsum(-1)) / pairs + level**2
+            related = product / square
+            # Estimated from so many, it is too low by (1 + 3 related) / many on average (Kendall).
+            related += (1 + 3 * related) / many + (1.0 if length == 1 else 0.5) / np.sqrt(many)
+            related = np.clip(related, 0.0, STRONGEST)
+            found = square / (length * variance) * (1 + related) / (1 - related)
+        seen = (length == 1) | (many >= FEWEST)
+        dependence = np.where(seen, np.fmax(dependence, found), dependence)
+        length *= 2
+    worth: Array = t / dependence
+    return worth
+
+
 def confidence_sequence(
     differences: Array, alpha: float = 0.05, first_look: int = FIRST_LOOK, sharpest: int = 100
 ) -> tuple[Array, Array]:
-    """Lower and upper ends after each block (the last axis), together valid at every look with chance 1 - alpha.
+    """Lower and upper ends after each block (the last axis), for all looks together at about 1 - alpha.
 
     It inverts the t test that may be watched: with u = t^2 / (n - 1) from n blocks, and c chosen so that the interval
     is about narrowest after `sharpest` blocks, the Bayes factor
@@ -58,11 +112,16 @@ def confidence_sequence(
         sqrt(c / (n + c)) ((1 + u) / (1 + u c / (n + c)))^(n / 2)
 
     of "some difference" over "none" is a martingale where there is none, so the chance that it ever reaches 1 / alpha
-    is at most alpha (Ville). That is exact for independent normal differences. For others it holds as the central limit
-    theorem does, so nothing is said before `first_look` blocks: the ends are infinite there. Blocks may depend on
-    each other as in an autoregression of order one: n is then the number of independent blocks that would tell as much,
-    by the correlation of neighbours and one standard error more. Mean and variance may change along the stream; what is
-    covered is then the mean so far.
+    is at most alpha (Ville). That is exact for independent normal differences. For others it is an approximation that
+    gets better with the number of blocks: n is then `independent_blocks`, which sees dependence that dies out over a
+    few blocks, and the end on the side of the longer tail is moved out by s g (1 + 2 z^2) / (6 n) (Johnson; s: standard
+    deviation, g: skewness, z: half the width in standard errors). The first looks cannot see a dependence about as long
+    as themselves and are then too sure: docs/ab.md has how often.
+
+    Ends are infinite where nothing can be said: before `first_look` blocks, with too few independent ones, and until
+    half as many blocks as `first_look` differ from the one before. Blocks that are all alike show no variance, and how
+    far the next may lie from them is unknown. Mean and variance may change along the stream; what is covered is then
+    the mean so far.
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
@@ -70,29 +129,31 @@ def confidence_sequence(
         raise ValueError(f"first_look must be at least 2 blocks, got {first_look}")
     x = np.asarray(differences, dtype=np.float64)
     t = np.arange(1, x.shape[-1] + 1)
+    n = np.maximum(independent_blocks(x), 1.0)
     start = x[..., :1]
+    differ = changes(x)
     x = x - start  # the sums below then lose no digits to a large mean
     mean = x.cumsum(-1) / t
-    variance = np.maximum(np.square(x).cumsum(-1) / t - mean**2, 0.0)
-    products = np.zeros_like(x)
-    products[..., 1:] = (x[..., 1:] * x[..., :-1]).cumsum(-1)
-    # The sum of (x_i - mean) (x_{i-1} - mean) over i = 2..t.
-    covariance = products - mean * (2 * t * mean - x[..., :1] - x) + (t - 1) * mean**2
+    square = np.square(x).cumsum(-1) / t
+    variance = np.maximum(square - mean**2, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        related = np.where(variance > 0, covariance / (t * variance), 0.0)
-        # Estimated from t blocks, it is too low by (1 + 3 related) / t on average (Kendall).
-        related = np.clip(related + (1 + 3 * related) / t + 1 / np.sqrt(t), 0.0, STRONGEST)
-        n = np.maximum(t * (1 - related) / (1 + related), 1.0)
         c = sharpest / (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1)
         reached = np.exp((np.log((n + c) / c) - 2 * math.log(alpha)) / n)
         u = np.where(reached * c < n + c, (reached - 1) / (1 - reached * c / (n + c)), math.inf)
         half = np.sqrt(variance * t / (t - 1) * u * (n - 1) / n)
-    half = np.where(t < first_look, math.inf, np.where(variance > 0, half, 0.0))
-    return start + mean - half, start + mean + half
+        third = (x**3).cumsum(-1) / t - 3 * mean * square + 2 * mean**3
+        tail = third / variance * (1 + 2 * half**2 * n / variance) / (6 * n)
+    known = (t >= first_look) & (differ >= first_look // 2) & (variance > 0) & np.isfinite(half)
+    low = np.where(known, start + mean - half + np.minimum(tail, 0.0), -math.inf)
+    high = np.where(known, start + mean + half + np.maximum(tail, 0.0), math.inf)
+    return low, high
 
 
 class ConfidenceSequence:
-    """An interval for the mean paired difference that may be looked at after every block, and acted on."""
+    """An interval for the mean paired difference that may be looked at after every block, and acted on.
+
+    See `confidence_sequence` for what it rests on: dependence between blocks must die out over a few of them.
+    """
 
     def __init__(self, alpha: float = 0.05, first_look: int = FIRST_LOOK, sharpest: int = 100) -> None:
         self.alpha, self.first_look, self.sharpest = alpha, first_look, sharpest
@@ -108,7 +169,7 @@ class ConfidenceSequence:
 
     @property
     def interval(self) -> Interval:
-        """The mean so far and the ends valid now and at every other look; infinite before the first."""
+        """The mean so far and the ends made for this and every other look; infinite where nothing can be said."""
         count = len(self._differences)
         if count == 0:
             return Interval(math.nan, -math.inf, math.inf, 0)

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cadam.intervals import Interval
-from cadam.online.evidence import confidence_sequence, first_alarm, over_blocks, over_users, recovery, relatedness
+from cadam.online.evidence import (
+    FIRST_LOOK,
+    changes,
+    confidence_sequence,
+    first_alarm,
+    over_blocks,
+    over_users,
+    recovery,
+    relatedness,
+)
 
 from .. import palette
 from ..experiment import Array, Cell, Data, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
 AS_IT_IS = "as it is"
 MAIN = "gauc by impressions"
 AT_ANOTHER_TIME = "at another time"
-UNWATCHED = "too few independent blocks to say whether it holds at another time: it takes more events"
+SAME = "no difference within any block"
+ALIKE = "too few blocks differ from the one before to say whether it holds at another time"
+TOO_FEW = "too few independent blocks to say whether it holds at another time: it takes more events"
 LEAST_COST = 0.02
 """A planted change that adds less than this share to the log loss leaves nothing to recover from."""
 NAMES = {MAIN: "GAUC by impressions", "gauc by user": "GAUC by user", "auc": "AUC", "log loss": "log loss"}
@@ -153,6 +164,17 @@ class Evidence:
         """The block after which the sequence first excluded 0; 0 if it never did."""
         return int(first_alarm(self.low, self.high)) if len(self.by_block) else 0
 
+    @property
+    def silent(self) -> str:
+        """Why the sequence says nothing at the end; empty if it does."""
+        if math.isfinite(self.watched.low):
+            return ""
+        if len(self.by_block) < FIRST_LOOK:
+            return TOO_FEW
+        if not self.by_block.any():
+            return SAME
+        return ALIKE if changes(self.by_block)[-1] < FIRST_LOOK // 2 else TOO_FEW
+
 
 def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
     """From results in the same order of seeds; None if a run diverged, wholly or so that it lost events.
@@ -185,10 +207,10 @@ def verdict(seeds: Comparison, found: Evidence) -> str:
     if len(open_to) == len(signs):
         return "no difference seen"
     if open_to or len(set(signs.values())) > 1:
-        if math.isinf(watched.low) and AT_ANOTHER_TIME in open_to:
+        if found.silent:
             others = [what for what in open_to if what != AT_ANOTHER_TIME]
             otherwise = f"it might be otherwise {' and '.join(others)}, and " if others else ""
-            return f"not settled: {otherwise}{UNWATCHED}"
+            return f"not settled: {otherwise}{found.silent}"
         return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
     name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
     return f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}{seeds.qualifier}"
@@ -269,10 +291,10 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
             continue
         unit = "users" if what == "over users" else "blocks"
         words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
-        if math.isinf(interval.low):
-            words = "too few independent blocks to say anything: it takes more events"
+        if what.startswith("watched") and found.silent:
+            words = found.silent
         if what.startswith("watched") and found.alarm:
-            words += f" since block {found.alarm}" if _sign(interval) else f"; did not at block {found.alarm}"
+            words += f" since block {found.alarm}" if _sign(interval) else f"; excluded 0 at block {found.alarm}"
         rows.append(
             Row(
                 f"{condition}: the same, {what}",
@@ -282,7 +304,7 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
                 seeds,
                 0.0,
                 words,
-                "" if floor is None else f"{floor.mean:+.4f} ± {floor.half_width:.4f}",
+                "" if floor is None else f"{floor:+.4f}",
                 {"difference": interval.mean, "low": interval.low, "high": interval.high},
             )
         )
@@ -390,11 +412,12 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
             reach = max(reach, abs(end.mean) + 3 * end.half_width if math.isfinite(end.low) else 0.0)
     if reach > 0:
         watched.set_ylim(-reach, reach)  # the first looks are too wide to show
+    if watched.lines:
+        watched.legend(loc="best")
     watched.axhline(0, color=palette.INK, lw=0.8)
     watched.set(
         xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Watched: mean so far, valid interval"
     )
-    watched.legend(loc="best")
     made = {
         "Left: prediction of the next events, mean over seeds. Middle: the difference as it was seen after each block, "
         "with the interval that may be watched; grey is the baseline against itself. Right: log loss by learning rate, "
@@ -472,8 +495,9 @@ CLAIM = "In production, CAdam raises GAUC over Adam by 0.26 points on average (t
 MEASURE = (
     "GAUC: how often, within a user, an event that happened is ranked above one that did not, averaged over users (by "
     "impressions: each as often as they come); 0.5 is guessing. Log loss: how surprising the labels are, less is "
-    "better. Watched: the interval may be looked at after every block, and holds the truth at all looks with 95% "
-    "certainty."
+    "better. Watched: the interval may be looked at after every block; over all looks together it holds the truth with "
+    "about 95% certainty, if blocks are long enough that what is left of their dependence dies out over a few of them. "
+    "Ups and downs about as long as the stretch watched make it too sure."
 )
 
 
