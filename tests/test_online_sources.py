@@ -487,6 +487,47 @@ def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name
         followed(path, form).load_state_dict(state)
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize("begun", [False, True], ids=["at its beginning", "behind the names"])
+def test_a_rotated_file_is_told_from_the_new_one_where_they_look_alike(form: str, begun: bool, tmp_path: Path) -> None:
+    """Before the position is nothing, or what every such file begins with."""
+    path = tmp_path / "a[1]"
+    write_lines(path, 0 if begun and form == "csv" else 5, 0, form)
+    source = followed(path, form)
+    if begun and form == "csv":
+        next(iter(source))
+        assert source.offset > 0
+        with path.open("a") as file:
+            file.writelines(write_row(number, form) for number in range(5))
+    state = source.state_dict()
+    rotate(path, "rename")
+    write_lines(path, 3, 1000, form)
+    again = followed(path, form)
+    again.load_state_dict(state)
+    assert until(iter(again), 1002) == [*range(5), *range(1000, 1003)]
+    del state["file"]  # as of an older version: the file under the path is taken
+    old = followed(path, form)
+    old.load_state_dict(state)
+    assert until(iter(old), 1002) == [*range(1000, 1003)]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_file_that_is_replaced_by_itself_and_more_is_not_read_twice(form: str, tmp_path: Path) -> None:
+    """As rsync and editors do."""
+    path = tmp_path / "a"
+    write_lines(path, 5, 0, form)
+    source = followed(path, form)
+    batches = iter(source)
+    assert until(batches, 4) == list(range(5))
+    new = tmp_path / "new"
+    new.write_bytes(path.read_bytes() + write_row(5, form).encode())
+    new.rename(path)
+    assert until(batches, 5) == [5]
+    again = followed(path, form)
+    again.load_state_dict(source.state_dict())
+    assert until(iter(again), -1, looks=3) == []
+
+
 def test_a_position_after_a_line_that_is_too_long_is_known_again(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("x" * 700_000 + "y" * 5 + "\n" + write_row(1, "jsonl"))

@@ -27,7 +27,7 @@ logger = logging.getLogger("cadam.online")
 Loss = Callable[[Tensor, Tensor], Tensor]
 Unmatched = Literal["drop", "negative"]
 UNSCORED = 1000  # so many events in a row without a finite score, or not to be learnt from, are the model's fault
-SURE = 3  # so many events ahead by more than the horizon, or batches behind by more, set the clock
+SURE = 3  # so many events in a row that are ahead by more than the horizon set the clock
 FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
 NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
 Stream = Iterable["Events | Labels | Batch | None"]
@@ -98,7 +98,7 @@ class Learner:
 
         self.events = self.learned = self.steps = self.poisoned = self.unscored = self.unlearned = 0
         self.clock, self.last_time = -math.inf, math.nan
-        self.ahead = self.behind = 0  # events, and batches, in a row that the clock does not believe
+        self.ahead = self.doubted = 0  # events in a row that the clock does not believe, and from which on
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
         self.saved = True  # whether the disk took the last checkpoint
         self._saved_when, self._unsaved = time.monotonic(), False
@@ -112,6 +112,7 @@ class Learner:
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._finite = {name for name, value in model.named_buffers() if _is_finite(value)}  # a mask may never be
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
 
@@ -168,9 +169,11 @@ class Learner:
             labelled = columns if known.all() else {name: values[known] for name, values in columns.items()}
             self.pending.finish(labelled["id"].tolist())
             self._settle(labelled, files.LABEL)
+        if again is not None:
+            self._observe(self.pending.waited_for(again))
         if not known.all():
             self._wait({name: values[~known] for name, values in columns.items() if name != "label"})
-        if again is not None:
+        if again is not None:  # of events that came a moment ago, in this batch
             self._observe(self.pending.waited_for(again))
         self._expired(self.pending.expire(self.clock))
         return scores
@@ -200,8 +203,7 @@ class Learner:
                 self._refuse(columns, np.flatnonzero(~usable), failed)
                 columns = {name: values[usable] for name, values in columns.items()}
         if len(times):
-            median, self.last_time = _median_and_largest(times)
-            self._tick(median, len(times))
+            self._tick(times)
         again = None
         if events.ids is not None:
             new = self.pending.new(columns["id"].tolist())
@@ -212,20 +214,23 @@ class Learner:
                 columns = {name: values[new] for name, values in columns.items()}
         return scores, columns, again
 
-    def _tick(self, median: float, count: int) -> None:
-        """Set the clock to the time of a batch, if that is later.
+    def _tick(self, times: Array) -> None:
+        """Set the clock to the median time of a batch, if that is later.
 
-        A single event that is dated years ahead must not end everyone's wait, nor stop the clock until then.
+        A single event that is dated years ahead must not end everyone's wait, nor stop the clock until then. Those that
+        came while the clock was in doubt have come at the time that it is set to.
         """
-        horizon = self.pending.horizon
-        self.ahead = self.ahead + count if median > self.clock + horizon else 0
-        self.behind = self.behind + 1 if median < self.clock - horizon else 0
-        if self.behind >= SURE:
-            logger.warning("the events' time has gone back by more than the horizon, from %g to %g", self.clock, median)
-            self.clock, self.behind = median, 0
-            self.pending.set_back(median)
-        elif median > self.clock and (not self.ahead or self.ahead >= SURE or self.clock == -math.inf):
+        median, self.last_time = _median_and_largest(times)
+        limit = self.clock + self.pending.horizon
+        if median <= limit or self.clock == -math.inf:
+            self.clock, self.ahead = max(self.clock, median), 0
+            return
+        if not self.ahead:
+            self.doubted = self.pending.tail
+        self.ahead += int((times > limit).sum())
+        if self.ahead >= SURE:
             self.clock, self.ahead = median, 0
+            self.pending.came_at(median, self.doubted)
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -303,18 +308,15 @@ class Learner:
 
     def _check_finite(self) -> None:
         """Of weights, buffers and the optimizer's state: an infinite second moment holds a weight still for ever."""
-        names = {}
-        for name, value in (*self.model.named_parameters(), *self.model.named_buffers()):
-            names[value] = name
-            self._refuse_infinite(name, value)
+        found: dict[str, Tensor] = dict(self.model.named_parameters())
+        names = {value: name for name, value in found.items()}
+        found |= {name: value for name, value in self.model.named_buffers() if name in self._finite}
         for param, state in self.optimizer.state.items():
-            for kind, value in state.items():
-                if isinstance(value, Tensor):
-                    self._refuse_infinite(f"the optimizer's {kind} of {names.get(param, 'a parameter')}", value)
-
-    def _refuse_infinite(self, name: str, value: Tensor) -> None:
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
+            whose = names.get(param, "a parameter")
+            found |= {f"the optimizer's {kind} of {whose}": v for kind, v in state.items() if isinstance(v, Tensor)}
+        for name, value in found.items():
+            if not _is_finite(value):
+                raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
 
     def _put_aside(self, poison: Sequence[Poison]) -> None:
         before, self.poisoned = self.poisoned, self.poisoned + len(poison)
@@ -372,14 +374,9 @@ class Learner:
         while self._waiting_to_learn - start >= least:
             part = {name: values[start : start + size] for name, values in columns.items()}
             start = min(start + size, self._waiting_to_learn)
-            try:
-                loss = self._loss_of(part)
-            except NOT_THE_EVENTS:
-                raise
-            except Exception as error:
-                self._not_learnt(part, error)
-            else:
-                self._update(loss, len(part["label"]))
+            error = self._train(part)
+            if error is not None and not self.steps:
+                raise error  # a model that cannot be trained on any of its first events is wrong itself
         left = self._waiting_to_learn - start
         self._ready = [{name: values[start:].copy() for name, values in columns.items()}] if left else []
         self._waiting_to_learn = left
@@ -401,20 +398,34 @@ class Learner:
         self.learned += count
         self.unlearned = 0
 
-    def _not_learnt(self, columns: Columns, error: Exception) -> None:
-        """Set aside events that the model has scored but cannot be trained on, such as a single one by batch norm.
+    def _train(self, columns: Columns) -> Exception | None:
+        """A step, or if the model refuses it, two half as long; what it refuses alone is set aside. The last refusal.
 
-        A model that cannot be trained on its first events is wrong itself; later, `UNSCORED` in a row say so.
+        The model has scored these events. What it cannot be trained on may be a single one, by batch norm.
         """
-        self.unlearned += len(columns["label"])
-        if not self.steps or self.unlearned > UNSCORED:
+        try:
+            loss = self._loss_of(columns)
+        except NOT_THE_EVENTS:
+            raise
+        except Exception as error:
+            count = len(columns["label"])
+            if count == 1:
+                self._not_learnt(columns, error)
+                return error
+            halves = (slice(0, count // 2), slice(count // 2, count))
+            refusals = [self._train({name: values[half] for name, values in columns.items()}) for half in halves]
+            return refusals[1] or refusals[0]
+        self._update(loss, len(columns["label"]))
+        return None
+
+    def _not_learnt(self, columns: Columns, error: Exception) -> None:
+        """Set aside an event that the model cannot be trained on; `UNSCORED` in a row are the model's fault."""
+        self.unlearned += 1
+        if self.unlearned > UNSCORED:
             raise error
+        text = str({name.removeprefix(FEATURE): _shown(values[0]) for name, values in columns.items()})
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
-        poison = []
-        for row in range(len(columns["label"])):
-            text = str({name.removeprefix(FEATURE): _shown(values[row]) for name, values in columns.items()})
-            poison.append(Poison(reason, f"after step {self.steps}", text[:4096], len(text)))
-        self._put_aside(poison)
+        self._put_aside([Poison(reason, f"after step {self.steps}", text[:4096], len(text))])
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -456,6 +467,7 @@ class Learner:
             self.log.flush()
         if self.checkpoints is not None and not saved:
             self.save()
+        self._asked = False
         return self
 
     def _save_is_due(self) -> bool:
@@ -616,7 +628,7 @@ class Learner:
 
 _COUNTS = (
     *("events", "learned", "steps", "poisoned", "unscored", "unlearned"),
-    *("clock", "ahead", "behind", "last_time", "saves"),
+    *("clock", "ahead", "doubted", "last_time", "saves"),
 )
 
 
@@ -638,10 +650,14 @@ def _all_finite(*columns: Array) -> bool:
 
 
 def _median_and_largest(values: Array) -> tuple[float, float]:
-    """As np.median, which takes six times as long for the events of a batch."""
-    low, high, last = (len(values) - 1) // 2, len(values) // 2, len(values) - 1
-    ordered = np.partition(values, (low, high, last))
-    return float(ordered[low] / 2 + ordered[high] / 2), float(ordered[last])
+    """As np.median, which takes six times as long for the events of a batch; of two in the middle the smaller one."""
+    middle, last = (len(values) - 1) // 2, len(values) - 1
+    ordered = np.partition(values, (middle, last))
+    return float(ordered[middle]), float(ordered[last])
+
+
+def _is_finite(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
 
 
 def _shown(value: Any) -> Any:

@@ -244,10 +244,11 @@ class Pending:
             self.counts.strange_labels += 1
         return self._let_go(max(end, crowded), crowded)
 
-    def set_back(self, clock: float) -> None:
-        """The clock was wrong: nothing has arrived later than now."""
-        self.arrivals = deque((min(arrived, clock), end) for arrived, end in self.arrivals)
-        self.early = {key: (label, min(arrived, clock)) for key, (label, arrived) in self.early.items()}
+    def came_at(self, clock: float, first: int) -> None:
+        """The events from a number on have come at this time, and so have the last labels without an event."""
+        last = max((arrived for _, arrived in self.early.values()), default=clock)
+        self.arrivals = deque((clock if end > first else arrived, end) for arrived, end in self.arrivals)
+        self.early = {k: (label, clock if arrived == last else arrived) for k, (label, arrived) in self.early.items()}
 
     def expire_all(self) -> Columns | None:
         """All that wait, oldest first."""

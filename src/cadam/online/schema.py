@@ -330,9 +330,7 @@ def _from_array(values: Array, kind: Kind) -> tuple[Array, dict[int, str]] | Non
         if kind.name == "time":
             array = values.astype(np.float64)
             return (array, {}) if np.isfinite(array).all() else None
-        with np.errstate(over="ignore"):
-            array = values.astype(np.float32)
-        return (array, {}) if (np.abs(array) <= LARGEST).all() else None
+        return (values.astype(np.float32), {}) if (np.abs(values.astype(np.float64)) <= LARGEST).all() else None
     if kind.name in ("integer", "category", "hash") and values.dtype.kind in "iu":
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None

@@ -70,6 +70,7 @@ class LinesSource:
         if not self.pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
         self.headless = fields is not None or format == "jsonl"
+        self.file = 0 if self.pipe else os.stat(path).st_ino  # by which the system knows it
         self.opened = self.path  # or where the file that was under the path is now
         self.over = False  # whether all was read that is to be had of the file that is open
         self.offset = self.line = 0  # bytes and lines of what was given so far
@@ -77,28 +78,39 @@ class LinesSource:
         self.unfinished = 0  # bytes of the last line, if it was left
 
     def __iter__(self) -> Iterator[Batch | None]:
+        anew = False
         while True:
-            descriptor = sys.stdin.fileno() if self.pipe else os.open(self.opened, os.O_RDONLY)
+            try:
+                descriptor = sys.stdin.fileno() if self.pipe else os.open(self.opened, os.O_RDONLY)
+            except FileNotFoundError:
+                if not anew:
+                    raise
+                yield None  # the old one is gone, and the new one still to come
+                time.sleep(self.poll)
+                continue
             self.over = False
             try:
                 if not self.pipe:
-                    if _before(descriptor, self.offset) != self.before:
-                        raise ValueError(self._another(self.offset))
-                    os.lseek(descriptor, self.offset, os.SEEK_SET)
+                    self._go_to_position(descriptor, anew)
                 yield from self._batches(descriptor)
             finally:
                 if not self.pipe:
                     os.close(descriptor)
             if not self.over:
                 return
-            self.opened = self.path
+            self.opened, anew = self.path, True
+
+    def _go_to_position(self, descriptor: int, anew: bool) -> None:
+        """A new file that begins as the old one did is the old one with more at its end; another is read as a whole."""
+        if _before(descriptor, self.offset) != self.before:
+            if not anew:
+                raise ValueError(self._another(self.offset))
             self.offset = self.line = 0
             self.before = b""
             if not self.headless:
                 self.fields = None
-            while not os.path.exists(self.path):
-                yield None
-                time.sleep(self.poll)
+        self.file = os.fstat(descriptor).st_ino
+        os.lseek(descriptor, self.offset, os.SEEK_SET)
 
     def _batches(self, descriptor: int) -> Iterator[Batch | None]:
         lines: list[tuple[bytes, int]] = []
@@ -241,7 +253,7 @@ class LinesSource:
     def state_dict(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"fields": self.fields} if self.fields is not None else {}
         if not self.pipe:
-            fields["before"] = hashlib.sha256(self.before).hexdigest()
+            fields |= {"before": hashlib.sha256(self.before).hexdigest(), "file": self.file}
         return {"source": self.format, "offset": self.offset, "line": self.line, **fields}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,7 +265,7 @@ class LinesSource:
             )
             return
         offset = state["offset"]
-        found = self._find(offset, state["before"])
+        found = self._find(offset, state["before"], state.get("file"))  # older states do not have the last
         if found is None:
             raise ValueError(self._another(offset))
         if found != self.path:
@@ -263,15 +275,17 @@ class LinesSource:
                 *(self.path, found),
             )
         self.opened, self.offset, self.line = found, offset, state["line"]
-        self.before = _before_in(found, offset)
+        self.before, self.file = _before_in(found, offset), os.stat(found).st_ino
 
-    def _find(self, offset: int, before: str) -> str | None:
+    def _find(self, offset: int, before: str, file: int | None) -> str | None:
         """Where the file is that was read up to the offset: under the path or, if it is followed, rotated away.
 
-        Of files that are rotated the old one lies beside the new, under the same name with something after it.
+        Of files that are rotated the old one lies beside the new, under the same name with something after it. All may
+        look alike up to the position, if that is at the beginning or behind the names of the fields.
         """
         beside = sorted(glob.glob(f"{glob.escape(self.path)}?*")) if self.follow else []
-        for path in [self.path, *filter(os.path.isfile, beside)]:
+        paths = [self.path, *filter(os.path.isfile, beside)]
+        for path in sorted(paths, key=lambda path: os.stat(path).st_ino != file):
             if hashlib.sha256(_before_in(path, offset)).hexdigest() == before:
                 return path
         return None
