@@ -251,6 +251,10 @@ def test_good_times_between_bad_ones_keep_the_clock() -> None:
     many.time[:] = 3, 3, 1e12, 1e12
     ours.predict(many)
     assert (ours.clock, ours.metrics()["expired"]) == (3, 0)
+    three = events(3, first=300, labels=False)
+    three.time[:] = 3, 1e12, 1e12  # two that are ahead, and not three
+    ours.predict(three)
+    assert ours.clock == 3
 
 
 def test_the_clock_does_not_go_back() -> None:
@@ -630,7 +634,14 @@ def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, mo
     assert (ours.events, ours.stopped) == (0, True)
     ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
     assert (ours.events, ours.stopped) == (160, False)
-    ours.reports = [lambda _: ours.stop() if ours.events == 320 else None]  # in the last batch, which ends it anyway
+
+    class Late:
+        def __call__(self, _: Learner) -> None: ...
+
+        def end(self, learner: Learner) -> None:
+            learner.stop()  # when there is nothing left to stop
+
+    ours.reports = [Late()]
     ours.run(Replayed([events(20, first=160 + 20 * n) for n in range(8)]))
     ours.run(Replayed([events(20, first=320 + 20 * n) for n in range(8)]))
     assert (ours.events, ours.stopped) == (480, False)

@@ -404,16 +404,21 @@ def until(batches: Iterator[Batch | None], last: int, looks: int = 400) -> list[
     return seen
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-@pytest.mark.parametrize("count", [3, 500])
-@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+WAYS = [(way, count, form) for way in ("copytruncate", "rename") for count in (3, 500) for form in ("csv", "jsonl")]
+
+
+def hundred_lines(path: Path, form: str) -> tuple[LinesSource, Iterator[Batch | None]]:
+    write_lines(path, 100, 0, form)
+    source = followed(path, form)
+    return source, iter(source)
+
+
+@pytest.mark.parametrize(("way", "count", "form"), WAYS)
 def test_a_file_that_is_rotated_while_it_is_followed_is_gone_on_with(
     way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a"
-    write_lines(path, 100, 0, form)
-    source = followed(path, form)
-    batches = iter(source)
+    source, batches = hundred_lines(path, form)
     assert until(batches, 99) == list(range(100))
     if way == "rename":
         with path.open("a") as file:  # more comes to the old one, also when it has another name and there is no new one
@@ -461,16 +466,12 @@ def test_half_a_line_at_the_end_of_a_file_that_was_rotated_away_is_said_to_be_lo
     assert "its last line, of 5 bytes without a line break, is lost" in caplog.text
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-@pytest.mark.parametrize("count", [3, 500])
-@pytest.mark.parametrize("way", ["copytruncate", "rename"])
+@pytest.mark.parametrize(("way", "count", "form"), WAYS)
 def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name_or_refused(
     way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a"
-    write_lines(path, 100, 0, form)
-    source = followed(path, form)
-    batches = iter(source)
+    source, batches = hundred_lines(path, form)
     first = until(batches, 39)
     rotate(path, way)
     write_lines(path, count, 1000, form)
