@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -247,6 +250,17 @@ def test_runs_side_by_side_are_as_they_are_alone(images: Images, lanes: int) -> 
     assert most == min(lanes, len(seeds))
     for seed in seeds:
         assert all(np.array_equal(getattr(found[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, True), ({"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}, False)])
+def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: bool) -> None:
+    """Unless told otherwise."""
+    code = "import cadam.lab.images.train, torch._inductor.config as c; print(c.quiesce_async_compile_pool)"
+    others = {name: value for name, value in os.environ.items() if "QUIESCE" not in name}
+    found = subprocess.run([sys.executable, "-c", code], env=others | asked, capture_output=True, text=True)
+    if "AttributeError" in found.stderr:
+        pytest.skip("this torch always keeps them")
+    assert found.stdout.strip() == str(not kept), found.stderr
 
 
 @pytest.mark.cuda

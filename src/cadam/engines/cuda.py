@@ -65,7 +65,7 @@ def _direct() -> bool:
     """May a compiled kernel be launched as it is? Known of these versions of Triton only."""
     import triton  # type: ignore[import-not-found,unused-ignore]
 
-    return str(triton.__version__).startswith(("3.6.",))
+    return str(triton.__version__).startswith(("3.6.", "3.7."))
 
 
 @dataclass(frozen=True)
