@@ -238,6 +238,15 @@ def test_what_comes_after_a_pause_is_waited_for_from_then_on(tmp_path: Path) -> 
     ours.close()
 
 
+def test_a_label_from_before_a_pause_has_waited_through_it() -> None:
+    ours = learner(horizon=60)
+    for number, batch in enumerate(one_by_one([0, 10, 20, 1000, 1001, 1002])):
+        if number == 1:
+            ours.observe([77], [1])
+        ours.predict(batch)
+    assert ours.metrics()["strange labels"] == 1
+
+
 def test_good_times_between_bad_ones_keep_the_clock() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 1e12, 1, 1e12, 2, 1e12, 1e12, 3]):

@@ -139,7 +139,8 @@ class DistributedLearner(Learner):
             for step in range(max(map(len, sizes))):
                 self._of_all = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
                 end = ends[step] if step < len(ends) else start
-                self._step({n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns())
+                part = {n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns()
+                self._update(self._loss_of(part), len(part["label"]))
                 start = end
             left = waiting - start
             self._ready = [{name: values[start:].copy() for name, values in ready.items()}] if left else []

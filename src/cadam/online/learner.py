@@ -229,8 +229,8 @@ class Learner:
             self.doubted = self.pending.tail
         self.ahead += int((times > limit).sum())
         if self.ahead >= SURE:
+            self.pending.came_at(median, self.doubted, self.clock)
             self.clock, self.ahead = median, 0
-            self.pending.came_at(median, self.doubted)
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -380,9 +380,6 @@ class Learner:
         left = self._waiting_to_learn - start
         self._ready = [{name: values[start:].copy() for name, values in columns.items()}] if left else []
         self._waiting_to_learn = left
-
-    def _step(self, columns: Columns) -> None:
-        self._update(self._loss_of(columns), len(columns["label"]))
 
     def _loss_of(self, columns: Columns) -> Tensor:
         features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}

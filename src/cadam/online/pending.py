@@ -244,11 +244,10 @@ class Pending:
             self.counts.strange_labels += 1
         return self._let_go(max(end, crowded), crowded)
 
-    def came_at(self, clock: float, first: int) -> None:
-        """The events from a number on have come at this time, and so have the last labels without an event."""
-        last = max((arrived for _, arrived in self.early.values()), default=clock)
+    def came_at(self, clock: float, first: int, before: float) -> None:
+        """Events from a number on have come at this time, and so have labels without an event since the one before."""
         self.arrivals = deque((clock if end > first else arrived, end) for arrived, end in self.arrivals)
-        self.early = {k: (label, clock if arrived == last else arrived) for k, (label, arrived) in self.early.items()}
+        self.early = {k: (label, clock if arrived >= before else arrived) for k, (label, arrived) in self.early.items()}
 
     def expire_all(self) -> Columns | None:
         """All that wait, oldest first."""
