@@ -231,7 +231,7 @@ def run_fsdp(rank: int) -> None:
                 for name in ("exp_avg", "exp_avg_sq"):
                     mine, other = again.state[param][name], optimizer.state[param][name]
                     assert_identical(mine.to_local(), other.to_local())
-            own = cls(model.parameters())
+            own = cls(model.parameters(), **how)  # the same engine: others round otherwise
             own.load_state_dict(optimizer.state_dict())
             for opt in (optimizer, own):
                 before = [p.to_local().detach().clone() for p in model.parameters()]
