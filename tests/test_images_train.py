@@ -120,7 +120,9 @@ def test_the_step_is_the_plain_one(images: Images) -> None:
     np.testing.assert_allclose(record.accuracy, accuracy, atol=1 / 64)
     np.testing.assert_allclose(record.alignment, aligned, atol=0.005)
     ours, plain = np.hstack(moved)
-    assert np.isclose(ours, plain, rtol=1e-2, atol=1e-6).mean() > 0.99  # where signs are a matter of rounding, one waits
+    assert (
+        np.isclose(ours, plain, rtol=1e-2, atol=1e-6).mean() > 0.99
+    )  # where signs are a matter of rounding, one waits
     run.model.eval()
     with torch.no_grad():
         turned = torch.rot90(images.test, 1, (2, 3)).float()

@@ -245,11 +245,21 @@ def own_rates(found: Results, condition: Condition) -> dict[str, float]:
 def compared(
     results: Results, condition: Condition, strength: float, pair: tuple[str, str] = ARMS, metric: str = "accuracy"
 ) -> Comparison:
-    """A pair at one strength, beside how far seeds alone move the baseline at the reference strength."""
+    """A pair at one strength, beside how far seeds alone move the baseline at the reference strength.
+
+    Without change nothing stands beside it: these runs belong to all conditions, and the reference to one.
+    """
     arm, baseline = (by_seed(results, condition, strength, name, metric) for name in pair)
     better: Better = "lower" if metric == "recovery" else "higher"
     comparison = statistics.compare(arm, baseline, names=pair, better=better)
-    return replace(comparison, noise=noise(results, condition, pair[1], metric))
+    return replace(comparison, noise=noise(results, condition, pair[1], metric)) if strength else comparison
+
+
+def together(results: Results, condition: Condition, at: Sequence[float], metric: str = "accuracy") -> Comparison:
+    """CAdam and Adam in the mean over some strengths."""
+    arms = [[by_seed(results, condition, strength, arm, metric) for strength in at] for arm in ARMS]
+    means = [{seed: float(np.mean([each[seed] for each in arm])) for seed in arm[0]} for arm in arms]
+    return statistics.compare(*means, names=ARMS, better="higher")
 
 
 def by_seed(
@@ -289,15 +299,23 @@ def claimed(results: Results, condition: Condition, at: Sequence[float]) -> Row:
         )
         comparison = replace(comparison, noise=noise(results, condition, "Adam", "last accuracy"))
         return _row(f"{names[0]} against {names[1]}, test accuracy of the last epoch", "comparable", comparison, tests)
-    turning = changed if condition.name == "sudden" else changed[-1:]
-    speeds = " to ".join(f"{s:g}" for s in dict.fromkeys((turning[0], turning[-1])))
-    names = f"gain at {speeds}°", "gain at 0°"
+    return gains(results, condition, changed if condition.name == "sudden" else changed[-1:], 0)
+
+
+def gains(results: Results, condition: Condition, at: Sequence[float], base: float) -> Row:
+    """How much more CAdam gains at some strengths than at another."""
+    names = f"gain at {_range(condition, at)}", f"gain at {base:g}{condition.unit}"
     comparison = statistics.compare(
-        gain(results, condition, turning), gain(results, condition, [0]), names=names, better="higher"
+        gain(results, condition, at), gain(results, condition, [base]), names=names, better="higher"
     )
-    row = _row(f"CAdam's {names[0]} against that at 0°, in mean test accuracy", "larger", comparison, tests)
+    what = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
+    row = _row(what, "larger", comparison, results.tests())
     words = row.verdict.replace(f"{names[0]} better", "larger").replace(f"{names[0]} worse", "smaller")
     return replace(row, verdict=words)
+
+
+def _range(condition: Condition, at: Sequence[float]) -> str:
+    return " to ".join(f"{s:g}" for s in dict.fromkeys((at[0], at[-1]))) + condition.unit
 
 
 def _row(what: str, paper: str, comparison: Comparison, results: Results) -> Row:
@@ -380,8 +398,20 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
                 )
             )
     whole = claimed(results, condition, at)
-    rows.insert(len(at), whole)
-    told = f"{_counted(comparisons, labels)} {whole.what}: {whole.verdict} ({whole.interval})."
+    more, told = [whole], _counted(comparisons, labels)
+    changed = [strength for strength in at if strength]
+    if len(changed) > 1:
+        where = f"{name}, mean over {_range(condition, changed)}"
+        overall = [
+            _row(f"{where}: {what}", "CAdam higher", together(results, condition, changed, metric), tests)
+            for metric, what in (("accuracy", "mean test accuracy"), ("last accuracy", _MORE["last accuracy"]))
+        ]
+        told = f"{told} Over {_range(condition, changed)} together: {overall[0].verdict} ({overall[0].interval})."
+        more = [*overall, whole]
+        if name == "continuous":
+            more.append(gains(results, condition, changed[-1:], changed[0]))
+    rows[len(at) : len(at)] = more
+    told = f"{told} {whole.what}: {whole.verdict} ({whole.interval})."
     verdict = f"{_rehearsal(results)}{told} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
