@@ -402,10 +402,8 @@ def write_report(options: argparse.Namespace) -> int:
         runs = [_again(request, options.store) for request in requests] or ["cadam reproduce NAME"]
         studies = {cell.experiment for request in requests for cell in request.missing}
         other = sum(path.name != "plan.json" for study in studies for path in (options.store / study).glob("*.json"))
-        there = f" ({other} of other code or other plans are there)" if other else ""
-        print(
-            f"{options.store} has no results{of} by the current code{there}: run `{'; '.join(runs)}`", file=sys.stderr
-        )
+        there = f" by the current code ({other} of other code or other plans are there)" if other else ""
+        print(f"{options.store} has no results{of}{there}: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
