@@ -7,9 +7,14 @@ The compiled function that prepares and launches is the real one.
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_cuda import interpreted, needs_triton
+
+from cadam.engines import cuda
+from cadam.engines.library import UnavailableError
 
 PRETENDED = """
 import ctypes, torch, cadam
@@ -673,3 +678,37 @@ same(a, b)
 """
     done = interpreted(PRETENDED + source)
     assert done.returncode == 0, done.stderr
+
+
+def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 constexpr", **changed: Any) -> Any:
+    """What Triton says of a compiled kernel; None: nothing."""
+    about = {"global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False, "launch_pdl": False}
+    metadata = SimpleNamespace(**{name: value for name, value in (about | changed).items() if value is not None})
+    src = SimpleNamespace(signature=dict(zip("abcd", kinds.split(), strict=False)))
+    return SimpleNamespace(name="k", function=7, packed_metadata=packed, metadata=metadata, src=src)
+
+
+def test_a_kernel_is_launched_as_it_is_only_if_all_is_known_of_it() -> None:
+    assert cuda.Bound.of(triton_s()) == cuda.Bound(7, 128, 128, ("a", "b", "c"))
+    for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
+        with pytest.raises(UnavailableError, match=f"more than usual: 1 blocks, .'{name}'"):
+            cuda.Bound.of(triton_s(**{name: 1}))
+        with pytest.raises(UnavailableError, match=f"without .'{name}'"):
+            cuda.Bound.of(triton_s(**{name: None}))
+    with pytest.raises(UnavailableError, match="2 blocks"):
+        cuda.Bound.of(triton_s((4, 2, 128)))
+    with pytest.raises(UnavailableError, match="says other things"):
+        cuda.Bound.of(triton_s((4, 1, 128, 0)))
+    with pytest.raises(UnavailableError, match="b: fp32"):
+        cuda.Bound.of(triton_s(kinds="*fp32 fp32"))
+
+
+@needs_triton
+@pytest.mark.parametrize(("version", "known"), [("3.5.1", False), ("3.6.0", True), ("3.7.1", True), ("3.8.0", False)])
+def test_versions_of_triton_whose_launches_are_known(
+    version: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", version)
+    assert cuda._direct.__wrapped__() == known

@@ -263,10 +263,11 @@ def test_runs_side_by_side_are_as_they_are_alone(images: Images, lanes: int) -> 
         assert all(np.array_equal(getattr(found[seed], n), getattr(alone[seed], n)) for n in vars(alone[seed]))
 
 
+@pytest.mark.parametrize("first", ["", "import torch._inductor.config; "], ids=["before", "after"])
 @pytest.mark.parametrize(("asked", "kept"), [({}, True), ({"TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "1"}, False)])
-def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: bool) -> None:
-    """Unless told otherwise."""
-    code = "import cadam.lab.images.train, torch._inductor.config as c; print(c.quiesce_async_compile_pool)"
+def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: bool, first: str) -> None:
+    """Unless told otherwise, and whether or not torch has read its settings before."""
+    code = f"{first}import cadam.lab.images.train, torch._inductor.config as c; print(c.quiesce_async_compile_pool)"
     others = {name: value for name, value in os.environ.items() if "QUIESCE" not in name}
     found = subprocess.run([sys.executable, "-c", code], env=others | asked, capture_output=True, text=True)
     if "AttributeError" in found.stderr:

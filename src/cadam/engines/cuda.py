@@ -82,10 +82,15 @@ class Bound:
     @classmethod
     def of(cls, compiled: Any) -> Bound:
         """Raises UnavailableError where a launch takes more than is known here."""
-        warps, ctas, shared = compiled.packed_metadata
-        about = compiled.metadata
+        packed, about = compiled.packed_metadata, compiled.metadata
         wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
-        more = [name for name in wants if getattr(about, name, None)]
+        unknown = [name for name in wants if not hasattr(about, name)]
+        if len(packed) != 3 or unknown:
+            raise UnavailableError(
+                f"Triton says other things of the kernel {compiled.name}: {packed}, without {unknown}"
+            )
+        warps, ctas, shared = packed
+        more = [name for name in wants if getattr(about, name)]
         kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
         more += [f"{name}: {kind}" for name, kind in kinds.items() if kind[0] != "*" and kind not in ("i32", "i64")]
         if ctas != 1 or more:
