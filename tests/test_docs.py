@@ -112,6 +112,8 @@ def across_rates() -> set[str]:
     for model, lr in (("VGG-16", 1e-4), ("VGG-16", 3e-4), ("ResNet-18", 1e-4), ("DenseNet-121", 1e-4)):
         noisy = runs(model, "noise 40", "CAdam", lr, "last accuracy")
         pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last accuracy")))
+    for condition in ("continuous 2", "noise 40"):
+        pairs.append((runs("VGG-16", condition, "CAdam", 3e-4), runs("VGG-16", condition, "CAdam", 1e-4)))
     differences = [statistics.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
     return {in_brackets({"difference": d.mean, "low": d.low, "high": d.high}) for d in differences}
 
@@ -139,6 +141,57 @@ def test_noise_floors_in_the_text_come_from_the_kept_cells() -> None:
     said = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
     assert said
     assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
+
+
+CONDITIONS = {"sudden": "sudden 80°", "continuous": "continuous 2°", "image-noise": "noise 40%"}
+
+
+def result_tables() -> list[str]:
+    """The lines of the tables of what came out, as the kept cells have them."""
+    lines = []
+    for family in ("", "-resnet", "-densenet"):
+        for study, label in CONDITIONS.items():
+            rows = {row.what: row for row in rows_of(f"fig-{study}{family}")}
+            means = [row for what, row in rows.items() if what.endswith(": mean test accuracy") and "over" not in what]
+            name, unit = label.split()[0], label[-1]
+            strengths = ", ".join(row.what.split()[1].rstrip(f"{unit}:") for row in means[1:])
+            numbers = " | ".join(in_brackets(row.values) for row in means)
+            rate = re.search(r"Both at lr ([\d.]+)", verdict_of(f"fig-{study}{family}"))
+            assert rate
+            floor = f"±{means[-1].values['noise floor']:.2f}"
+            lines.append(f"| {name} {strengths}{unit}; {short(rate[1])} | {numbers} | {floor} |")
+    for label in CONDITIONS.values():
+        rows = [row for row in rows_of("tab-image-rates") if row.what.startswith(f"{label}: mean test accuracy")]
+        rates = [re.findall(r"0\.\d+", row.what) for row in rows]
+        own = (
+            f"{in_brackets(rows[1].values)} at {short(rates[1][0])}" if rows[1:] else f"the same, {short(rates[0][0])}"
+        )
+        both, floor = in_brackets(rows[0].values), f"±{rows[0].values['noise floor']:.2f}"
+        lines.append(f"| {label}; {short(rates[0][1])} | {both} | {own} | {floor} |")
+    for row in rows_of("tab-ablation-images"):
+        label, pair, rate = re.findall(r"(.+): (\w+ against \w+), lr (.+)", row.what)[0]
+        arms = pair.split(" against ")
+        numbers = " | ".join(f"{row.values[arm]:.2f}" for arm in arms)
+        papers = [float(number) for number in re.findall(r"\d+\.\d+", row.paper)]
+        first = label if arms[0] == "CSGDM" else ""
+        where = f"{', '.join(arms)}; {short(rate)}"
+        lines.append(f"| {first} | {where} | {numbers} | {in_brackets(row.values)} | {papers[0] - papers[1]:+.2f} |")
+    return lines
+
+
+def short(rate: str) -> str:
+    return rate if float(rate) >= 0.01 else f"{float(rate):.0e}".replace("e-0", "e-")
+
+
+def verdict_of(name: str) -> str:
+    request = kept_request(name)
+    return request.experiment.summary(request.results).verdict
+
+
+def test_the_tables_of_what_came_out_are_those_of_the_kept_cells() -> None:
+    there = [line.strip().replace("**", "") for line in (ROOT / "docs" / "images.md").read_text().splitlines()]
+    results = [line for line in there if INTERVAL.search(line) and line.startswith("|")]
+    assert sorted(results) == sorted(result_tables())
 
 
 def test_what_was_run_of_the_image_study_is_what_is_kept() -> None:
