@@ -233,6 +233,45 @@ def _is_of(cell: Cell, model: str, condition: str) -> bool:
     return cell.model == model and cell.condition.split()[0] == condition
 
 
+SPEEDS = {
+    "one huge tensor, against torch's fused Adam": "one tensor of 537M",
+    "a network's tensors (200 of 26M in all; 161 of 37M)": "161 tensors, 37M",
+    "2,000 tiny tensors": "2,000 tiny tensors",
+    "the dense tensors of a DeepFM": "DeepFM, dense gradients",
+    "a table of 1M x 16, 260,000 ids, against SparseAdam": "rows 1M x 16, fields ids",
+    "1M x 16, half of the ids among a hundred rows": "rows 1M x 16, hot ids",
+    "1M x 16, ids spread evenly": "rows 1M x 16, uniform ids",
+    "1M x 10, the skew of real ids (Zipf)": "rows 1M x 10, zipf ids",
+    "1M x 16 with nine of ten ids one and the same": "rows 1M x 16, skewed ids",
+    "a table of 50M x 16": "rows 50M x 16, fields ids",
+}
+"""What the README calls the cases of `cadam bench`."""
+
+
+def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
+    text = "".join((ROOT / "results" / "cuda" / name).read_text() for name in ("dense.txt", "rows.txt"))
+    outside: dict[str, list[float]] = {}
+    for case, table in re.findall(r"^(\S.*)\n +ms .*\n((?:  .*\n)+)", text, re.MULTILINE):
+        (ratio,) = re.findall(r"cadam\.CAdam  .*\) +(\d+\.\d+)", table)
+        outside.setdefault(case, []).append(float(ratio))
+    graphs: dict[str, dict[str, float]] = {}
+    for found in json.loads((ROOT / "results" / "cuda" / "graphs.json").read_text())["results"]:
+        graphs.setdefault(found["case"].removeprefix("in a graph: "), {})[found["name"]] = found["milliseconds"]
+    said = re.findall(r"^\| (.+) \| .* ?\| ?(.*) \| ?(.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    columns = {name: (first, second) for name, first, second in said if name in SPEEDS}
+    assert columns.keys() == SPEEDS.keys()
+    for name, case in SPEEDS.items():
+        ends = dict.fromkeys(figure(end) for end in (min(outside[case]), max(outside[case]))) if case in outside else ()
+        times = graphs.get(case, {})
+        peer = times.get("torch Adam fused, in a graph", times.get("torch SparseAdam", math.nan))
+        in_graph = figure(peer / times["cadam.CAdam"]) if times else ""
+        assert (columns[name][0].split(",")[0].strip(), columns[name][1].strip()) == (" to ".join(ends), in_graph), name
+
+
+def figure(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
+
+
 def test_every_command_is_in_the_lab_s_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
