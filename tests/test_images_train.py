@@ -120,9 +120,8 @@ def test_the_step_is_the_plain_one(images: Images) -> None:
     np.testing.assert_allclose(record.accuracy, accuracy, atol=1 / 64)
     np.testing.assert_allclose(record.alignment, aligned, atol=0.005)
     ours, plain = np.hstack(moved)
-    assert (
-        np.isclose(ours, plain, rtol=1e-2, atol=1e-6).mean() > 0.99
-    )  # where signs are a matter of rounding, one waits
+    # Not all: where a sign is a matter of rounding, one of the two waits.
+    assert np.isclose(ours, plain, rtol=1e-2, atol=1e-6).mean() > 0.99
     run.model.eval()
     with torch.no_grad():
         turned = torch.rot90(images.test, 1, (2, 3)).float()
@@ -270,7 +269,7 @@ def test_torch_keeps_the_processes_that_compile(asked: dict[str, str], kept: boo
     code = f"{first}import cadam.lab.images.train, torch._inductor.config as c; print(c.quiesce_async_compile_pool)"
     others = {name: value for name, value in os.environ.items() if "QUIESCE" not in name}
     found = subprocess.run([sys.executable, "-c", code], env=others | asked, capture_output=True, text=True)
-    if "AttributeError" in found.stderr:
+    if "quiesce_async_compile_pool does not exist" in found.stderr:
         pytest.skip("this torch always keeps them")
     assert found.stdout.strip() == str(not kept), found.stderr
 

@@ -86,6 +86,12 @@ PAPER = {
     ("noise", "AmsGrad"): (74.28, 77.20),
 }
 """The ablation table of the paper: VGG without and with confidence, at the reference strengths."""
+MEASURES = {
+    "accuracy": "mean test accuracy",
+    "last accuracy": "test accuracy of the last epoch",
+    "recovery": "steps to recover from a shift",
+}
+"""What is compared, in words."""
 DETAIL = 60.0
 DETAIL_STEPS = (1400, 2300)
 """The paper's closer look: degrees, and steps of some 390 an epoch."""
@@ -255,13 +261,6 @@ def compared(
     return replace(comparison, noise=noise(results, condition, pair[1], metric)) if strength else comparison
 
 
-def together(results: Results, condition: Condition, at: Sequence[float], metric: str = "accuracy") -> Comparison:
-    """CAdam and Adam in the mean over some strengths."""
-    arms = [[by_seed(results, condition, strength, arm, metric) for strength in at] for arm in ARMS]
-    means = [{seed: float(np.mean([each[seed] for each in arm])) for seed in arm[0]} for arm in arms]
-    return statistics.compare(*means, names=ARMS, better="higher")
-
-
 def by_seed(
     results: Results, condition: Condition, strength: float, arm: str, metric: str = "accuracy"
 ) -> dict[int, float]:
@@ -281,8 +280,30 @@ def noise(results: Results, condition: Condition, baseline: str, metric: str) ->
 
 def gain(results: Results, condition: Condition, at: Sequence[float]) -> dict[int, float]:
     """How much more accurate CAdam is than Adam, in the mean over some strengths, by seed."""
-    pairs = [[by_seed(results, condition, strength, arm) for arm in ARMS] for strength in at]
-    return {seed: float(np.mean([cadam[seed] - adam[seed] for cadam, adam in pairs])) for seed in pairs[0][0]}
+    cadam, adam = means(results, condition, at)
+    return {seed: cadam[seed] - adam[seed] for seed in cadam}
+
+
+def means(
+    results: Results, condition: Condition, at: Sequence[float], metric: str = "accuracy"
+) -> tuple[dict[int, float], dict[int, float]]:
+    """A metric of CAdam and of Adam in the mean over some strengths, by seed."""
+    cadam, adam = ([by_seed(results, condition, strength, arm, metric) for strength in at] for arm in ARMS)
+    return _mean(cadam), _mean(adam)
+
+
+def _mean(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    return {seed: float(np.mean([each[seed] for each in values])) for seed in values[0]}
+
+
+def overall(results: Results, condition: Condition, at: Sequence[float]) -> list[Row]:
+    """Both arms in the mean over some strengths."""
+    rows = []
+    for metric, paper in (("accuracy", "CAdam higher"), ("last accuracy", "")):
+        comparison = statistics.compare(*means(results, condition, at, metric), names=ARMS, better="higher")
+        what = f"{condition.name}, mean over {_range(condition, at)}: {MEASURES[metric]}"
+        rows.append(_row(what, paper, comparison, results.tests()))
+    return rows
 
 
 def claimed(results: Results, condition: Condition, at: Sequence[float]) -> Row:
@@ -383,40 +404,34 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
     rows = []
     for strength, label, comparison in zip(at, labels, comparisons, strict=True):
         part = tests.where(condition=str(condition.make(strength)))
-        rows.append(_row(f"{label}: mean test accuracy", _paper(condition, strength, family, ARMS), comparison, part))
-    for metric, what in _MORE.items():
+        what = f"{label}: {MEASURES['accuracy']}"
+        rows.append(_row(what, _paper(condition, strength, family, ARMS), comparison, part))
+    for metric in ("last accuracy", "recovery"):
         for strength in at:
             if metric == "recovery" and (name != "sudden" or not strength):
                 continue
             part = tests.where(condition=str(condition.make(strength)))
             rows.append(
                 _row(
-                    f"{condition.label(strength)}: {what}",
+                    f"{condition.label(strength)}: {MEASURES[metric]}",
                     "CAdam sooner" if metric == "recovery" else "",
                     compared(results, condition, strength, metric=metric),
                     part,
                 )
             )
+    told = _counted(comparisons, labels)
     whole = claimed(results, condition, at)
-    more, told = [whole], _counted(comparisons, labels)
+    of_all = [whole]
     changed = [strength for strength in at if strength]
     if len(changed) > 1:
-        where = f"{name}, mean over {_range(condition, changed)}"
-        overall = [
-            _row(f"{where}: {what}", "CAdam higher", together(results, condition, changed, metric), tests)
-            for metric, what in (("accuracy", "mean test accuracy"), ("last accuracy", _MORE["last accuracy"]))
-        ]
-        told = f"{told} Over {_range(condition, changed)} together: {overall[0].verdict} ({overall[0].interval})."
-        more = [*overall, whole]
+        of_all = [*overall(results, condition, changed), whole]
+        told += f" Over {_range(condition, changed)} together: {of_all[0].verdict} ({of_all[0].interval})."
         if name == "continuous":
-            more.append(gains(results, condition, changed[-1:], changed[0]))
-    rows[len(at) : len(at)] = more
-    told = f"{told} {whole.what}: {whole.verdict} ({whole.interval})."
+            of_all.append(gains(results, condition, changed[-1:], changed[0]))
+    rows[len(at) : len(at)] = of_all
+    told += f" {whole.what}: {whole.verdict} ({whole.interval})."
     verdict = f"{_rehearsal(results)}{told} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
-
-
-_MORE = {"last accuracy": "test accuracy of the last epoch", "recovery": "steps to recover from a shift"}
 
 
 def _strengths(results: Results, condition: Condition) -> list[float]:
@@ -430,8 +445,8 @@ def detail_summary(results: Results) -> Summary:
     recovery = compared(results, condition, DETAIL, metric="recovery")
     accuracy = compared(results, condition, DETAIL)
     rows = [
-        _row(f"{condition.label(DETAIL)}: steps to recover from a shift", "CAdam sooner", recovery, part),
-        _row(f"{condition.label(DETAIL)}: mean test accuracy", "CAdam higher", accuracy, part),
+        _row(f"{condition.label(DETAIL)}: {MEASURES['recovery']}", "CAdam sooner", recovery, part),
+        _row(f"{condition.label(DETAIL)}: {MEASURES['accuracy']}", "CAdam higher", accuracy, part),
     ]
     for arm in ARMS:
         before, highest, lowest = _around_shifts(part, arm)
@@ -495,9 +510,9 @@ def rates_summary(results: Results) -> Summary:
         label = condition.label(condition.reference)
         part = results.tests().where(condition=str(condition.make(condition.reference)))
         for lr in dict.fromkeys((rates["Adam"], rates["CAdam"])):
-            for metric, what in (("accuracy", "mean test accuracy"), ("last accuracy", _MORE["last accuracy"])):
+            for metric in ("accuracy", "last accuracy"):
                 comparison = compared_at(results, condition, {**rates, "CAdam": lr}, metric)
-                words = f"{label}: {what}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
+                words = f"{label}: {MEASURES[metric]}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
                 rows.append(_row(words, "", comparison, part))
         same.append(compared_at(results, condition, dict.fromkeys(ARMS, rates["Adam"])))
         own.append(compared_at(results, condition, rates))
