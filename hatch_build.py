@@ -21,7 +21,7 @@ class NativeKernels(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        path = Path(self.root) / "src" / "cadam" / "kernels" / "build.py"
+        path = Path(self.root) / "src" / "cadam" / "engines" / "cpu" / "build.py"
         spec = importlib.util.spec_from_file_location("cadam_kernels_build", path)
         assert spec is not None
         assert spec.loader is not None
@@ -34,7 +34,7 @@ class NativeKernels(BuildHookInterface):
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["artifacts"].append("src/cadam/kernels/native.so")
+        build_data["artifacts"].append("src/cadam/engines/cpu/native.so")
 
 
 def _compile(build: ModuleType) -> str:

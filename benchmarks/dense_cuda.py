@@ -20,8 +20,8 @@ from torch import Tensor
 
 import cadam
 from cadam import bench
-from cadam.engines import library, watch
-from cadam.kernels import build
+from cadam.engines import watch
+from cadam.engines.cpu import build, library
 
 NEVER = 60  # preparations after which none is tried any more
 

@@ -25,8 +25,10 @@ import torch
 
 import cadam
 from cadam import engines
-from cadam.engines import again, cuda, cuda_rows
-from cadam.kernels import build
+from cadam.engines.cpu import build
+from cadam.engines.cuda import dense as cuda
+from cadam.engines.cuda import prepared as again
+from cadam.engines.cuda import rows as cuda_rows
 
 STUB = """
 #include <string.h>
@@ -153,7 +155,7 @@ def main() -> None:
     pretend()
     torch.set_num_threads(1)
     if options.usual:
-        cadam.plan.Plan.prepare = lambda *args: None
+        cadam.engines.plan.Plan.prepare = lambda *args: None
     print("microseconds of the host before a step() returns: median (fastest)")
     cases = {name: partial(measure, shapes) for name, shapes in SHAPES.items()}
     cases |= {"a table": measure_rows, "a table, 60 tensors": partial(measure_rows, dense=60)}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from test_cuda import interpreted, needs_triton
 
-from cadam.engines import cuda
-from cadam.engines.library import UnavailableError
+from cadam.engines.cpu.library import UnavailableError
+from cadam.engines.cuda import dense as cuda
 
 PRETENDED = """
 import ctypes, torch, cadam

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cadam.kernels import build
+from cadam.engines.cpu import build
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +27,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    kernels = tmp_path / "src" / "cadam" / "kernels"
+    kernels = tmp_path / "src" / "cadam" / "engines" / "cpu"
     shutil.copytree(build.SOURCES, kernels / "native")
     shutil.copy(build.__file__, kernels)
     (kernels / "native.so").write_text("older")
@@ -45,7 +45,7 @@ def built(hook: Any, version: str = "standard") -> dict[str, Any]:
 
 
 def library(hook: Any) -> Path:
-    return Path(hook.root) / "src" / "cadam" / "kernels" / "native.so"
+    return Path(hook.root) / "src" / "cadam" / "engines" / "cpu" / "native.so"
 
 
 def test_a_compiler_that_fails_fails_the_build(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_wheel_without_kernels_leaves_those_of_the_source_tree(hook: Any, monk
 def test_a_wheel_packs_no_library_but_the_one_it_made() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert "/src/cadam/kernels/native.so" in targets["wheel"]["exclude"]
+    assert "/src/cadam/engines/cpu/native.so" in targets["wheel"]["exclude"]
     assert "artifacts" not in targets["wheel"]
 
 
@@ -130,4 +130,4 @@ def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeyp
     assert library(hook).read_text() == "compiled\n"
     assert told["pure_python"] is False
     assert told["tag"].startswith("py3-none-")
-    assert told["artifacts"] == ["src/cadam/kernels/native.so"]
+    assert told["artifacts"] == ["src/cadam/engines/cpu/native.so"]

@@ -21,9 +21,9 @@ from torch import Tensor
 
 import cadam
 from cadam import engines
-from cadam.engines import cuda
-from cadam.engines.cuda_rows import CudaRows, check_ids
-from cadam.kernels import triton_dialect
+from cadam.codegen import triton as triton_dialect
+from cadam.engines.cuda import dense as cuda
+from cadam.engines.cuda.rows import CudaRows, check_ids
 from cadam.rules import Rule, Step
 
 needs_cuda = [
@@ -593,7 +593,7 @@ def test_stochastic_rounding_is_unbiased_and_follows_the_seed(layout: str) -> No
 
 def test_the_generated_source_is_up_to_date() -> None:
     assert triton_dialect.FILE.read_text() == triton_dialect.source(), (
-        "a rule or the dialect has changed: run `python -m cadam.kernels.triton_dialect`"
+        "a rule or the dialect has changed: run `python -m cadam.codegen.triton`"
     )
 
 
@@ -605,8 +605,8 @@ def test_importing_cadam_does_not_import_triton() -> None:
 INTERPRETED = """
 import torch, cadam
 from cadam import engines
-from cadam.engines.cuda import Cuda
-from cadam.engines.cuda_rows import CudaRows
+from cadam.engines.cuda.dense import Cuda
+from cadam.engines.cuda.rows import CudaRows
 fused = [Cuda(), CudaRows()]
 for engine in fused:
     engine.device = "cpu"
@@ -657,7 +657,7 @@ def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
 
 NORM = """
 import torch
-from cadam.engines.cuda_rows import norm
+from cadam.engines.cuda.rows import norm
 torch.manual_seed(0)
 for rows, width, count in ((7, 3, 900), (50, 16, 300), (40_000, 16, 700), (5, 1, 5000), (9, 200, 40), (4, 3, 0)):
     ids, values = torch.randint(0, rows, (count,)), torch.randn(count, width)

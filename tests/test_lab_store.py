@@ -139,7 +139,7 @@ def test_what_a_step_computes_is_part_of_every_cell_and_how_it_runs_is_not() -> 
     package = Path(cadam.__file__).parent
     assert {package / "update.py", package / "catalog.py", package / "options.py"} <= covered
     assert set((package / "rules").glob("*.py")) <= covered
-    assert not covered & {*(package / "engines").rglob("*"), *(package / "kernels").rglob("*")}
+    assert not covered & {*(package / "engines").rglob("*"), *(package / "codegen").rglob("*")}
 
 
 def test_a_source_that_does_not_exist_is_named() -> None:

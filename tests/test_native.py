@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import library, native
-from cadam.engines.source import Structure, structures
-from cadam.kernels import build, c_dialect
+from cadam.codegen import c as c_dialect
+from cadam.codegen.structure import Structure, structures
+from cadam.engines.cpu import build, library
+from cadam.engines.cpu import dense as native
 from cadam.options import defaults
 from cadam.rules import ADAM, RULES, Rule, Step
 
@@ -108,7 +109,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 
 def test_generated_source_is_up_to_date() -> None:
     assert c_dialect.HEADER.read_text() == c_dialect.header(structures(RULES.values())), (
-        "run `python -m cadam.kernels.c_dialect`"
+        "run `python -m cadam.codegen.c`"
     )
 
 

@@ -197,7 +197,7 @@ def dense_peers(device: str) -> dict[str, Callable[[list[Tensor]], torch.optim.O
 
 def cpu_limit(elements: int) -> Contender:
     """The bytes of a step and nothing else, on as many threads."""
-    from .engines.library import UnavailableError, catalogue
+    from .engines.cpu.library import UnavailableError, catalogue
 
     try:
         library = catalogue()

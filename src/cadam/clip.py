@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .engines import cuda_rows, native
+from .engines.cpu import dense as native
+from .engines.cuda import rows as cuda_rows
 from .engines.rows import summed
 
 Found: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]

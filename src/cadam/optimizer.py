@@ -15,8 +15,8 @@ from torch.optim import optimizer as torchs
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
+from .engines.plan import Plan, plain, plain_grad
 from .memory import filled_like
-from .plan import Plan, plain, plain_grad
 from .rules import Rule
 from .update import Update
 

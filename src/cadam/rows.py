@@ -10,12 +10,12 @@ from torch import Tensor
 
 from . import engines
 from .catalog import CAdam
-from .engines.again import Again, Same
-from .engines.cuda_rows import Bags, CudaRows, RowGrad
-from .engines.library import UnavailableError
+from .engines.cpu.library import UnavailableError
+from .engines.cuda.prepared import Again, Same
+from .engines.cuda.rows import Bags, CudaRows, RowGrad
+from .engines.plan import insist
 from .memory import filled_like
 from .optimizer import Optimizer
-from .plan import insist
 from .update import Update
 
 _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
-from .cuda import Cuda
-from .cuda_rows import CudaRows, check_ids
+from .base import Engine, Item, Job, NotMeant
+from .cpu.dense import Native, NativeRows
+from .cuda.dense import Cuda
+from .cuda.rows import CudaRows, check_ids
 from .eager import Eager
 from .foreach import Foreach
-from .job import Engine, Item, Job, NotMeant
-from .native import Native, NativeRows
 from .rows import Rows
 
 # Fastest first; for every gradient one of the last two is able.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import scalars
-from .job import DENSE_ONLY, Item, Job, misfit
+from .base import DENSE_ONLY, Item, Job, misfit
 
 
 class Tensors:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..codegen.program import Op, Program, Value, record
 from ..rules import Options
 from ..update import Update
 from . import scalars
+from .base import DENSE_ONLY, Item, Job, misfit
 from .eager import Tensors
-from .job import DENSE_ONLY, Item, Job, misfit
-from .program import Op, Program, Value, record
 
 
 class Foreach:

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import scalars
+from .base import SPARSE_ONLY, Item, Job, misfit
 from .eager import Tensors, count
-from .job import SPARSE_ONLY, Item, Job, misfit
 
 
 class Rows:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .library import Library, Numbers, UnavailableError, catalogue
+from .cpu.library import Library, Numbers, UnavailableError, catalogue
 
 PLAIN = (Tensor, torch.nn.Parameter)
 MOVED, CHANGED = 1, 2  # another address; another size or kind

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import alignment
 from ..alignment import Ratio
-from ..engines.cuda_rows import Bags
+from ..engines.cuda.rows import Bags
 from ..memory import filled_like
 from ..optimizer import Optimizer
 from ..options import unknown

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...engines.library import UnavailableError, catalogue
+from ...engines.cpu.library import UnavailableError, catalogue
 from ..experiment import Array
 from .fields import CATEGORIES, FIELDS, INTEGERS
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from ...kernels.build import SOURCES
+from ...engines.cpu.build import SOURCES
 from ..code import files, meaning
 from ..experiment import Array
 from .fields import FIELDS, INTEGERS, offsets

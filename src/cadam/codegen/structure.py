@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..engines.scalars import Scalars
 from ..options import defaults
 from ..rules import Options, Rule
 from ..update import Update
 from .program import Program, Value, record
-from .scalars import Scalars
 
 
 @dataclass(frozen=True)

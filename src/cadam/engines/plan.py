@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import describe
-from .engines import Choice, Engine, Item, Job, choose, scalars
-from .engines.again import Again, Same
-from .engines.library import UnavailableError
-from .engines.source import Structure
-from .options import HOW_IT_RUNS, defaults
-from .rules import Rule
-from .update import Update
+from ..checkpoint import describe
+from ..codegen.structure import Structure
+from ..options import HOW_IT_RUNS, defaults
+from ..rules import Rule
+from ..update import Update
+from . import Choice, Engine, Item, Job, choose, scalars
+from .cpu.library import UnavailableError
+from .cuda.prepared import Again, Same
 
 Group = Mapping[str, Any]
 Work = list[tuple[Engine, list[Job]]]

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..rules import Options
-from ..update import Update
-from . import scalars
-from .job import DENSE_ONLY, SPARSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
+from ...codegen.structure import Structure
+from ...rules import Options
+from ...update import Update
+from .. import scalars
+from ..base import DENSE_ONLY, SPARSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
+from ..rows import out_of_range
+from ..watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 from .library import Library, Numbers, UnavailableError, catalogue, find
-from .rows import out_of_range
-from .source import Structure
-from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..rules import Options
-from ..update import Update
-from . import scalars
-from .cuda import (
+from ...codegen.structure import Structure
+from ...rules import Options
+from ...update import Update
+from .. import scalars
+from ..base import SPARSE_ONLY, Item, Job
+from ..cpu.library import UnavailableError
+from .dense import (
     TYPES,
     Launch,
     Numbers,
@@ -40,9 +43,6 @@ from .cuda import (
     stochastic,
     triton_type,
 )
-from .job import SPARSE_ONLY, Item, Job
-from .library import UnavailableError
-from .source import Structure
 
 ELEMENTS = 2048  # of one tile: sorted ids times columns
 COLUMNS = 128  # at most, of one tile
@@ -262,7 +262,7 @@ class Sorted:
 
 @cache
 def _make_keys(in_bags: bool) -> Launch:
-    from ..kernels.triton_blocks import make_bag_keys, make_keys
+    from .blocks import make_bag_keys, make_keys
 
     return Launch(make_bag_keys if in_bags else make_keys, {"BLOCK": KEYS})
 
@@ -547,7 +547,7 @@ class Cut:
 
 @cache
 def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
-    from ..kernels.triton_blocks import row_squares, seam_squares
+    from .blocks import row_squares, seam_squares
 
     kind = {"WORK": triton_type(work)}
     return (

@@ -1,4 +1,4 @@
-"""Made by ``python -m cadam.kernels.triton_dialect`` from the rules in cadam/rules: do not edit.
+"""Made by ``python -m cadam.codegen.triton`` from the rules in cadam/rules: do not edit.
 
 For each rule an element function (every option of a rule is a coefficient: a decay of 0, a shrinking by 1, a
 threshold of NaN below which nothing is held), the move of a block of elements in memory, and three kernels:
@@ -16,7 +16,7 @@ threshold of NaN below which nothing is held), the move of a block of elements i
 import triton
 import triton.language as tl
 
-from cadam.kernels.triton_blocks import (
+from cadam.engines.cuda.blocks import (
     count,
     divide,
     fetch,

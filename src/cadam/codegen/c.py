@@ -1,6 +1,6 @@
 """Rules as C: writes native/rules.h from the one definition of each rule.
 
-``python -m cadam.kernels.c_dialect`` rewrites the file; a test sees to it that this has been done.
+``python -m cadam.codegen.c`` rewrites the file; a test sees to it that this has been done.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..engines.source import Structure, lines, structures
 from ..rules import RULES
+from .structure import Structure, lines, structures
 
-HEADER = Path(__file__).parent / "native" / "rules.h"
+HEADER = Path(__file__).parents[1] / "engines" / "cpu" / "native" / "rules.h"
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -28,7 +28,7 @@ TEMPLATES = {
 }
 
 PREFACE = """\
-/* Made by `python -m cadam.kernels.c_dialect` from the rules in cadam/rules: do not edit.
+/* Made by `python -m cadam.codegen.c` from the rules in cadam/rules: do not edit.
  *
  * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""

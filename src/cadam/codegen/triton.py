@@ -1,6 +1,6 @@
 """Rules as Triton: writes triton_rules.py from the one definition of each rule.
 
-``python -m cadam.kernels.triton_dialect`` rewrites the file; a test sees to it that this has been done. Needs no
+``python -m cadam.codegen.triton`` rewrites the file; a test sees to it that this has been done. Needs no
 Triton.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from ..engines.source import Structure, lines, structures
 from ..rules import RULES
+from .structure import Structure, lines, structures
 
-FILE = Path(__file__).parent / "triton_rules.py"
+FILE = Path(__file__).parents[1] / "engines" / "cuda" / "triton_rules.py"
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -33,7 +33,7 @@ TEMPLATES = {
 }
 
 PREFACE = '''\
-"""Made by ``python -m cadam.kernels.triton_dialect`` from the rules in cadam/rules: do not edit.
+"""Made by ``python -m cadam.codegen.triton`` from the rules in cadam/rules: do not edit.
 
 For each rule an element function (every option of a rule is a coefficient: a decay of 0, a shrinking by 1, a
 threshold of NaN below which nothing is held), the move of a block of elements in memory, and three kernels:
@@ -51,7 +51,7 @@ threshold of NaN below which nothing is held), the move of a block of elements i
 import triton
 import triton.language as tl
 
-from cadam.kernels.triton_blocks import (
+from cadam.engines.cuda.blocks import (
     count,
     divide,
     fetch,

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import scalars
-from .cuda import Batch, Bound, Cuda, capturing, lend, stochastic
-from .cuda_rows import CudaRows, RowBatch, Table
-from .job import Engine, Job
-from .library import Library, Numbers, UnavailableError, torch_library
-from .watch import Eyes, Layout, Watched, eyes, layout
+from .. import scalars
+from ..base import Engine, Job
+from ..cpu.library import Library, Numbers, UnavailableError, torch_library
+from ..watch import Eyes, Layout, Watched, eyes, layout
+from .dense import Batch, Bound, Cuda, capturing, lend, stochastic
+from .rows import CudaRows, RowBatch, Table
 
 CUDA = (
     "cuCtxGetCurrent",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import build
-from ..rules import RULES, Rule
-from .source import Structure, structures
+from ...codegen.structure import Structure, structures
+from ...rules import RULES, Rule
+from . import build
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -124,7 +124,7 @@ def catalogue() -> Library:
 @cache
 def _own(rule: Rule) -> Library:
     """Kernels for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
-    from ..kernels import c_dialect
+    from ...codegen import c as c_dialect
 
     header = c_dialect.header(structures([rule]))
     fingerprint = build.fingerprint(header)

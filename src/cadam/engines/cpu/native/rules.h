@@ -1,4 +1,4 @@
-/* Made by `python -m cadam.kernels.c_dialect` from the rules in cadam/rules: do not edit.
+/* Made by `python -m cadam.codegen.c` from the rules in cadam/rules: do not edit.
  *
  * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */

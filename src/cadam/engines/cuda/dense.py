@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..rules import RULES, Options
-from ..update import Update
-from . import scalars
-from .job import DENSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
-from .library import UnavailableError
-from .source import Structure
-from .watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
+from ...codegen.structure import Structure
+from ...rules import RULES, Options
+from ...update import Update
+from .. import scalars
+from ..base import DENSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
+from ..cpu.library import UnavailableError
+from ..watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -47,11 +47,11 @@ _captured: list[Any] = []
 @cache
 def _module(structure: Structure) -> ModuleType:
     """The kernels of a rule: those of the package, or made now for a rule of the user's."""
-    from ..kernels import triton_dialect
+    from ...codegen import triton as triton_dialect
 
     if RULES.get(structure.rule.name) is not structure.rule:
         return triton_dialect.module(structure)
-    from ..kernels import triton_rules
+    from . import triton_rules
 
     return triton_rules
 
@@ -309,7 +309,7 @@ class Numbers:
         return sent
 
     def _on_device(self, job: Job, more: Words) -> Sent:
-        from ..kernels.triton_blocks import count_steps
+        from .blocks import count_steps
 
         now = torch.empty(self.size, dtype=torch.float64, device=self.channel.device)
         found_inf = job.found_inf

@@ -1,0 +1,1 @@
+"""The CUDA engines: Triton kernels and how they are launched."""

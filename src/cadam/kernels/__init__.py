@@ -1,1 +1,0 @@
-"""Kernels: the rules printed in the languages that fused engines compile."""
