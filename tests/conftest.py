@@ -16,6 +16,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What is published in the repository is not what the commands in tests are about.
+os.environ["CADAM_ARCHIVE"] = os.devnull + ".none"
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Torch has one thread while the tests of a module run."""

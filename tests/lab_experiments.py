@@ -79,7 +79,6 @@ WALK = Experiment(
     compute=compute,
     summary=summary,
     figures=figures,
-    sources=["lab_experiments"],
     seconds={"quick": 1.0, "full": 2.0},
     seeds={"quick": 3, "full": 6},
 )

@@ -13,24 +13,24 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue, report, runner
+from cadam.lab.cache import Cache
 from cadam.lab.ctr import preprocess, runs, study, text
 from cadam.lab.experiment import (
     OWN_DATA,
     REPEAT_SEEDS,
     TUNING_SEEDS,
     Cell,
-    Cost,
     Experiment,
     Outcome,
     Plan,
+    Provenance,
     Result,
     Results,
 )
-from cadam.lab.store import Store
 
 NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam.lab.ctr")]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
-COST = Cost(1.0, 1, "none", {})
+COST = Provenance(1.0, 1, "none", {})
 Gain = Callable[[Cell], float]
 
 
@@ -43,9 +43,9 @@ def made_up(cell: Cell, gain: Gain) -> Outcome:
     if cell.optimizer.startswith("C"):
         auc += gain(cell)
     parts = ("stream",) if cell.settings["reading"] == "stream" else ("validation", "test")
-    metrics = {f"{part} auc": auc + (part == "test") for part in parts}
+    metrics = {f"{part}_auc": auc + (part == "test") for part in parts}
     if cell.lr == max(grid) and TUNING_SEEDS <= cell.seed < REPEAT_SEEDS and "test" in parts:
-        metrics["test auc"] += 50  # nobody may choose by that
+        metrics["test_auc"] += 50  # nobody may choose by that
     return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
 
 
@@ -175,7 +175,7 @@ def test_a_mean_over_models_counts_a_divergence() -> None:
 def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
     experiments = [catalogue.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
-    assert len({tuple(experiment.sources) for experiment in experiments}) == 1
+    assert len({experiment.version for experiment in experiments}) == 1
     cells = {name: {r.cell for r in results_of(catalogue.find(name), Plan("full", 3), gains)} for name in NAMES}
     alone = cells["tab-ablation-criteo"] - cells["tab-criteo"]
     assert {cell.optimizer for cell in alone} == {"SGDM", "CSGDM"}
@@ -209,12 +209,12 @@ def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     experiment = catalogue.find("stream-criteo")
     request = runner.Request(experiment, experiment.plan("quick", 2, rows=1500))
-    runner.run([request], Store(tmp_path), jobs=1, tell=lambda event: None)
+    runner.run([request], Cache(tmp_path), jobs=1, tell=lambda event: None)
     assert request.complete
     summary = experiment.summary(request.results)
     assert len(summary.rows) == 3
     assert "generated clicks, 1,500 rows" in summary.verdict
-    assert Store(tmp_path).last_plan(experiment) == request.plan
+    assert Cache(tmp_path).last_plan(experiment) == request.plan
 
 
 def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         runs.compute(cell)
     monkeypatch.setenv(OWN_DATA, str(path))
     outcome = runs.compute(cell)
-    assert math.isfinite(outcome.metrics["test auc"])
+    assert math.isfinite(outcome.metrics["test_auc"])
     streamed = study.stream_cells(plan, Results())
     assert {c.condition for c in streamed} == {"stream, as it comes"}
     monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
@@ -246,11 +246,11 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(study.GRIDS, "quick", (1e30,))
-    command = ["reproduce", "stream-criteo", "--rows", "1000", "--jobs", "1", "--store", str(tmp_path)]
+    command = ["reproduce", "stream-criteo", "--rows", "1000", "--jobs", "1", "--cache", str(tmp_path)]
     for _ in range(2):
         assert cli.main(command) == 1
         assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
-    assert cli.main(["list", "--store", str(tmp_path)]) == 0
+    assert cli.main(["list", "--cache", str(tmp_path)]) == 0
     assert "not known: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
 
 
@@ -260,11 +260,11 @@ def test_looking_at_results_never_reads_the_users_file(
     """Where the numbers of a file are gone, that is said with what brings them back; then the results are there."""
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     monkeypatch.delenv(OWN_DATA, raising=False)
-    path, store = tmp_path / "my train.txt", f"--store={tmp_path / 'store'}"
+    path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"
     text.write(runs.generated(2500, 40, "none"), path)
-    run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", store]
+    run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", cache]
     assert cli.main(run) == 0
-    listing, page = ["list", store], ["report", store, f"--output={tmp_path / 'report.html'}"]
+    listing, page = ["list", cache], ["report", cache, f"--output={tmp_path / 'report.html'}"]
     assert [cli.main(listing), cli.main(page)] == [0, 0]
     assert "done (quick, 1 seeds)" in capsys.readouterr().out
 
@@ -292,7 +292,7 @@ def test_reading_the_users_file_can_be_stopped(
     path = tmp_path / "train.txt"
     text.write(runs.generated(2500, 40, "none"), path)
     monkeypatch.setattr(preprocess, "_encode", stopped)
-    command = ["reproduce", "stream-criteo", "--data", str(path), f"--store={tmp_path / 'store'}"]
+    command = ["reproduce", "stream-criteo", "--data", str(path), f"--cache={tmp_path / 'store'}"]
     assert cli.main(command) == 130
     assert "interrupted: what is read is kept" in capsys.readouterr().err
 
@@ -307,14 +307,14 @@ def test_a_plan_of_fewer_rows_takes_less_time() -> None:
 
 
 def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = f"--store={tmp_path / 'store'}"
-    assert cli.main(["reproduce", "fig-shift", "--data", str(tmp_path), store]) == 2
+    cache = f"--cache={tmp_path / 'store'}"
+    assert cli.main(["reproduce", "fig-shift", "--data", str(tmp_path), cache]) == 2
     assert "--data and --rows are not for fig-shift" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), store]) == 3
+    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), cache]) == 3
     assert "there is nothing at" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path), store]) == 3
+    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path), cache]) == 3
     assert "has no train.txt" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--rows", "5", store]) == 2
+    assert cli.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
     assert "rows must be at least 10" in capsys.readouterr().err
     plan = Plan("quick", 3, "/my data/train.txt", 5000)
     again = report.command(catalogue.find("tab-criteo"), plan)

@@ -17,7 +17,8 @@ import torch
 
 import cadam
 from cadam import cli
-from cadam.lab import catalogue, report, runner, statistics, store
+from cadam.lab import catalogue, report, runner, statistics
+from cadam.lab.archive import Archive
 from cadam.lab.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Result, Results, Row
 
 ROOT = Path(__file__).parent.parent
@@ -51,9 +52,9 @@ REPORTS = [
 
 
 @pytest.mark.parametrize(("page", "name"), REPORTS)
-def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> None:
-    """The table and the verdict on the page are those that the cells in results/kept give, whatever code made them."""
-    request = kept_request(name)
+def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
+    """The table and the verdict on the page are those that the archive gives."""
+    request = archived_request(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
         assert f'<p class="warning">{escape(report._state(request))}' in text
@@ -63,30 +64,24 @@ def test_reports_have_the_numbers_of_the_kept_cells(page: Path, name: str) -> No
     assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
 
 
-KEPT = ROOT / "results" / "kept"
 INTERVAL = re.compile(r"[+-]\d+\.\d\d \[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
 
 
-@pytest.mark.parametrize(("page", "name"), REPORTS)
-def test_reports_can_be_made_again(page: Path, name: str) -> None:
-    """The pages say by which command they were made; the cells must be those of today's code for it to work."""
-    request = kept_request(name)
-    found = runner.read(store.Store(KEPT), request.experiment, request.plan)
-    assert len(found.results) == len(request.results), f"{name}: kept cells are of other code; compute them again"
+PUBLISHED = Archive(ROOT / "results")
 
 
 @cache
-def kept_results(study: str) -> dict[Cell, Result]:
-    paths = [path for path in (KEPT / study).glob("*.json") if path.name != "plan.json"]
-    return {result.cell: result for path in paths for result in [store._read(path, path.read_bytes())]}
+def archived(study: str) -> dict[Cell, Result]:
+    return {result.cell: result for result in PUBLISHED.study(study).results()}
 
 
-def kept_request(name: str) -> runner.Request:
-    """An experiment as it was kept, with the results that are there."""
-    plan = json.loads((KEPT / name / "plan.json").read_text())
-    request = runner.Request(catalogue.find(name), catalogue.find(name).plan(**plan))
-    study = request.experiment.cells(request.plan, Results())[0].experiment
-    runner.look_up(request, lambda experiment, cell: kept_results(study).get(cell))
+def archived_request(name: str) -> runner.Request:
+    """An experiment as it was archived, with the results that are there."""
+    experiment = catalogue.find(name)
+    plan = PUBLISHED.plan(experiment)
+    assert plan is not None
+    request = runner.Request(experiment, plan)
+    runner.look_up(request, PUBLISHED.find)
     return request
 
 
@@ -95,13 +90,13 @@ def in_brackets(values: Mapping[str, float]) -> str:
 
 
 def rows_of(*names: str) -> list[Row]:
-    requests = [kept_request(name) for name in names]
+    requests = [archived_request(name) for name in names]
     return [row for request in requests for row in request.experiment.summary(request.results).rows]
 
 
 def across_rates() -> set[str]:
     """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
-    tests = Results(list(kept_results("images").values())).tests()
+    tests = Results(list(archived("images").values())).tests()
 
     def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
         return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)
@@ -110,8 +105,8 @@ def across_rates() -> set[str]:
     for model in ("VGG-16", "ResNet-18", "DenseNet-121"):
         pairs.append((runs(model, "clean", "Adam", 3e-4), runs(model, "clean", "Adam", 1e-4)))
     for model, lr in (("VGG-16", 1e-4), ("VGG-16", 3e-4), ("ResNet-18", 1e-4), ("DenseNet-121", 1e-4)):
-        noisy = runs(model, "noise 40", "CAdam", lr, "last accuracy")
-        pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last accuracy")))
+        noisy = runs(model, "noise 40", "CAdam", lr, "last_accuracy")
+        pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last_accuracy")))
     for condition in ("continuous 2", "noise 40"):
         pairs.append((runs("VGG-16", condition, "CAdam", 3e-4), runs("VGG-16", condition, "CAdam", 1e-4)))
     differences = [statistics.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
@@ -127,7 +122,7 @@ def across_rates() -> set[str]:
     ],
     ids=["README", "images", "ctr"],
 )
-def test_intervals_in_the_text_come_from_the_kept_cells(
+def test_intervals_in_the_text_come_from_the_archive(
     page: str, studies: Sequence[str], more: Callable[[], set[str]]
 ) -> None:
     text = " ".join((ROOT / page).read_text().split())
@@ -137,7 +132,7 @@ def test_intervals_in_the_text_come_from_the_kept_cells(
     assert said <= rows | more()
 
 
-def test_noise_floors_in_the_text_come_from_the_kept_cells() -> None:
+def test_noise_floors_in_the_text_come_from_the_archive() -> None:
     said = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
     assert said
     assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
@@ -147,7 +142,7 @@ CONDITIONS = {"sudden": "sudden 80°", "continuous": "continuous 2°", "image-no
 
 
 def result_tables() -> list[str]:
-    """The lines of the tables of what came out, as the kept cells have them."""
+    """The lines of the tables of what came out, as the archive has them."""
     lines = []
     for family in ("", "-resnet", "-densenet"):
         for study, label in CONDITIONS.items():
@@ -184,23 +179,23 @@ def short(rate: str) -> str:
 
 
 def verdict_of(name: str) -> str:
-    request = kept_request(name)
+    request = archived_request(name)
     return request.experiment.summary(request.results).verdict
 
 
-def test_the_tables_of_what_came_out_are_those_of_the_kept_cells() -> None:
+def test_the_tables_of_what_came_out_are_those_of_the_archive() -> None:
     there = [line.strip().replace("**", "") for line in (ROOT / "docs" / "images.md").read_text().splitlines()]
     results = [line for line in there if INTERVAL.search(line) and line.startswith("|")]
     assert sorted(results) == sorted(result_tables())
 
 
-def test_what_was_run_of_the_image_study_is_what_is_kept() -> None:
+def test_what_was_run_of_the_image_study_is_what_is_archived() -> None:
     assert what_was_run() in (ROOT / "docs" / "images.md").read_text()
 
 
 def what_was_run() -> str:
-    """The kept cells of the image study by model and condition, and what its experiments lack, as a table."""
-    kept = kept_results("images")
+    """The archived cells of the image study by model and condition, and what its experiments lack, as a table."""
+    kept = archived("images")
     missing: set[Cell] = set()
     for name, place in catalogue.PLACES.items():
         if place.startswith("cadam.lab.images"):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from cadam.lab import catalogue, report, runner
-from cadam.lab.experiment import Cell, Cost, Experiment, Outcome, Plan, Result, Results
+from cadam.lab.cache import Cache
+from cadam.lab.experiment import Cell, Experiment, Outcome, Plan, Provenance, Result, Results
 from cadam.lab.images import runs, study
 from cadam.lab.images.train import Record
-from cadam.lab.store import Store
 
 NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam.lab.images")]
-COST = Cost(1.0, 1, "none", {})
+COST = Provenance(1.0, 1, "none", {})
 Number = Callable[[Cell], float]
 
 
@@ -41,9 +41,9 @@ def made_up(cell: Cell, gain: Number, best: Number = middle) -> Outcome:
     curve = np.linspace(0.5, 0.7, epochs * steps).astype(np.float16)
     last = accuracy + 4 * math.log(cell.lr / best(cell))
     return Outcome(
-        {"accuracy": accuracy, "last accuracy": last, "loss": 1.0, "alignment": 0.6, "recovery": 90 - accuracy},
+        {"accuracy": accuracy, "last_accuracy": last, "loss": 1.0, "alignment": 0.6, "recovery": 90 - accuracy},
         {
-            "test accuracy": np.full(epochs, accuracy, np.float32),
+            "test_accuracy": np.full(epochs, accuracy, np.float32),
             "recovery": np.ones(epochs - 1, np.int32),
             "loss": curve,
             "accuracy": curve,
@@ -154,13 +154,7 @@ def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
 def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
     experiments = [catalogue.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
-    sources = {(experiment.name.endswith("densenet"), tuple(experiment.sources)) for experiment in experiments}
-    assert sources == {(False, tuple(study.SOURCES)), (True, tuple(study.DENSENET_SOURCES))}
-    assert set(study.DENSENET_SOURCES) - set(study.SOURCES) == {
-        "cadam.lab.images.densenet",
-        "cadam.lab.images.densenet_blocks",
-        "cadam.lab.images.densenet_kernels",
-    }
+    assert len({experiment.version for experiment in experiments}) == 1
 
 
 FIGURES = ("fig-sudden", "fig-continuous", "fig-image-noise")
@@ -315,7 +309,7 @@ def test_the_noise_floor_of_the_ablation_is_that_of_each_baseline() -> None:
     assert floors == pytest.approx({"SGDM": 2.2670, "Adam": 4.5340, "AmsGrad": 6.8009}, abs=1e-3)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "last accuracy"])
+@pytest.mark.parametrize("metric", ["accuracy", "last_accuracy"])
 def test_the_noise_floor_beside_rates_is_that_of_adam_at_its_own(metric: str) -> None:
     """CAdam is ahead by 5 and spreads more; other metrics are as made up, and have other floors."""
 
@@ -324,7 +318,7 @@ def test_the_noise_floor_beside_rates_is_that_of_adam_at_its_own(metric: str) ->
         spread = 9 if cell.optimizer == "CAdam" else 2
         return None if tuning else 50 + spread * (cell.seed % 10_000) + 5 * (cell.optimizer == "CAdam")
 
-    what = {"accuracy": "mean test accuracy", "last accuracy": "test accuracy of the last epoch"}[metric]
+    what = {"accuracy": "mean test accuracy", "last_accuracy": "test accuracy of the last epoch"}[metric]
     told_of = [row for row in told("tab-image-rates", values, metric).rows if f": {what}, CAdam" in row.what]
     others = [row for row in told("tab-image-rates", values, metric).rows if row not in told_of]
     assert len(told_of) == len(others) >= 3
@@ -383,7 +377,7 @@ def test_cadam_with_noise_against_adam_without_at_the_end() -> None:
         best = {("CAdam", "noise 40"): (79.0, 80.0, 82.0), ("Adam", "clean"): (80.0, 82.0, 83.0)}
         return None if cell.seed >= 10_000 else best.get((cell.optimizer, cell.condition), (9.0, 8.0, 7.0))[cell.seed]
 
-    summary = told("fig-image-noise", last, "last accuracy")
+    summary = told("fig-image-noise", last, "last_accuracy")
     (row,) = (row for row in summary.rows if row.what.startswith("CAdam at 40% against Adam at 0%"))
     assert row.paper == "comparable"
     assert row.values["difference"] == pytest.approx(-4 / 3)
@@ -402,10 +396,10 @@ def test_what_becomes_of_a_record() -> None:
     loss = np.arange(240.0)
     found = runs.outcome(cell, Record(loss, accuracy, loss / 240, np.array([0.1, 0.3, 0.5])), 80)
     assert found.metrics == pytest.approx(
-        {"accuracy": 30, "last accuracy": 50, "loss": 119.5, "alignment": 119.5 / 240, "recovery": 55}
+        {"accuracy": 30, "last_accuracy": 50, "loss": 119.5, "alignment": 119.5 / 240, "recovery": 55}
     )
     assert found.curves["recovery"].tolist() == [30, 80]
-    assert found.curves["test accuracy"].tolist() == pytest.approx([10, 30, 50])
+    assert found.curves["test_accuracy"].tolist() == pytest.approx([10, 30, 50])
     assert found.curves["loss"].tolist() == [20 * i + 9.5 for i in range(12)]
     assert found.curves["accuracy"].tolist() == pytest.approx([80] * 4 + [20, 50, 80, 80] + [50] * 4)
     assert runs.averaged(np.array([1.0, 3.0, 5.0, 8.0, 9.0]), 2).tolist() == [2, 6.5]
@@ -454,10 +448,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(study.SGDM_GRIDS, "quick", (0.3,))
 
 
-def run(names: list[str], store: Store) -> tuple[list[runner.Request], list[runner.Event]]:
+def run(names: list[str], cache: Cache) -> tuple[list[runner.Request], list[runner.Event]]:
     requests = [runner.Request(catalogue.find(name), catalogue.find(name).plan("quick", 1)) for name in names]
     events: list[runner.Event] = []
-    runner.run(requests, store, jobs=1, tell=events.append)
+    runner.run(requests, cache, jobs=1, tell=events.append)
     return requests, events
 
 
@@ -470,11 +464,11 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     """Every family, every condition and every optimizer is trained."""
     names = ["fig-sudden", "fig-sudden-detail", "fig-image-noise-resnet", "fig-continuous-densenet"]
     names.append("tab-ablation-images")
-    requests, events = run(names, Store(tmp_path))
+    requests, events = run(names, Cache(tmp_path))
     assert not [event.message for event in events if event.kind == "failed"]
     assert all(request.complete for request in requests)
     assert len(computed(events)) == len(set(computed(events)))
-    again = run(names, Store(tmp_path))[1]
+    again = run(names, Cache(tmp_path))[1]
     assert not computed(again)
     cells = computed(events)
     assert {cell.model for cell in cells} == {models["quick"] for models in study.MODELS.values()}
@@ -498,12 +492,12 @@ def test_side_by_side_stores_each_run_when_it_is_done(tmp_path: Path, monkeypatc
     together = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": _until_killed})
     monkeypatch.setattr(catalogue, "find", lambda name: together)
     with pytest.raises(KeyboardInterrupt):
-        run([together.name], Store(tmp_path))
+        run([together.name], Cache(tmp_path))
     stored = set((tmp_path / "images").glob("*.json"))
     assert len(stored) == 2
     alone = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": runs.compute_many})
     monkeypatch.setattr(catalogue, "find", lambda name: alone)
-    requests, events = run([alone.name], Store(tmp_path))
+    requests, events = run([alone.name], Cache(tmp_path))
     assert requests[0].complete
     assert len(computed(events)) == len(requests[0].results) - 2
     assert stored < set((tmp_path / "images").glob("*.json"))
@@ -528,7 +522,7 @@ def test_a_failure_side_by_side_costs_the_cells_in_work(tmp_path: Path, monkeypa
     broken = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": _fails_at_first})
     monkeypatch.setattr(catalogue, "find", lambda name: broken)
     _fails_at_first.calls = 0  # type: ignore[attr-defined]
-    requests, events = run([broken.name], Store(tmp_path))
+    requests, events = run([broken.name], Cache(tmp_path))
     failed = [event for event in events if event.kind == "failed"]
     assert len(failed) == 1
     assert "told to fail" in failed[0].message

@@ -17,7 +17,7 @@ import pytest
 
 from cadam import cli
 from cadam.lab import catalogue, commands, console, runner
-from cadam.lab.experiment import TUNING_SEEDS, Cell, Cost, Data, Outcome, Result, Results
+from cadam.lab.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -46,7 +46,7 @@ def test_reproduce_prints_paper_and_measurement(cadam: Cadam) -> None:
     assert "walk: 6 of 6 cells" in out
     assert "paper:    Nothing." in out
     assert "measured: CAdam's mean loss is" in out
-    assert Path("results/cells/walk").is_dir()
+    assert Path("results/cache/walk").is_dir()
 
 
 def test_quiet_says_nothing(cadam: Cadam) -> None:
@@ -98,11 +98,11 @@ def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.
 def test_what_goes_on_has_the_store_in_it(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_experiments, "WALK", dataclasses.replace(lab_experiments.WALK, compute=_interrupted))
     monkeypatch.setattr(_interrupted, "left", 4, raising=False)
-    goes_on = "cadam reproduce walk --quick --store 'my store'"
-    assert f"  {goes_on}\n" in cadam("reproduce", "walk", "--store", "my store")[1]
-    assert cadam("report", "walk", "--store", "my store")[2].endswith(f": {goes_on}\n")
+    goes_on = "cadam reproduce walk --quick --cache 'my store'"
+    assert f"  {goes_on}\n" in cadam("reproduce", "walk", "--cache", "my store")[1]
+    assert cadam("report", "walk", "--cache", "my store")[2].endswith(f": {goes_on}\n")
     assert (
-        "run `cadam reproduce tuned --quick --store 'my store'`" in cadam("report", "tuned", "--store", "my store")[2]
+        "run `cadam reproduce tuned --quick --cache 'my store'`" in cadam("report", "tuned", "--cache", "my store")[2]
     )
 
 
@@ -186,19 +186,19 @@ def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
 
 def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "results/cells/.claims")
+        raise PermissionError(13, "Permission denied", "results/cache/.claims")
 
     monkeypatch.setattr(runner, "run", refuse)
     code, _, err = cadam("reproduce", "walk")
     assert code == 1
-    assert "store cannot be written to" in err
+    assert "cache cannot be written to" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (["reproduce", "walk"], "--store"),
-        (["demo"], "--store"),
+        (["reproduce", "walk"], "--cache"),
+        (["demo"], "--cache"),
         (["demo"], "--output"),
         (["report"], "--output"),
         (["report"], "--images"),
@@ -253,7 +253,7 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert Path("images/walk-1.png").stat().st_size > 1000
     code, _, err = cadam("report", "tuned", "--output", "other.html")
     assert code == 4
-    assert "no results of tuned" in err
+    assert "has results of tuned" in err
     assert "cadam reproduce tuned" in err
 
 
@@ -285,7 +285,7 @@ def test_a_report_without_results_names_the_command_that_makes_them(cadam: Cadam
     cadam("reproduce", "tuned", "--quiet")
     code, _, err = cadam("report", "walk", *options)
     assert code == 4
-    assert f"(18 of other code or other plans are there): run `cadam reproduce walk {' '.join(options)}`" in err
+    assert f"has results of walk: run `cadam reproduce walk {' '.join(options)}`" in err
 
 
 @pytest.mark.parametrize("command", ["report", "demo"])
@@ -324,7 +324,7 @@ def test_the_time_left_goes_by_the_work_left() -> None:
     progress = console.Progress([request])
     found = {}
     for cell in request.missing:
-        found[cell] = result = Result(cell, lab_experiments.compute(cell), Cost(1.0, 1, "none", {}))
+        found[cell] = result = Result(cell, lab_experiments.compute(cell), Provenance(1.0, 1, "none", {}))
         progress.note(runner.Event("found", tuned, cell, result))
     assert len(request.missing) == 12
     assert progress.left() == pytest.approx(18)
@@ -362,7 +362,7 @@ def test_a_reader_may_close_the_pipe() -> None:
 
 def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -> None:
     """As in `cadam reproduce NAME | head -1`: it ends without a word, and what is done is stored."""
-    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--store", str(tmp_path / "cells")]
+    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--cache", str(tmp_path / "cells")]
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
@@ -384,21 +384,21 @@ def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
     cadam("reproduce", "walk")
-    broken = next(path for path in sorted(Path("results/cells/walk").glob("*.json")) if path.name != "plan.json")
+    broken = next(path for path in sorted(Path("results/cache/walk").glob("*.json")) if path.name != "plan.json")
     broken.write_text("{}")
     for arguments in (["list"], ["report"]):
         expected = f"damaged, missing until `cadam reproduce` computes it again: {broken.absolute()}"
         assert cadam(*arguments)[2].startswith(expected), arguments
     assert f"damaged, computing it again: {broken.absolute()}" in cadam("reproduce", "walk")[2]
     assert cadam("report")[2] == "", "computed again, it is whole"
-    Path("results/cells/walk/plan.json").write_text("{")
+    Path("results/cache/walk/plan.json").write_text("{")
     assert "plan.json" in cadam("report")[2]
 
 
 def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     """Bars, cells and the time left, drawn in place."""
     ours, theirs = pty.openpty()
-    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--store", str(tmp_path / "cells")]
+    call = [sys.executable, str(HERE / "lab_command.py"), "reproduce", "walk", "--cache", str(tmp_path / "cells")]
     environment = {**os.environ, "PYTHONPATH": str(HERE), "LAB_TEST_SLEEP": "0.1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(call, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)

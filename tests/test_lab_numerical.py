@@ -11,7 +11,7 @@ import torch
 
 import cadam
 from cadam.lab import numerical
-from cadam.lab.experiment import Cell, Cost, Experiment, Outcome, Result, Results
+from cadam.lab.experiment import Cell, Experiment, Outcome, Provenance, Result, Results, metric_name
 
 EXPERIMENTS = {
     "fig-shift": numerical.FIG_SHIFT,
@@ -29,7 +29,7 @@ def small(experiment: Experiment, seeds: int = 2) -> list[Cell]:
 
 
 def results(experiment: Experiment, cells: list[Cell]) -> Results:
-    return Results([Result(cell, experiment.compute(cell), Cost(0.0, 0, "cpu", {})) for cell in cells])
+    return Results([Result(cell, experiment.compute(cell), Provenance(0.0, 0, "cpu", {})) for cell in cells])
 
 
 def test_every_optimizer_of_the_catalogue_takes_part() -> None:
@@ -63,7 +63,7 @@ def test_regrets_at_the_papers_settings() -> None:
     first = {c.optimizer: c for c in numerical.shift_cells(numerical.FIG_SHIFT.plan("full"), Results()) if c.seed == 0}
     adam, cadam_ = (numerical.compute_shift(first[arm]).metrics for arm in ("Adam", "CAdam"))
     for (loss, target), expected in REGRETS.items():
-        name = f"paper regret {loss} {target}"
+        name = metric_name("paper regret", loss, target)
         assert (round(adam[name], 2), round(cadam_[name], 2)) == expected
 
 
@@ -159,8 +159,8 @@ def test_optimizers_meet_the_same_starts_and_gradients(name: str, monkeypatch: p
 def test_a_diverged_run_is_not_hidden() -> None:
     cell = next(c for c in numerical.lr_cells(numerical.SWEEP_LR.plan("quick", 1), Results()) if c.optimizer == "SGDM")
     outcome = numerical.compute_landscapes(replace(cell, lr=1.0, settings={**cell.settings, "steps": 60, "runs": 4}))
-    assert not np.isfinite(outcome.metrics["loss Rosenbrock component"])
-    assert np.isfinite(outcome.metrics["loss separable L1 component"])
+    assert not np.isfinite(outcome.metrics["loss_rosenbrock_component"])
+    assert np.isfinite(outcome.metrics["loss_separable_l1_component"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -205,7 +205,7 @@ def test_the_papers_start_and_random_starts_are_told_apart() -> None:
     for result in found:
         sign = 1 if result.cell.optimizer == "CAdam" else 0
         metrics = {
-            metric: value + sign * (1e3 if metric == "paper regret L2 sine" else -1e3)
+            metric: value + sign * (1e3 if metric == "paper_regret_l2_sine" else -1e3)
             for metric, value in result.outcome.metrics.items()
         }
         changed.append(replace(result, outcome=Outcome(metrics, result.outcome.curves)))

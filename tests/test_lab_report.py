@@ -13,41 +13,41 @@ import pytest
 from lab_experiments import TUNED, WALK, make_cell
 
 from cadam.lab import catalogue, palette, report, runner
+from cadam.lab.cache import Cache
 from cadam.lab.experiment import Outcome, Plan
 from cadam.lab.runner import Request
-from cadam.lab.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path / "cells")
-    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], store, jobs=1, tell=lambda event: None)
-    return store
+def cache(tmp_path: Path) -> Cache:
+    cache = Cache(tmp_path / "cells")
+    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], cache, jobs=1, tell=lambda event: None)
+    return cache
 
 
-def page(store: Store, seeds: int = 3) -> str:
-    return report.page([runner.read(store, experiment, Plan("quick", seeds)) for experiment in (WALK, TUNED)])
+def page(cache: Cache, seeds: int = 3) -> str:
+    return report.page([runner.read(cache, experiment, Plan("quick", seeds)) for experiment in (WALK, TUNED)])
 
 
-def test_the_same_cells_give_the_same_page(store: Store) -> None:
-    assert page(store) == page(store)
+def test_the_same_cells_give_the_same_page(cache: Cache) -> None:
+    assert page(cache) == page(cache)
 
 
-def test_a_changed_cell_changes_the_page(store: Store) -> None:
-    before = page(store)
+def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
+    before = page(cache)
     cell = make_cell("CAdam", 0.1, 1)
-    old = store.load(WALK, cell)
+    old = cache.load(WALK, cell)
     assert old is not None
     moved = {**old.outcome.metrics, "loss": old.outcome.metrics["loss"] + 3.0}
     walk = {"walk": -old.outcome.curves["walk"]}
-    store.save(WALK, dataclasses.replace(old, outcome=Outcome(moved, walk)))
-    after = page(store)
+    cache.save(WALK, dataclasses.replace(old, outcome=Outcome(moved, walk)))
+    after = page(cache)
     mean = float(_verdict(before)) + 1.0
     assert float(_verdict(after)) == pytest.approx(mean, abs=2e-6)
 
 
-def test_memory_is_that_of_all_where_cells_ran_side_by_side(store: Store) -> None:
-    request = runner.read(store, WALK, Plan("quick", 3))
+def test_memory_is_that_of_all_where_cells_ran_side_by_side(cache: Cache) -> None:
+    request = runner.read(cache, WALK, Plan("quick", 3))
     assert re.search(r"at most \d+ MB each;", report.page([request]))
     request.experiment = dataclasses.replace(WALK, side_by_side=lambda cell: cell.seed == 1)
     assert re.search(r"at most \d+ MB at once;", report.page([request]))
@@ -59,15 +59,15 @@ def _verdict(text: str) -> str:
     return found[1]
 
 
-def test_the_order_is_verdict_figure_table_command_versions(store: Store) -> None:
-    section = page(store).partition('<section id="walk">')[2].partition("</section>")[0]
+def test_the_order_is_verdict_figure_table_command_versions(cache: Cache) -> None:
+    section = page(cache).partition('<section id="walk">')[2].partition("</section>")[0]
     parts = ["The paper:", "Measured:", "<svg", "<table>", "cadam reproduce walk --quick", "torch 2"]
     places = [section.index(part) for part in parts]
     assert places == sorted(places)
 
 
-def test_an_incomplete_experiment_shows_no_numbers(store: Store) -> None:
-    text = page(store, seeds=4)
+def test_an_incomplete_experiment_shows_no_numbers(cache: Cache) -> None:
+    text = page(cache, seeds=4)
     section = text.partition('<section id="walk">')[2].partition("</section>")[0]
     assert "Not complete: 6 of at least 8 cells" in section
     assert "cadam reproduce walk --quick --seeds 4" in section
@@ -92,8 +92,8 @@ class Ids(HTMLParser):
                 self.references.append((value or "")[1:])
 
 
-def test_ids_are_unique_and_nothing_is_fetched(store: Store) -> None:
-    text = page(store)
+def test_ids_are_unique_and_nothing_is_fetched(cache: Cache) -> None:
+    text = page(cache)
     parser = Ids()
     parser.feed(text)
     assert len(parser.ids) == len(set(parser.ids))
@@ -103,16 +103,16 @@ def test_ids_are_unique_and_nothing_is_fetched(store: Store) -> None:
     assert "<script" not in text
 
 
-def test_figures_follow_the_page(store: Store) -> None:
-    drawing = page(store).partition("<svg")[2].partition("</svg>")[0]
+def test_figures_follow_the_page(cache: Cache) -> None:
+    drawing = page(cache).partition("<svg")[2].partition("</svg>")[0]
     assert f"var(--c{palette.CADAM[1:]})" in drawing
     assert f"var(--c{palette.PAPER[1:]})" in drawing
     assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) == set(), "a colour that stays the same on a dark page"
 
 
-def test_what_an_experiment_says_is_text_not_markup(store: Store) -> None:
+def test_what_an_experiment_says_is_text_not_markup(cache: Cache) -> None:
     wicked = dataclasses.replace(WALK, title="<b>", notes=["<script>alert(1)</script>"])
-    text = report.page([runner.read(store, wicked, Plan("quick", 3))])
+    text = report.page([runner.read(cache, wicked, Plan("quick", 3))])
     assert "<script>" not in text
     assert "&lt;b&gt;" in text
 
@@ -122,9 +122,9 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_a_browser_shows_it_without_complaint(store: Store, tmp_path: Path, colours: str) -> None:
+def test_a_browser_shows_it_without_complaint(cache: Cache, tmp_path: Path, colours: str) -> None:
     file, shot = tmp_path / "report.html", tmp_path / "shot.png"
-    file.write_text(page(store), encoding="utf-8")
+    file.write_text(page(cache), encoding="utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if colours == 'dark' else 1}"
     common = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", scheme]
     call = [str(BROWSER), *common, "--enable-logging=stderr", "--window-size=800,1200"]
@@ -142,10 +142,10 @@ def test_a_browser_shows_it_without_complaint(store: Store, tmp_path: Path, colo
     assert built.stdout.count("<table>") == 2
 
 
-def test_measures_are_defined_before_they_are_used(store: Store) -> None:
+def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
     """In the overview and in the section; the paper has its name, and notes are folded."""
     told = dataclasses.replace(WALK, measure="A loss: less is better.", notes=["A slip."])
-    text = report.page([runner.read(store, told, Plan("quick", 3))] * 2)
+    text = report.page([runner.read(cache, told, Plan("quick", 3))] * 2)
     overview, _, section = text.partition("<section")
     assert overview.count("A loss: less is better.") == 1, "said again"
     assert "CAdam: Confidence-Based Optimization for Online Learning" in overview
@@ -160,7 +160,7 @@ def test_every_experiment_says_what_it_measures(name: str) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-def test_on_a_phone_a_wide_figure_says_that_it_moves(store: Store, tmp_path: Path) -> None:
+def test_on_a_phone_a_wide_figure_says_that_it_moves(cache: Cache, tmp_path: Path) -> None:
     """No part of the page is wider than the window but what moves by itself, which says so."""
     file = tmp_path / "report.html"
     ask = (
@@ -171,7 +171,7 @@ def test_on_a_phone_a_wide_figure_says_that_it_moves(store: Store, tmp_path: Pat
     )
     seen = {}
     for width in (500, 1200):  # headless chromium has no window below 500
-        file.write_text(page(store) + ask, encoding="utf-8")
+        file.write_text(page(cache) + ask, encoding="utf-8")
         call = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
         call += [f"--window-size={width},800", "--dump-dom", str(file)]
         built = subprocess.run(call, capture_output=True, text=True, timeout=60)

@@ -17,9 +17,9 @@ import pytest
 from lab_experiments import ARMS, TUNED, WALK, make_cell
 
 from cadam.lab import runner
+from cadam.lab.cache import Cache
 from cadam.lab.experiment import Cell, Experiment, Plan, Results
 from cadam.lab.runner import Event, Request
-from cadam.lab.store import Store
 
 HERE = Path(__file__).parent
 SEEDS = 25
@@ -28,13 +28,13 @@ SEEDS = 25
 def run(folder: Path, seeds: int = 3, experiment: Experiment = WALK, **options: bool) -> tuple[Request, list[Event]]:
     events: list[Event] = []
     request = Request(experiment, Plan("quick", seeds))
-    runner.run([request], Store(folder), jobs=1, tell=events.append, **options)
+    runner.run([request], Cache(folder), jobs=1, tell=events.append, **options)
     return request, events
 
 
 def bits(folder: Path, seeds: int) -> dict[str, object]:
     """Everything about the results but what they cost."""
-    request = runner.read(Store(folder), WALK, Plan("quick", seeds))
+    request = runner.read(Cache(folder), WALK, Plan("quick", seeds))
     assert request.complete
     return {
         r.cell.key(): (
@@ -93,7 +93,7 @@ def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -
 def test_one_experiment_is_done_after_the_other(tmp_path: Path) -> None:
     requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", cells=other_cells))]
     events: list[Event] = []
-    runner.run(requests, Store(tmp_path), jobs=1, tell=events.append)
+    runner.run(requests, Cache(tmp_path), jobs=1, tell=events.append)
     done = [(event.experiment.name, event.cell.seed) for event in events if event.kind == "computed"]
     assert done == [(name, seed) for name in ("walk", "again") for seed in (0, 0, 1, 1)]
 
@@ -155,7 +155,7 @@ def cells_in(folder: Path) -> set[str]:
 
 
 def _name(folder: Path, arm: str, seed: int) -> str:
-    return Store(folder).path(WALK, make_cell(arm, 0.1, seed)).stem
+    return Cache(folder).path(WALK, make_cell(arm, 0.1, seed)).stem
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
@@ -164,13 +164,13 @@ def test_killed_while_writing_nothing_is_left_over(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(whole)
-    Store(broken).remember(WALK, Plan("quick", 3))
+    Cache(broken).remember(WALK, Plan("quick", 3))
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def killed() -> None:
-        monkeypatch.setattr(Store, "remember", lambda *_: None)
+        monkeypatch.setattr(Cache, "remember", lambda *_: None)
         monkeypatch.setattr(os, "fsync", die) if moment == "fsync" else monkeypatch.setattr(Path, "replace", die)
         run(broken)
 
@@ -183,25 +183,25 @@ def test_killed_while_writing_nothing_is_left_over(
 
 
 def test_a_living_process_keeps_what_it_is_writing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    cache = Cache(tmp_path)
     cell = make_cell("Adam", 0.1, 0)
-    name = store.path(WALK, cell).stem
+    name = cache.path(WALK, cell).stem
     half = tmp_path / "walk" / f".{name}.new"
     half.parent.mkdir()
     half.touch()
     ready, go = os.pipe(), os.pipe()
 
     def hold() -> None:
-        with Store(tmp_path).claim(name, wait=True):
+        with Cache(tmp_path).claim(name, wait=True):
             os.write(ready[1], b"x")
             os.read(go[0], 1)
 
     pid = in_child(hold)
     os.read(ready[0], 1)
-    assert store.sweep() == []
+    assert cache.sweep() == []
     os.write(go[1], b"x")
     os.waitpid(pid, 0)
-    assert store.sweep() == [half]
+    assert cache.sweep() == [half]
     for end in (*ready, *go):
         os.close(end)
 
@@ -219,8 +219,8 @@ def test_two_processes_share_the_work(tmp_path: Path, log: Path, monkeypatch: py
 def test_a_damaged_cell_is_told_and_computed_again(tmp_path: Path) -> None:
     run(tmp_path)
     before = bits(tmp_path, 3)
-    store = Store(tmp_path)
-    damaged = [store.path(WALK, make_cell("Adam", 0.1, seed)) for seed in (0, 1)]
+    cache = Cache(tmp_path)
+    damaged = [cache.path(WALK, make_cell("Adam", 0.1, seed)) for seed in (0, 1)]
     damaged[0].write_bytes(damaged[0].read_bytes()[:100])
     damaged[1].write_text(damaged[1].read_text().replace('"seconds": ', '"seconds": 1'))
     request, events = run(tmp_path)
@@ -244,14 +244,14 @@ def test_workers_compute_the_same_bits(tmp_path: Path) -> None:
     run(tmp_path / "one", 4)
     request = Request(WALK, Plan("quick", 4))
     events: list[Event] = []
-    runner.run([request], Store(tmp_path / "two"), jobs=2, tell=events.append)
+    runner.run([request], Cache(tmp_path / "two"), jobs=2, tell=events.append)
     assert count(events) == {"start": 8, "computed": 8}
     assert bits(tmp_path / "two", 4) == bits(tmp_path / "one", 4)
     assert names(tmp_path / "two") == names(tmp_path / "one")
 
 
 def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    call = [sys.executable, str(HERE / "lab_command.py"), *arguments, "--store", str(folder)]
+    call = [sys.executable, str(HERE / "lab_command.py"), *arguments, "--cache", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(HERE), **environment}
     return subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from lab_experiments import make_cell
 
-from cadam.lab.experiment import TUNING_SEEDS, Cost, Outcome, Plan, Result, Results, tuning_seeds
+from cadam.lab.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
 from cadam.lab.statistics import Comparison, apart, choose_lr, compare, family_row, interval, row, t_quantile, tally
 
 NAMES = ("CAdam", "Adam")
@@ -160,7 +160,7 @@ def test_the_kinds_of_seeds_never_meet() -> None:
 
 
 def tuning(losses: dict[float, list[float]]) -> Results:
-    cost = Cost(0, 0, "", {})
+    cost = Provenance(0, 0, "", {})
     return Results(
         [
             Result(make_cell("CAdam", lr, TUNING_SEEDS + i), Outcome({"loss": loss}), cost)

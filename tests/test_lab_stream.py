@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cadam.lab import stream
-from cadam.lab.experiment import Cell, Cost, Plan, Result, Results
+from cadam.lab.experiment import Cell, Plan, Provenance, Result, Results
 
 SHORT = {**stream.SETTINGS, "batches": 40, "change_every": 20, "warm_up": 10}
 
@@ -46,7 +46,7 @@ def test_the_stream_can_be_learnt_and_a_change_costs() -> None:
 
 
 def test_a_plan_tunes_first_and_then_tests_on_other_seeds() -> None:
-    plan, cost = Plan("quick", 3), Cost(0.0, 0, "", {})
+    plan, cost = Plan("quick", 3), Provenance(0.0, 0, "", {})
     tuning = stream.cells(plan, Results())
     assert {c.seed for c in tuning}.isdisjoint(plan.test_seeds())
     outcome = stream.compute(cell("Adam"))
@@ -55,7 +55,7 @@ def test_a_plan_tunes_first_and_then_tests_on_other_seeds() -> None:
         return abs(np.log(c.lr / (0.003 if c.optimizer == "Adam" else 0.01)))
 
     def made(c: Cell) -> Result:
-        return Result(c, stream.Outcome({**outcome.metrics, "log loss": loss(c)}, outcome.curves), cost)
+        return Result(c, stream.Outcome({**outcome.metrics, "log_loss": loss(c)}, outcome.curves), cost)
 
     everything = stream.cells(plan, Results([made(c) for c in tuning]))
     new = [c for c in everything if c not in tuning]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cadam
 from cadam.lab import theory
-from cadam.lab.experiment import Cell, Cost, Result, Results
+from cadam.lab.experiment import Cell, Provenance, Result, Results
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
 MEETING = [name for name, function in theory.FUNCTIONS.items() if not function.broken]
@@ -224,23 +224,23 @@ def test_the_mask_acts_where_the_lemmas_are_checked() -> None:
         metrics = theory.compute(cell).metrics
         assert metrics["waiting"] > 0.1
         assert metrics["bounded"] == 1
-        assert metrics["step broken"] == metrics["descent broken"] == metrics["rate broken"] == 0
+        assert metrics["step_broken"] == metrics["descent_broken"] == metrics["rate_broken"] == 0
 
 
 def test_the_verdict_is_read_from_the_results() -> None:
-    computed = [Result(c, theory.compute(c), Cost(0.0, 0, "cpu", {})) for c in cells()]
+    computed = [Result(c, theory.compute(c), Provenance(0.0, 0, "cpu", {})) for c in cells()]
     fake = []
     for cell in theory.theorem_cells(theory.THEOREM.plan("quick", 1), Results()):
         if cell.condition == "recipe":
             gamma = cell.settings["gamma"]
             outcome = theory.Outcome({"needed": 10 * gamma**-4, "enough": 1e6, "gamma": gamma})
-            fake.append(Result(cell, outcome, Cost(0.0, 0, "cpu", {})))
+            fake.append(Result(cell, outcome, Provenance(0.0, 0, "cpu", {})))
     summary = theory.theorem_summary(Results(computed + fake))
     assert "0 breaches" in summary.verdict
     assert [row.verdict for row in summary.rows[: len(MEETING)]] == ["holds"] * len(MEETING)
     assert summary.rows[-1].values["CAdam exponent"] == pytest.approx(-4)
     first = computed[0]
-    worse = theory.Outcome({**first.outcome.metrics, "descent broken": 3.0}, first.outcome.curves)
-    changed = theory.theorem_summary(Results([Result(first.cell, worse, first.cost), *computed[1:], *fake]))
+    worse = theory.Outcome({**first.outcome.metrics, "descent_broken": 3.0}, first.outcome.curves)
+    changed = theory.theorem_summary(Results([Result(first.cell, worse, first.provenance), *computed[1:], *fake]))
     assert "3 breaches" in changed.verdict
     assert changed.rows[0].verdict == "broken"

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE, stop_printing
 from . import catalogue, console, palette, report, runner
+from .archive import NEEDS, Archive, DamagedResultsError
+from .cache import Cache, DamagedCellError
 from .experiment import Data, Experiment, Plan, Results, Scale
 from .statistics import NoLearningRateError
-from .store import DamagedCellError, Store
 
 if TYPE_CHECKING:
     from .demo import Scoreboard
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 SCALES: tuple[Scale, ...] = ("quick", "full")
 EXIT_CODES = """exit codes:
   0    everything asked for is there
-  1    a cell failed, or is missing from a report; the others are stored
+  1    a cell failed, or is missing from a report; the others are cached
   2    the command was not understood: a name or an option that does not exist, a folder that cannot be written to
   3    data or a CUDA device is missing; nothing was computed
   4    there is nothing to report yet
@@ -45,11 +46,17 @@ def add_commands(commands: Any) -> None:
         ("list", "List every figure and table: what it shows, needs and costs.", _list_arguments, list_experiments),
         (
             "reproduce",
-            "Compute figures and tables; what is stored already is not computed again.",
+            "Compute figures and tables; what is there already is not computed again.",
             _run_arguments,
             reproduce,
         ),
-        ("report", "Write what the store has as one HTML file.", _report_arguments, write_report),
+        ("report", "Write what was computed as one HTML file.", _report_arguments, write_report),
+        (
+            "archive",
+            "Add results of the cache to the archive, the published results of the repository.",
+            _archive_arguments,
+            archive,
+        ),
         (
             "demo",
             "Adam and CAdam on a moving minimum and a click stream: a minute, then the report.",
@@ -65,16 +72,58 @@ def add_commands(commands: Any) -> None:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("--store", type=Path, default=_default_store(), metavar="FOLDER", help=_STORE_HELP)
+        _cache_arguments(parser)
+        if name != "ab":  # a study of the user's own is in no archive
+            _archive_folder_argument(parser)
         add(parser)
         parser.set_defaults(run=run)
 
 
-_STORE_HELP = "where results are kept (default: $CADAM_STORE, else results/cells)"
+def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=_default_cache(),
+        metavar="FOLDER",
+        help="where results are cached (default: $CADAM_CACHE, else results/cache)",
+    )
+    parser.add_argument("--store", action=_Store, dest="cache", help=argparse.SUPPRESS)
 
 
-def _default_store() -> Path:
-    return Path(os.environ.get("CADAM_STORE", "results/cells"))
+def _archive_folder_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--archive",
+        type=Path,
+        default=Path(os.environ.get("CADAM_ARCHIVE", "results")),
+        metavar="FOLDER",
+        help="where published results lie, which need not be computed again (default: $CADAM_ARCHIVE, else results)",
+    )
+
+
+class _Store(argparse.Action):
+    """The old name of --cache, for one more release."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print("--store is now --cache; the old name goes with the next release", file=sys.stderr)
+        namespace.cache = Path(values)
+
+
+def _default_cache() -> Path:
+    if "CADAM_CACHE" not in os.environ and "CADAM_STORE" in os.environ:
+        print("CADAM_STORE is now CADAM_CACHE; the old name goes with the next release", file=sys.stderr)
+        return Path(os.environ["CADAM_STORE"])
+    return Path(os.environ.get("CADAM_CACHE", "results/cache"))
+
+
+def _cache(options: argparse.Namespace) -> Cache:
+    """What was computed: here, and for the paper's experiments what is published."""
+    folder: Path | None = getattr(options, "archive", None)
+    if folder is None:
+        return Cache(options.cache)
+    if find_spec("pyarrow") is None and any(folder.glob("*.parquet")):
+        print(f"the published results in {folder} are not used: {NEEDS}", file=sys.stderr)
+        return Cache(options.cache)
+    return Cache(options.cache, Archive(folder))
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +135,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     _scale_arguments(parser, default="--quick")
     parser.add_argument("--data", type=Path, metavar="PATH", help="your own data, such as Criteo's train.txt")
     parser.add_argument("--rows", type=_positive, metavar="N", help="this many rows of the data instead of all")
-    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+    parser.add_argument("--force", action="store_true", help="compute again what is there")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: as many as pay)")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print verdicts and tables as JSON, and nothing else")
@@ -113,9 +162,15 @@ def _output_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
 
 
+def _archive_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them")
+    _scale_arguments(parser, default="what was last run")
+    parser.add_argument("--dirty", action="store_true", help="also results of code that no commit has")
+
+
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     _output_argument(parser)
-    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+    parser.add_argument("--force", action="store_true", help="compute again what is there")
 
 
 def _positive(text: str) -> int:
@@ -132,10 +187,10 @@ def _positive(text: str) -> int:
 
 
 def list_experiments(options: argparse.Namespace) -> int:
-    store = Store(options.store) if options.store.is_dir() else None
+    cache = _cache(options)
     rows: list[dict[str, Any]] = []
     for experiment in catalogue.select(["all"]):
-        request = _stored(store, experiment, _last(store, experiment) or experiment.plan("quick")) if store else None
+        request = _known(cache, experiment, _last(cache, experiment) or experiment.plan("quick"))
         rows.append(
             {
                 "name": experiment.name,
@@ -143,7 +198,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "shows": experiment.shows,
                 "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
                 "cuda": list(experiment.cuda),
-                "state": console.state(experiment, request) if request else "not run",
+                "state": console.state(experiment, request),
                 "seconds": dict(experiment.seconds),
             }
         )
@@ -176,21 +231,21 @@ def _print(lines: Sequence[str]) -> None:
         stop_printing()
 
 
-def _last(store: Store, experiment: Experiment) -> Plan | None:
+def _last(cache: Cache, experiment: Experiment) -> Plan | None:
     """The plan that was last asked for, if one was. One that cannot be read is said, and taken for a quick one."""
     try:
-        return store.last_plan(experiment)
-    except DamagedCellError as error:
+        return cache.last_plan(experiment)
+    except (DamagedCellError, DamagedResultsError) as error:
         print(f"damaged: {error}", file=sys.stderr)
         return experiment.plan("quick")
 
 
-def _stored(store: Store, experiment: Experiment, plan: Plan) -> runner.Request:
-    """What a store has of an experiment. Computes nothing."""
+def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
+    """What there is of an experiment. Computes nothing."""
     try:
         if experiment.unread is not None and (advice := experiment.unread(plan)):
             return runner.Request(experiment, plan, unknown=advice)
-        return runner.read(store, experiment, plan, console.say_damaged)
+        return runner.read(cache, experiment, plan, console.say_damaged)
     except (OSError, ValueError, RuntimeError, ImportError) as error:  # such as the user's own data, which is gone
         return runner.Request(experiment, plan, unknown=str(error))
 
@@ -210,13 +265,13 @@ def reproduce(options: argparse.Namespace) -> int:
             f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr
         )
         return USAGE
-    if not _can_write("reproduce", store=options.store):
+    if not _can_write("reproduce", cache=options.cache):
         return USAGE
     own = "" if options.data is None else str(options.data.absolute())
     plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
     requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
     lacking = [r for r in requests if _lacking(r) or _lacking_packages(r.experiment)]
-    new = [r for r in lacking if not _all_stored(r, options.store, options.force)]
+    new = [r for r in lacking if not _all_known(r, _cache(options), options.force)]
     if packages := list(dict.fromkeys(name for request in new for name in _lacking_packages(request.experiment))):
         print(f"cadam reproduce: {', '.join(packages)} missing: pip install {' '.join(packages)}", file=sys.stderr)
         return NO_PACKAGE
@@ -240,17 +295,17 @@ def reproduce(options: argparse.Namespace) -> int:
     show = console.live if console.on_terminal() else console.plain
     try:
         with (console.silent if options.quiet or options.json else show)(requests) as tell:
-            code = _run(requests, options.store, options.jobs, options.force, tell)
+            code = _run(requests, _cache(options), options.jobs, options.force, tell)
     except PermissionError as error:
-        print(f"cadam reproduce: the store cannot be written to: {error}", file=sys.stderr)
+        print(f"cadam reproduce: the cache cannot be written to: {error}", file=sys.stderr)
         return FAILED
     except NoLearningRateError as error:
-        print(f"cadam reproduce: {error}; what is done is stored", file=sys.stderr)
+        print(f"cadam reproduce: {error}; what is done is cached", file=sys.stderr)
         return FAILED
     if options.json:
         _print([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
-        lines = [line for request in requests for line in _summary_lines(request, options.store)]
+        lines = [line for request in requests for line in _summary_lines(request, options.cache)]
         _print([*lines, "", "All numbers and figures: cadam report, or --json."])
     return code
 
@@ -281,14 +336,14 @@ def _lacking_packages(experiment: Experiment) -> list[str]:
     return [name for name in experiment.packages if find_spec(name) is None]
 
 
-def _all_stored(request: runner.Request, folder: Path, force: bool) -> bool:
+def _all_known(request: runner.Request, cache: Cache, force: bool) -> bool:
     """Whether there is nothing left to compute, as far as that can be told without reading through data first."""
     experiment, plan = request.experiment, request.plan
-    if force or not folder.is_dir():
+    if force:
         return False
     try:
         unread = experiment.unread is not None and experiment.unread(plan) is not None
-        return not unread and runner.read(Store(folder), experiment, plan).complete
+        return not unread and runner.read(cache, experiment, plan).complete
     except (OSError, ValueError):  # the user's own data, which is not there or cannot be read
         return False
 
@@ -307,15 +362,14 @@ def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
     return kept
 
 
-def _run(requests: Sequence[runner.Request], folder: Path, jobs: int | None, force: bool, tell: runner.Tell) -> int:
-    store = Store(folder)
+def _run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, tell: runner.Tell) -> int:
     try:
-        runner.run(requests, store, jobs=jobs, force=force, tell=tell)
+        runner.run(requests, cache, jobs=jobs, force=force, tell=tell)
     except KeyboardInterrupt:
         for request in requests:  # count anew: cells were done since the run last looked
-            stored = runner.read(store, request.experiment, request.plan)
-            request.results, request.missing = stored.results, stored.missing
-        print("interrupted: what is done is stored, the same command goes on from there", file=sys.stderr)
+            known = runner.read(cache, request.experiment, request.plan)
+            request.results, request.missing = known.results, known.missing
+        print("interrupted: what is done is cached, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     return FAILED if any(request.failed for request in requests) else DONE
 
@@ -342,21 +396,21 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _again(request: runner.Request, store: Path) -> str:
+def _command(request: runner.Request, cache: Path) -> str:
     """What to type to go on."""
-    experiment, elsewhere = request.experiment, store != _default_store()
+    experiment, elsewhere = request.experiment, cache != _default_cache()
     command = report.command(experiment, request.plan)
-    return f"{command} --store {shlex.quote(str(store))}" if elsewhere and not experiment.again else command
+    return f"{command} --cache {shlex.quote(str(cache))}" if elsewhere and not experiment.again else command
 
 
-def _summary_lines(request: runner.Request, store: Path) -> list[str]:
+def _summary_lines(request: runner.Request, cache: Path) -> list[str]:
     """The verdict, and that of each row with its difference, no wider than the terminal but for what is to be typed."""
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
         lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
-        return [*lines, f"  {_again(request, store)}"]
+        return [*lines, f"  {_command(request, cache)}"]
     summary = experiment.summary(request.results)
     lines += _wrapped("  paper:    ", experiment.claim)
     lines += _wrapped("  meaning:  ", experiment.measure)
@@ -387,11 +441,8 @@ def write_report(options: argparse.Namespace) -> int:
         return NO_PACKAGE
     if not _can_write("report", output=options.output, images=options.images):
         return USAGE
-    if not options.store.is_dir():
-        print(f"there is nothing at {options.store}: run `cadam reproduce NAME` first", file=sys.stderr)
-        return NOTHING
-    store = Store(options.store)
-    requests = _to_report(store, experiments, options)
+    cache = _cache(options)
+    requests = _to_report(cache, experiments, options)
     unknown = [f"{request.experiment.name}: {request.unknown}" for request in requests if request.unknown]
     if unknown:
         print("\n".join(unknown), file=sys.stderr)
@@ -399,39 +450,37 @@ def write_report(options: argparse.Namespace) -> int:
         return NOTHING
     if not any(request.results for request in requests):
         of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
-        runs = [_again(request, options.store) for request in requests] or ["cadam reproduce NAME"]
-        studies = {cell.experiment for request in requests for cell in request.missing}
-        other = sum(path.name != "plan.json" for study in studies for path in (options.store / study).glob("*.json"))
-        there = f" by the current code ({other} of other code or other plans are there)" if other else ""
-        print(f"{options.store} has no results{of}{there}: run `{'; '.join(runs)}`", file=sys.stderr)
+        runs = [_command(request, options.cache) for request in requests] or ["cadam reproduce NAME"]
+        places = f"neither {options.cache} nor {options.archive} has"
+        print(f"{places} results{of}: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
     _write_page(requests, options.output)
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):
         lacking = f"{request.experiment.name}: {len(request.missing)} cells failed or were not run"
-        print(f"{lacking}: {_again(request, options.store)}", file=sys.stderr)
+        print(f"{lacking}: {_command(request, options.cache)}", file=sys.stderr)
     return DONE if all(request.complete for request in requests) else FAILED
 
 
-def _to_report(store: Store, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
+def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
     """What is named; without names, what was asked for at some time. One that only shares cells with it was not."""
     requests = []
     for experiment in experiments:
-        last = _last(store, experiment)
+        last = _last(cache, experiment)
         if last is None and not options.names:
             continue
         plan = last or experiment.plan("quick")
         if options.scale or options.seeds:
             plan = experiment.plan(options.scale or "quick", options.seeds)
-        request = _stored(store, experiment, plan)
+        request = _known(cache, experiment, plan)
         if request.results or request.unknown or options.names or plan == last:
             requests.append(request)
     return requests
 
 
 def _can_write(command: str, **places: Path | None) -> bool:
-    """Whether the places that options name can be written; says so if not. The store and images are folders."""
+    """Whether the places that options name can be written; says so if not. The cache and images are folders."""
     try:
         for option, place in places.items():
             if place is not None:
@@ -466,6 +515,42 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
             print(f"figure: {path}")
 
 
+# archive -------------------------------------------------------------------------------------------------------
+
+
+def archive(options: argparse.Namespace) -> int:
+    try:
+        experiments = catalogue.select(options.names)
+    except catalogue.UnknownExperimentError as error:
+        print(f"cadam archive: {error}", file=sys.stderr)
+        return USAGE
+    if not _can_write("archive", archive=options.archive):
+        return USAGE
+    published, code = Archive(options.archive), DONE
+    for experiment in experiments:
+        cache = Cache(options.cache, published)
+        plan = _last(cache, experiment) or experiment.plan("quick")
+        if options.scale or options.seeds:
+            plan = experiment.plan(options.scale or "quick", options.seeds)
+        request = _known(cache, experiment, plan)
+        new = [r for r in request.results if published.find(experiment, r.cell) is None]
+        unknown = sum(r.provenance.commit is None or bool(r.provenance.dirty) for r in new)
+        if unknown and not options.dirty:
+            print(
+                f"cadam archive: {experiment.name}: {unknown} of {len(new)} new results were computed by code that no "
+                "commit has; commit it and run with --force again, or archive them all the same with --dirty",
+                file=sys.stderr,
+            )
+            code = FAILED
+            continue
+        if new:
+            published.add(experiment, new)
+        if request.results:
+            published.remember(experiment, plan)
+        print(f"{experiment.name}: {len(new)} results archived, {len(request.missing)} of the plan are missing")
+    return code
+
+
 # demo ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,7 +559,7 @@ def demo(options: argparse.Namespace) -> int:
 
     if not _can_draw():
         return NO_PACKAGE
-    if not _can_write("demo", store=options.store, output=options.output):
+    if not _can_write("demo", cache=options.cache, output=options.output):
         return USAGE
     print(
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
@@ -497,8 +582,8 @@ def _with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, opti
                 print(board.text(line), flush=True)
             tell(event)
 
-        code = _run(requests, options.store, None, options.force, note)
-    _print([line for request in requests for line in _summary_lines(request, options.store)])
+        code = _run(requests, _cache(options), None, options.force, note)
+    _print([line for request in requests for line in _summary_lines(request, options.cache)])
     if code == DONE:
         print()
         _write_page(requests, options.output)
@@ -514,7 +599,7 @@ def ab(options: argparse.Namespace) -> int:
 
     if not _can_draw():
         return NO_PACKAGE
-    if not _can_write("ab", store=options.store, output=options.output):
+    if not _can_write("ab", cache=options.cache, output=options.output):
         return USAGE
     try:
         study, experiment = command.experiment(options)
@@ -535,5 +620,5 @@ def _ab_arguments(parser: argparse.ArgumentParser) -> None:
 
     command.add_arguments(parser)
     parser.add_argument("--seeds", type=_positive, default=5, metavar="N", help="starts of each arm (default: 5)")
-    parser.add_argument("--force", action="store_true", help="compute again what is stored")
+    parser.add_argument("--force", action="store_true", help="compute again what is there")
     _output_argument(parser)

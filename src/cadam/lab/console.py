@@ -57,7 +57,7 @@ class Progress:
         return self._to_come[request.experiment.name][1] if self._looked_ahead(request) else []
 
     def recount(self) -> None:
-        """At the end, go by what the requests hold: a cell can be stored and the run end before that was told."""
+        """At the end, go by what the requests hold: a cell can be cached and the run end before that was told."""
         self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
 
     def total(self, request: Request) -> int:
@@ -186,7 +186,7 @@ def on_terminal() -> bool:
 
 
 def state(experiment: Experiment, request: Request) -> str:
-    """How much of an experiment a store has, in a few words."""
+    """How much of an experiment there is, in a few words."""
     if request.unknown:
         return f"not known: {request.unknown}"
     if request.complete:

@@ -25,7 +25,7 @@ class Scoreboard:
         experiment: str = DEMO_STREAM.name,
         title: str = TITLE,
         arms: Sequence[str] = ("Adam", "CAdam"),
-        shown: Mapping[str, str] = MappingProxyType({"log loss": "log loss", "auc": "AUC"}),
+        shown: Mapping[str, str] = MappingProxyType({"log_loss": "log_loss", "auc": "AUC"}),
         condition: str | None = None,
     ) -> None:
         """`shown`: metrics with their names; `condition`: the only one whose runs are shown, if there are several."""

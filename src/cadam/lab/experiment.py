@@ -2,13 +2,15 @@
 
 A cell is everything one result depends on; its outcome is the same to the bit whenever and wherever it is computed
 again. An experiment names its cells and turns their outcomes into rows of a table, figures and a verdict. Nothing here
-runs or stores anything: `store` keeps outcomes, `runner` computes those that are missing, `report` shows them.
+runs or stores anything: `cache` and `archive` hold results, `runner` computes those that are missing, `report` shows
+them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +36,7 @@ TEST_SEEDS, TUNING_SEEDS, REPEAT_SEEDS = 0, 10_000, 20_000
 class Cell:
     """What one result depends on, in plain JSON values. `settings` holds whatever the named fields do not.
 
-    Experiments that ask for the same cell, with the same sources, share its result: `experiment` then names the study.
+    Experiments that ask for the same cell, of the same version, share its result: `experiment` then names the study.
     """
 
     experiment: str
@@ -63,32 +65,45 @@ class Cell:
         return ", ".join(part for part in (*parts, f"seed {self.seed}") if part)
 
 
+def metric_name(*parts: object) -> str:
+    """A name for a metric or a curve, in snake_case, from words."""
+    return re.sub(r"[^a-z0-9]+", "_", " ".join(map(str, parts)).lower())
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What a cell gave: numbers by name, and arrays by name. A run that diverged has metrics that are nan or inf."""
+    """What a cell gave: numbers and arrays, by names in snake_case. A run that diverged has metrics nan or inf."""
 
     metrics: Mapping[str, float]
     curves: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What computing a cell took, on what and with what. Never part of the result."""
+class Provenance:
+    """Where a result comes from: what computing it took, on what and by what. Never part of the result."""
 
     seconds: float
     peak_memory: int
     """Bytes: of the process on the CPU; on CUDA what torch has reserved, which holds the memory of graphs too."""
     device: str
     versions: Mapping[str, str]
+    commit: str | None = None
+    """The commit of the project's repository, where the code ran from one."""
+    dirty: bool | None = None
+    """Did the code differ from that commit?"""
+    code: str | None = None
+    """A hash of the code, on results from before commits were recorded."""
+    restamped: bool = False
+    """Does `code` name later code than that which computed the result?"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A cell, its outcome and what it cost."""
+    """A cell, its outcome and where that comes from."""
 
     cell: Cell
     outcome: Outcome
-    cost: Cost
+    provenance: Provenance
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Results(Sequence[Result]):
     @property
     def seconds(self) -> float:
         """What these results cost to compute, one after the other."""
-        return sum(result.cost.seconds for result in self)
+        return sum(result.provenance.seconds for result in self)
 
 
 def _field(cell: Cell, name: str) -> Any:
@@ -176,6 +191,14 @@ class Plan:
     """Where the user's own data lies, in place of what the experiment brings."""
     rows: int | None = None
     """Of the data, where not all are wanted."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Plan:
+        """A plan as it was written to a file."""
+        plan = cls(values["scale"], values["seeds"], values.get("data", ""), values.get("rows"))
+        if plan.scale not in ("quick", "full") or not isinstance(plan.seeds, int) or plan.seeds < 1:
+            raise ValueError(f"no such plan: {plan}")
+        return plan
 
     def test_seeds(self) -> range:
         """Seeds that results come from."""
@@ -271,12 +294,15 @@ class Experiment:
     """The verdict and the table, from all results of a plan."""
     figures: Callable[[Results], Mapping[str, Figure]]
     """Figures by caption, drawn with the colours of `palette`."""
-    sources: Sequence[str]
-    """Modules or packages whose code the outcomes depend on, beside the optimizers themselves."""
     seconds: Mapping[Scale, float]
     """About how long it takes on two cores, with as many seeds as by default."""
     seeds: Mapping[Scale, int]
     """How many seeds by default."""
+    version: int = 1
+    """Raise it when what `compute` gives changes: cached and archived results of another version no longer count.
+    Experiments that share cells share it."""
+    tolerance: float = 0.0
+    """How far a metric may differ, relative to its size, where another kind of processor computes it again."""
     measure: str = ""
     """What its numbers are and which are good, in plain words: shown where they first appear."""
     data: Data | None = None

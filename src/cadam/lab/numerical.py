@@ -18,7 +18,7 @@ import torch
 import cadam
 
 from . import palette, statistics
-from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
+from .experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, metric_name, tuning_seeds
 from .palette import panels
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def compute_shift(cell: Cell) -> Outcome:
     found = chase(cell.optimizer, cell.lr, [cycle], np.append(0.0, starts), np.append(0.0, phases), steps)
     metrics = {"aligned": found.aligned}
     for (loss, target), regret in zip(SHIFTS, found.regret[:, 0], strict=True):
-        metrics[f"paper regret {loss} {target}"] = float(regret[0])
-        metrics[f"regret {loss} {target}"] = mean = float(regret[1:].mean())
-        metrics[f"log10 regret {loss} {target}"] = float(np.log10(mean))
+        metrics[metric_name("paper regret", loss, target)] = float(regret[0])
+        metrics[metric_name("regret", loss, target)] = mean = float(regret[1:].mean())
+        metrics[metric_name("log10 regret", loss, target)] = float(np.log10(mean))
     return Outcome(metrics, {"path": found.path[1:, :, 0, 0].T, "target": found.target[:, :, 0, 0].T})
 
 
@@ -162,14 +162,14 @@ def shift_summary(results: Results) -> Summary:
     first = results[0].cell.seed
     seconds = _seconds(results, "Adam", "CAdam")
     for loss, target in SHIFTS:
-        name = f"paper regret {loss} {target}"
+        name = metric_name("paper regret", loss, target)
         values = {arm: results.where(optimizer=arm, seed=first).metric(name)[first] for arm in ("CAdam", "Adam")}
         comparison = statistics.compare(
             {0: values["CAdam"]}, {0: values["Adam"]}, names=("CAdam", "Adam"), better="lower", random=False
         )
         better.append(comparison.outcome == "better")
         rows.append(statistics.row(f"{loss}, {target}: the paper's run", "CAdam lower", comparison, seconds, 2))
-    names = {f"{loss} {target}": f"regret {loss} {target}" for loss, target in SHIFTS}
+    names = {f"{loss} {target}": metric_name("regret", loss, target) for loss, target in SHIFTS}
     random = {name: _compare(results, ("CAdam", "Adam"), metric) for name, metric in names.items()}
     for (loss, target), comparison in zip(SHIFTS, random.values(), strict=True):
         rows.append(statistics.row(f"{loss}, {target}: random starts", "CAdam lower", comparison, seconds, 2))
@@ -196,7 +196,7 @@ def shift_figures(results: Results) -> dict[str, Figure]:
         panel.plot(steps, adam.curves["target"][number], color=palette.TARGET, lw=1.2, ls="--", label="minimum x*")
         panel.plot(steps, adam.curves["path"][number], color=palette.ADAM, lw=1.5, label="Adam's x")
         panel.plot(steps, cadam.curves["path"][number], color=palette.CADAM, lw=1.5, label="CAdam's x")
-        regrets = [outcome.metrics[f"paper regret {loss} {target}"] for outcome in (adam, cadam)]
+        regrets = [outcome.metrics[metric_name("paper regret", loss, target)] for outcome in (adam, cadam)]
         worse = ", worse" if regrets[1] > regrets[0] else ""
         panel.set_title(f"{loss}, {target}: regret Adam {regrets[0]:.2f}, CAdam {regrets[1]:.2f}{worse}", fontsize=9)
     _legend(axes[0, 0], loc="lower left")
@@ -205,7 +205,9 @@ def shift_figures(results: Results) -> dict[str, Figure]:
     for panel in axes[-1]:
         panel.set_xlabel("step")
     ratios = {
-        f"{loss}, {target}": {"": {p: _difference(results, p, f"log10 regret {loss} {target}") for p in PAIRS}}
+        f"{loss}, {target}": {
+            "": {p: _difference(results, p, metric_name("log10 regret", loss, target)) for p in PAIRS}
+        }
         for loss, target in SHIFTS
     }
     return {
@@ -228,8 +230,8 @@ FIG_SHIFT = Experiment(
     compute=compute_shift,
     summary=shift_summary,
     figures=shift_figures,
-    sources=("cadam.lab.numerical",),
     seconds={"quick": 5, "full": 10},
+    tolerance=1e-6,
     seeds={"quick": 4, "full": 10},
     notes=(
         "The paper's run is deterministic (x0 = 0). The intervals come from runs with random start (-1 to 1) and "
@@ -356,11 +358,11 @@ def compute_landscapes(cell: Cell) -> Outcome:
             losses = landscape.value(path[:, number, ..., 0], path[:, number, ..., 1])
             for column, reading in enumerate(readings):
                 loss = losses[:, column, 1:]
-                metrics[f"loss {name} {reading}"] = _mean_log10(loss[1:].mean(axis=0))
-                metrics[f"end {name} {reading}"] = _mean_log10(loss[-(steps // 10) :].mean(axis=0))
-                metrics[f"length {name} {reading}"] = _mean_log10(lengths[number, column, 1:])
+                metrics[metric_name("loss", name, reading)] = _mean_log10(loss[1:].mean(axis=0))
+                metrics[metric_name("end", name, reading)] = _mean_log10(loss[-(steps // 10) :].mean(axis=0))
+                metrics[metric_name("length", name, reading)] = _mean_log10(lengths[number, column, 1:])
                 if cell.settings["draw"]:
-                    curves[f"path {name} {reading}"] = path[:, number, column, 0].astype(np.float32)
+                    curves[metric_name("path", name, reading)] = path[:, number, column, 0].astype(np.float32)
     return Outcome(metrics, curves)
 
 
@@ -397,14 +399,16 @@ def landscape_summary(results: Results) -> Summary:
     claim = "CAdam lower" if readings != ["none"] else ""
     for measure, label in MEASURES.items():
         for name, reading in problems:
-            comparison = _compare(results, PAIRS[0], f"{measure} {name} {reading}")
+            comparison = _compare(results, PAIRS[0], metric_name(measure, name, reading))
             what = f"{label}, {name}" + ("" if reading == "none" else f", noise by {reading}")
             rows.append(statistics.row(what, claim, comparison, seconds))
             if measure == "end":
                 ends.append(comparison)
     for pair in PAIRS[1:]:
         compared = {
-            name if reading == "none" else f"{name} ({reading})": _compare(results, pair, f"end {name} {reading}")
+            name if reading == "none" else f"{name} ({reading})": _compare(
+                results, pair, metric_name("end", name, reading)
+            )
             for name, reading in problems
         }
         what = f"{pair[0]} against {pair[1]}, loss at the end"
@@ -421,7 +425,9 @@ def landscape_figures(results: Results) -> dict[str, Figure]:
         figures[f"Paths from the marked start, {how}"] = _paths(results, reading)
     ratios = {
         name: {
-            "" if reading == "none" else reading: {p: _difference(results, p, f"end {name} {reading}") for p in PAIRS}
+            "" if reading == "none" else reading: {
+                p: _difference(results, p, metric_name("end", name, reading)) for p in PAIRS
+            }
             for reading in readings
         }
         for name in LANDSCAPES
@@ -436,7 +442,7 @@ def _paths(results: Results, reading: str) -> Figure:
     for row, (arm, color) in zip(axes, (("Adam", palette.ADAM), ("CAdam", palette.CADAM)), strict=True):
         outcome = drawn.where(optimizer=arm)[0].outcome
         for panel, (name, landscape) in zip(row, LANDSCAPES.items(), strict=True):
-            x, y = outcome.curves[f"path {name} {reading}"].T
+            x, y = outcome.curves[metric_name("path", name, reading)].T
             _contours(panel, landscape)
             panel.plot(x, y, color=color, lw=0.8)
             panel.plot(*landscape.start, "o", color=palette.INK, ms=4)
@@ -478,8 +484,8 @@ FIG_NOISE = Experiment(
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
-    sources=("cadam.lab.numerical",),
     seconds={"quick": 28, "full": 35},
+    tolerance=1e-6,
     seeds={"quick": 4, "full": 5},
     notes=(
         "The main text scales the function as a whole, the appendix each component of the gradient. Both are shown; "
@@ -498,8 +504,8 @@ FIG_NO_NOISE = Experiment(
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
-    sources=("cadam.lab.numerical",),
     seconds={"quick": 28, "full": 35},
+    tolerance=1e-6,
     seeds={"quick": 4, "full": 5},
     notes=("Only the starts are random.", *_NOISE_NOTES),
 )
@@ -592,7 +598,7 @@ def compute_cycles(cell: Cell) -> Outcome:
     with np.errstate(divide="ignore"):
         regret = np.log10(found.regret.mean(axis=-1) / steps)
     metrics = {
-        f"{loss} {target} {cycle}": float(regret[i, j])
+        metric_name(loss, target, cycle): float(regret[i, j])
         for i, (loss, target) in enumerate(SHIFTS)
         for j, cycle in enumerate(cell.settings["cycles"])
     }
@@ -629,7 +635,7 @@ def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str,
 
 
 def cycle_summary(results: Results) -> Summary:
-    lines = [(PAIRS[0], f"{loss}, {target}, cycle 40", f"{loss} {target} 40") for loss, target in SHIFTS]
+    lines = [(PAIRS[0], f"{loss}, {target}, cycle 40", metric_name(loss, target, 40)) for loss, target in SHIFTS]
     return _tuned_summary(results, [*lines, *((pair, f"{pair[0]}: all minima and cycles", "all") for pair in PAIRS)])
 
 
@@ -641,7 +647,7 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
     tests = {arm: _split(results, arm)[0] for arm in PAIRS[0]}
     for panel, other, (loss, target) in zip(axes.flat, others.flat, SHIFTS, strict=True):
         means = {
-            arm: np.array([[_mean(test.where(lr=lr), f"{loss} {target} {c}") for c in cycles] for lr in lrs])
+            arm: np.array([[_mean(test.where(lr=lr), metric_name(loss, target, c)) for c in cycles] for lr in lrs])
             for arm, test in tests.items()
         }
         ratio = means["CAdam"] - means["Adam"]
@@ -652,7 +658,7 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
         panel.set_xticks(np.arange(len(cycles)) + 0.5, cycles)
         panel.set_yticks(np.arange(len(lrs)) + 0.5, [f"{lr:g}" for lr in lrs])
         for arm, color in (("Adam", palette.ADAM), ("CAdam", palette.CADAM)):
-            tuned = [np.mean(list(_tuned(results, arm, f"{loss} {target} {c}")[1].values())) for c in cycles]
+            tuned = [np.mean(list(_tuned(results, arm, metric_name(loss, target, c))[1].values())) for c in cycles]
             other.loglog(cycles, 10 ** np.array(tuned), "o-", color=color, ms=4, lw=1.5, label=arm)
         other.set_xticks(cycles, cycles)
         other.minorticks_off()
@@ -691,7 +697,7 @@ def lr_summary(results: Results) -> Summary:
     return _tuned_summary(
         results,
         [
-            (pair, f"{pair[0]}, {name}: log10 of the mean loss", f"loss {name} component")
+            (pair, f"{pair[0]}, {name}: log10 of the mean loss", metric_name("loss", name, "component"))
             for pair in PAIRS
             for name in LANDSCAPES
         ],
@@ -705,7 +711,7 @@ def lr_figures(results: Results) -> dict[str, Figure]:
         for panel, name in zip(row, LANDSCAPES, strict=True):
             for arm, color in (("Adam", palette.ADAM), ("CAdam", palette.CADAM)):
                 test, _ = _split(results, arm)
-                values = [_mean(test.where(lr=lr), f"{measure} {name} component") for lr in lrs]
+                values = [_mean(test.where(lr=lr), metric_name(measure, name, "component")) for lr in lrs]
                 panel.loglog(lrs, 10 ** np.array(values), "o-", color=color, ms=4, lw=1.5, label=arm)
             panel.set_title(name, fontsize=9)
         row[0].set_ylabel({"loss": "mean loss", "end": "loss at the end"}[measure])
@@ -713,7 +719,12 @@ def lr_figures(results: Results) -> dict[str, Figure]:
     for panel in axes[-1]:
         panel.set_xlabel("learning rate")
     ratios = {
-        name: {"": {pair: _tuned_comparison(results, pair, f"loss {name} component")[0].difference for pair in PAIRS}}
+        name: {
+            "": {
+                pair: _tuned_comparison(results, pair, metric_name("loss", name, "component"))[0].difference
+                for pair in PAIRS
+            }
+        }
         for name in LANDSCAPES
     }
     return {
@@ -737,8 +748,8 @@ SWEEP_CYCLE = Experiment(
     compute=compute_cycles,
     summary=cycle_summary,
     figures=cycle_figures,
-    sources=("cadam.lab.numerical",),
     seconds={"quick": 45, "full": 90},
+    tolerance=1e-6,
     seeds={"quick": 2, "full": 4},
     notes=(_SWEEP_NOTE, f"{SWEEP_STEPS} steps for every cycle length."),
 )
@@ -753,8 +764,8 @@ SWEEP_LR = Experiment(
     compute=compute_landscapes,
     summary=lr_summary,
     figures=lr_figures,
-    sources=("cadam.lab.numerical",),
     seconds={"quick": 120, "full": 240},
+    tolerance=1e-6,
     seeds={"quick": 2, "full": 4},
     notes=(_SWEEP_NOTE, "Noise on each component, as in the appendix."),
 )

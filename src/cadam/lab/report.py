@@ -1,7 +1,7 @@
 """The report: one HTML file that holds everything, in the order a reader asks.
 
 Verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes from the
-cells of a store.
+cells of a cache or an archive.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _facts(request: Request) -> str:
     results = request.results
     if not results:
         return "Nothing computed yet."
-    versions = _distinct(", ".join(f"{k} {v}" for k, v in r.cost.versions.items()) for r in results)
-    devices = _distinct(r.cost.device for r in results)
-    memory = max(r.cost.peak_memory for r in results) / 1e6
+    versions = _distinct(", ".join(f"{k} {v}" for k, v in r.provenance.versions.items()) for r in results)
+    devices = _distinct(r.provenance.device for r in results)
+    memory = max(r.provenance.peak_memory for r in results) / 1e6
     beside = request.experiment.side_by_side
     each = "at once" if beside is not None and any(beside(r.cell) for r in results) else "each"
     return (

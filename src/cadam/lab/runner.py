@@ -1,7 +1,7 @@
-"""Computes the cells that a store lacks, in this process or in several, and tells what happens as it happens.
+"""Computes the cells that cache and archive lack, in this process or in several, and tells what happens as it happens.
 
 Each cell is claimed, looked up once more, computed and stored by one and the same process, so that any number of runs
-can share a store. Killing a run loses the cells in work and nothing else; running again goes on from there.
+can share a cache. Killing a run loses the cells in work and nothing else; running again goes on from there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -23,9 +25,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Cost, Experiment, Finished, Plan, Result, Results
+from .archive import Archive
+from .cache import BusyCellError, Cache, DamagedCellError, identity
+from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Experiment, Finished, Plan, Provenance, Result, Results
 from .statistics import NoLearningRateError
-from .store import BusyCellError, DamagedCellError, Store, identity
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
 
@@ -92,12 +95,12 @@ def to_come(request: Request, example: Result) -> list[Cell]:
     return list(found)[named:]
 
 
-def read(store: Store, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:
-    """What the store has of an experiment. A damaged cell is told and counts as missing."""
+def read(cache: Cache, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:
+    """What there is of an experiment. A damaged cell is told and counts as missing."""
     request = Request(experiment, plan)
 
     def find(experiment: Experiment, cell: Cell) -> Result | None:
-        return _load(store, experiment, cell, tell)
+        return _load(cache, experiment, cell, tell)
 
     look_up(request, find)
     return request
@@ -106,12 +109,12 @@ def read(store: Store, experiment: Experiment, plan: Plan, tell: Tell = lambda e
 Events: TypeAlias = Iterator[tuple[Request, Event]]
 
 
-def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, force: bool = False, tell: Tell) -> None:
+def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, force: bool = False, tell: Tell) -> None:
     """Compute what is missing, and with `force` what is there too. Requests are filled in.
 
     With `jobs` as None, worker processes are started where that pays.
     """
-    store.sweep()
+    cache.sweep()
     known: dict[str, Result] = {}
     asked: set[str] = set()
     told: set[tuple[str, Cell]] = set()
@@ -119,7 +122,7 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
     def find(experiment: Experiment, cell: Cell) -> Result | None:
         name = identity(experiment, cell)
         if name not in known and not force:
-            result = _load(store, experiment, cell, tell)
+            result = _load(cache, experiment, cell, tell)
             if result is not None:
                 known[name] = result
         if name in known and (experiment.name, cell) not in told:
@@ -128,10 +131,10 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
         return known.get(name)
 
     for request in requests:
-        store.remember(request.experiment, request.plan)
+        cache.remember(request.experiment, request.plan)
         if request.plan.data:
             os.environ[OWN_DATA] = request.plan.data
-    with _workers(store) as workers:
+    with _workers(cache) as workers:
         while True:
             work = []
             for request in requests:
@@ -147,9 +150,9 @@ def run(requests: Sequence[Request], store: Store, *, jobs: int | None = None, f
             together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
             count = jobs if jobs is not None else jobs_for(alone)
             if count > 1:
-                workers += [_start_worker(store.root) for _ in range(min(count, len(alone)) - len(workers))]
-            one_by_one = _in_workers(alone, workers, force) if workers else _here(alone, store, force)
-            for request, event in chain(_together(together, store, force), one_by_one):
+                workers += [_start_worker(cache) for _ in range(min(count, len(alone)) - len(workers))]
+            one_by_one = _in_workers(alone, workers, force) if workers else _here(alone, cache, force)
+            for request, event in chain(_together(together, cache, force), one_by_one):
                 if event.result is not None:
                     known[identity(event.experiment, event.cell)] = event.result
                     told.add((event.experiment.name, event.cell))
@@ -184,20 +187,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def settle(store: Store, experiment: Experiment, cell: Cell, *, force: bool, wait: bool) -> Event:
-    """Bring one cell about: find it done, or compute and store it. `BusyCellError` if another process is at it."""
-    with store.claim(identity(experiment, cell), wait=wait):
+def settle(cache: Cache, experiment: Experiment, cell: Cell, *, force: bool, wait: bool) -> Event:
+    """Bring one cell about: find it done, or compute and cache it. `BusyCellError` if another process is at it."""
+    with cache.claim(identity(experiment, cell), wait=wait):
         if not force:
-            done = _load(store, experiment, cell, lambda event: None)
+            done = _load(cache, experiment, cell, lambda event: None)
             if done is not None:
                 return Event("elsewhere", experiment, cell, done)
         try:
             result = measure(experiment, cell)
-            store.save(experiment, result)
+            cache.save(experiment, result)
         except Exception:
             return Event("failed", experiment, cell, message=traceback.format_exc())
         # What was stored is what counts: hand on what a later run will read.
-        return Event("computed", experiment, cell, store.load(experiment, cell))
+        return Event("computed", experiment, cell, cache.load(experiment, cell))
 
 
 def measure(experiment: Experiment, cell: Cell) -> Result:
@@ -214,11 +217,11 @@ def measure(experiment: Experiment, cell: Cell) -> Result:
         outcome = experiment.compute(cell)
     finally:
         torch.set_num_threads(threads)
-    return Result(cell, outcome, cost(time.perf_counter() - start))
+    return Result(cell, outcome, provenance(time.perf_counter() - start))
 
 
-def cost(seconds: float) -> Cost:
-    """What something took that was computed just now."""
+def provenance(seconds: float) -> Provenance:
+    """Where something comes from that was computed just now."""
     import numpy as np
     import torch
 
@@ -228,7 +231,29 @@ def cost(seconds: float) -> Cost:
     memory = torch.cuda.max_memory_reserved() if on_cuda else _peak()
     device = torch.cuda.get_device_name() if on_cuda else f"CPU, {processor()}"
     versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    return Cost(seconds, memory, device, {"python": platform.python_version(), **versions})
+    commit, dirty = _commit()
+    return Provenance(seconds, memory, device, {"python": platform.python_version(), **versions}, commit, dirty)
+
+
+COMMIT = "CADAM_COMMIT"
+"""The environment variable that names the commit of sources copied out of a repository; `+` behind a dirty one."""
+
+
+@lru_cache
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit that the package runs from, and whether its code differs from it; None where there is none."""
+    if named := os.environ.get(COMMIT):
+        return named.removesuffix("+"), named.endswith("+")
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        # Is this file one of the repository's, or does the package lie in some other project's tree?
+        subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
+        look = [*git, "status", "--porcelain", ":/src", ":/paper"]
+        changed = subprocess.run(look, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+    return commit, bool(changed.stdout.strip())
 
 
 def processor() -> str:
@@ -258,9 +283,9 @@ def _peak() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def _load(store: Store, experiment: Experiment, cell: Cell, tell: Tell) -> Result | None:
+def _load(cache: Cache, experiment: Experiment, cell: Cell, tell: Tell) -> Result | None:
     try:
-        return store.load(experiment, cell)
+        return cache.load(experiment, cell)
     except DamagedCellError as error:
         tell(Event("damaged", experiment, cell, message=str(error)))
         return None
@@ -269,7 +294,7 @@ def _load(store: Store, experiment: Experiment, cell: Cell, tell: Tell) -> Resul
 # Order of work -------------------------------------------------------------------------------------------------
 
 
-def _here(work: Sequence[Work], store: Store, force: bool) -> Events:
+def _here(work: Sequence[Work], cache: Cache, force: bool) -> Events:
     """One cell after the other, in this process. Cells that another process is at come last; those are waited for."""
     waiting = deque((item, False) for item in work)
     while waiting:
@@ -277,19 +302,19 @@ def _here(work: Sequence[Work], store: Store, force: bool) -> Events:
         experiment = item.request.experiment
         yield item.request, Event("start", experiment, item.cell)
         try:
-            yield item.request, settle(store, experiment, item.cell, force=force, wait=tried)
+            yield item.request, settle(cache, experiment, item.cell, force=force, wait=tried)
         except BusyCellError:
             waiting.append((item, True))
 
 
-def _together(work: Sequence[Work], store: Store, force: bool) -> Events:
+def _together(work: Sequence[Work], cache: Cache, force: bool) -> Events:
     """Cells that share a device, in this process. Each is claimed when its turn comes and stored once it is done."""
     ways = dict.fromkeys(item.request.experiment.compute_many for item in work)
     for compute_many in ways:
         if compute_many is None:
             raise ValueError("an experiment that says which cells run side by side must offer compute_many")
         sharing = [item for item in work if item.request.experiment.compute_many is compute_many]
-        device = _Device(deque(sharing), store, force)
+        device = _Device(deque(sharing), cache, force)
         while device.waiting:
             try:
                 for finished in compute_many(device.turns()):
@@ -298,9 +323,9 @@ def _together(work: Sequence[Work], store: Store, force: bool) -> Events:
             except Exception:
                 device.fail(traceback.format_exc())
             finally:
-                device.let_go()
+                device.release()
             yield from device.news()
-        yield from _here(device.busy, store, force)
+        yield from _here(device.busy, cache, force)
 
 
 @dataclass
@@ -308,7 +333,7 @@ class _Device:
     """The cells that wait for a device, and those it is at."""
 
     waiting: deque[Work]
-    store: Store
+    cache: Cache
     force: bool
     busy: list[Work] = field(default_factory=list)
     """Cells that another process is at."""
@@ -322,11 +347,11 @@ class _Device:
             item = self.waiting.popleft()
             experiment, cell, claim = item.request.experiment, item.cell, ExitStack()
             try:
-                claim.enter_context(self.store.claim(identity(experiment, cell), wait=False))
+                claim.enter_context(self.cache.claim(identity(experiment, cell), wait=False))
             except BusyCellError:
                 self.busy.append(item)
                 continue
-            done = None if self.force else _load(self.store, experiment, cell, lambda event: None)
+            done = None if self.force else _load(self.cache, experiment, cell, lambda event: None)
             if done is not None:
                 claim.close()
                 self.events.append((item.request, Event("elsewhere", experiment, cell, done)))
@@ -339,8 +364,8 @@ class _Device:
         item, claim = self.held.pop(finished.cell)
         experiment = item.request.experiment
         with claim:
-            self.store.save(experiment, Result(finished.cell, finished.outcome, cost(finished.seconds)))
-            stored = self.store.load(experiment, finished.cell)
+            self.cache.save(experiment, Result(finished.cell, finished.outcome, provenance(finished.seconds)))
+            stored = self.cache.load(experiment, finished.cell)
         self.events.append((item.request, Event("computed", experiment, finished.cell, stored)))
 
     def fail(self, message: str) -> None:
@@ -349,7 +374,7 @@ class _Device:
             experiment = item.request.experiment
             self.events.append((item.request, Event("failed", experiment, item.cell, message=message)))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         for _, claim in self.held.values():
             claim.close()
         self.held.clear()
@@ -366,12 +391,12 @@ class _Worker:
 
     process: SpawnProcess
     line: Connection
-    root: Path
+    cache: Cache
     item: Work | None = None
 
 
 @contextmanager
-def _workers(store: Store) -> Iterator[list[_Worker]]:
+def _workers(cache: Cache) -> Iterator[list[_Worker]]:
     """Room for workers. Leaving it in any way ends them: an unfinished cell is lost, a finished one is stored."""
     workers: list[_Worker] = []
     try:
@@ -382,7 +407,7 @@ def _workers(store: Store) -> Iterator[list[_Worker]]:
         for worker in workers:
             worker.process.join()
             worker.line.close()
-        store.sweep()
+        cache.sweep()
 
 
 def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
@@ -395,7 +420,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
                 worker.item, tried = following
                 experiment, cell = worker.item.request.experiment, worker.item.cell
                 yield worker.item.request, Event("start", experiment, cell)
-                worker.line.send((experiment, cell, identity(experiment, cell), force, tried))
+                worker.line.send((experiment, cell, force, tried))
         busy = [worker for worker in workers if worker.item is not None]
         if not busy:
             return
@@ -409,7 +434,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
                 worker.process.join()
                 message = f"its process ended with exit code {worker.process.exitcode}"
                 event = Event("failed", item.request.experiment, item.cell, message=message)
-                workers[workers.index(worker)] = _start_worker(worker.root)
+                workers[workers.index(worker)] = _start_worker(worker.cache)
             if event is None:
                 waiting.append((item, True))
             else:
@@ -427,30 +452,28 @@ def _next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tupl
     return None
 
 
-def _start_worker(root: Path) -> _Worker:
+def _start_worker(cache: Cache) -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, root), daemon=True)
+    archive = None if cache.archive is None else cache.archive.root
+    process = context.Process(target=_work, args=(theirs, cache.root, archive), daemon=True)
     process.start()
     theirs.close()
-    return _Worker(process, ours, root)
+    return _Worker(process, ours, cache)
 
 
-def _work(line: Connection, root: Path) -> None:
+def _work(line: Connection, root: Path, archive: Path | None) -> None:
     """What a worker does: settle the cells it is sent, until the line closes or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    store = Store(root)
+    cache = Cache(root, None if archive is None else Archive(archive))
     while True:
         try:
-            experiment, cell, name, force, wait = line.recv()
+            experiment, cell, force, wait = line.recv()
         except EOFError:
             return
-        if identity(experiment, cell) != name:
-            line.send(Event("failed", experiment, cell, message="its code changed during the run: run again"))
-            continue
         try:
-            line.send(settle(store, experiment, cell, force=force, wait=wait))
+            line.send(settle(cache, experiment, cell, force=force, wait=wait))
         except BusyCellError:
             line.send(None)
 

@@ -134,7 +134,7 @@ def compute(cell: Cell) -> Outcome:
     return Outcome(
         {
             "auc": auc(scores[measured].ravel(), truth[measured].ravel()),
-            "log loss": log_loss(scores[measured].ravel(), truth[measured].ravel()),
+            "log_loss": log_loss(scores[measured].ravel(), truth[measured].ravel()),
             "alignment": float(np.mean(aligned)),
         },
         {"auc": np.array(by_window), "alignment": np.array(aligned)},
@@ -155,7 +155,7 @@ def tuning_cells(plan: Plan) -> list[Cell]:
 def choices(results: Results) -> dict[str, Choice]:
     """The learning rate of each arm, from the tuning seeds among the results."""
     tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log loss", "lower") for arm in ARMS}
+    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log_loss", "lower") for arm in ARMS}
 
 
 def cells(plan: Plan, found: Results) -> Sequence[Cell]:
@@ -174,7 +174,7 @@ def summary(results: Results) -> Summary:
     tests, repeats = results.tests(), results.repeats()
     rows = []
     compared = {}
-    for metric, better in (("log loss", "lower"), ("auc", "higher")):
+    for metric, better in (("log_loss", "lower"), ("auc", "higher")):
         compared[metric] = compare(
             tests.where(optimizer="CAdam").metric(metric),
             tests.where(optimizer="Adam").metric(metric),
@@ -187,7 +187,7 @@ def summary(results: Results) -> Summary:
         rows.append(row(f"{name} ({better} is better)", paper, compared[metric], tests.seconds, digits=4))
     rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
     verdict = (
-        f"Log loss: {compared['log loss'].verdict}. AUC: {compared['auc'].verdict}. "
+        f"Log loss: {compared['log_loss'].verdict}. AUC: {compared['auc'].verdict}. "
         f"Each with its own learning rate, chosen on other seeds: {rates}."
     )
     return Summary(verdict, rows, [choice.warning for choice in chosen.values() if choice.warning])
@@ -236,7 +236,6 @@ DEMO_STREAM = Experiment(
     compute=compute,
     summary=summary,
     figures=figures,
-    sources=["cadam.lab.stream", "cadam.metrics"],
     seconds={"quick": 35, "full": 150},
     seeds={"quick": 8, "full": 30},
     notes=[

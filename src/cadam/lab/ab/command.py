@@ -25,7 +25,7 @@ from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import CLAIM, MAIN, Study, experiment_of
 
-SHOWN = {MAIN: "GAUC", "log loss": "log loss"}
+SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
     "GAUC is by impressions. Seeds change the initial weights; the events are the same in every run.",
@@ -116,7 +116,7 @@ def again(options: argparse.Namespace) -> str:
     changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
     words = [
         word
-        for name in (*changed, "seeds", "store", "output")
+        for name in (*changed, "seeds", "cache", "output")
         for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
     ]
     return shlex.join(["cadam", "ab", *words])

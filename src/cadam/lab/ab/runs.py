@@ -26,12 +26,12 @@ from cadam.online.metrics import clicks, measure, user_auc
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
-from ..experiment import Cell, Outcome
+from ..experiment import Cell, Outcome, metric_name
 from . import streams
 
-METRICS = ("gauc by impressions", "gauc by user", "auc", "log loss", "normalised entropy", "calibration")
+METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
-BY_BLOCK = ("gauc by impressions", "auc", "log loss")
+BY_BLOCK = ("gauc_by_impressions", "auc", "log_loss")
 
 
 class Recorder:
@@ -171,14 +171,18 @@ def compute(cell: Cell) -> Outcome:
     if settings["tuning"]:
         # How it learns from scratch is not how it will do later. The last batch may reach beyond the part.
         half = slice(parts.tuning // 2, parts.tuning)
-        return Outcome(measure(scores[half], labels[half], users[half]))
+        return Outcome(_measure(scores[half], labels[half], users[half]))
     start = Parts.of(len(scores), settings).start
     measured = scores[start:], labels[start:], users[start:]
     within = user_auc(*measured)
-    metrics = {**measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
+    metrics = {**_measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
     blocks = [
-        measure(*columns)
+        _measure(*columns)
         for columns in zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True)
     ]
     curves = {name: np.array([block[name] for block in blocks]) for name in BY_BLOCK}
-    return Outcome(metrics, {**curves, "user auc": within.auc, "user impressions": within.impressions})
+    return Outcome(metrics, {**curves, "user_auc": within.auc, "user_impressions": within.impressions})
+
+
+def _measure(*columns: Array) -> dict[str, float]:
+    return {metric_name(name): value for name, value in measure(*columns).items()}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..code import fingerprint
 from ..experiment import OWN_DATA, Array, Cell, Finished, Outcome
 from .data import Clicks
 from .fields import VOCABULARY
@@ -26,6 +25,10 @@ POINTS = 50
 """Of a kept curve."""
 WINDOWS = 24
 """Of a stream."""
+
+
+READING = 1
+"""Raise it when `criteo` or `split` gives other rows."""
 
 
 def compute(cell: Cell) -> Outcome:
@@ -82,11 +85,8 @@ def own(path: str, rows: int | None) -> Criteo:
 
 
 def read_by(criteo: Criteo) -> str:
-    """A hash of the code that read Criteo's file, and of that which reads what is kept of it.
-
-    Cells on generated clicks do not depend on it.
-    """
-    return f"{criteo.manifest.made_by} {fingerprint(('cadam.lab.ctr.criteo', 'cadam.lab.ctr.split'))[:12]}"
+    """By what Criteo's file was read, and the version of what reads that. Generated clicks do not depend on it."""
+    return f"{criteo.manifest.made_by} {READING}"
 
 
 def clicks_of(cell: Cell) -> Clicks:
@@ -113,13 +113,13 @@ def outcome(record: Record) -> Outcome:
     fine = bool(np.isfinite(record.loss).all())
     metrics = {
         "loss": float(record.loss.mean()),
-        "largest norm": float(record.norm.max()),
+        "largest_norm": float(record.norm.max()),
         "alignment": record.dense.over_touched,
-        "alignment of tables": record.tables.over_touched,
+        "alignment_of_tables": record.tables.over_touched,
     }
     for part, scores in record.scores.items():
-        metrics[f"{part} auc"] = 100 * scores.auc if fine else math.nan
-        metrics[f"{part} log loss"] = scores.log_loss if fine else math.nan
+        metrics[f"{part}_auc"] = 100 * scores.auc if fine else math.nan
+        metrics[f"{part}_log_loss"] = scores.log_loss if fine else math.nan
     curves = {"loss": thinned(record.loss, POINTS).astype(np.float32)}
     if record.windows is not None:
         curves["windows"] = (100 * record.windows).astype(np.float32)

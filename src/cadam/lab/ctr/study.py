@@ -94,13 +94,13 @@ class Condition:
 
     name: str
     settings: Mapping[str, Any]
-    tuned_by: str = "validation auc"
-    result: str = "test auc"
+    tuned_by: str = "validation_auc"
+    result: str = "test_auc"
 
 
 TABLE = Condition(CLEAN, {})
 TABLE_NOISY = Condition(NOISY, {"noise": NOISE})
-STREAM = Condition("stream, as it comes", {"reading": "stream"}, "stream auc", "stream auc")
+STREAM = Condition("stream, as it comes", {"reading": "stream"}, "stream_auc", "stream_auc")
 STREAMS = [
     replace(STREAM, name=f"stream, drift {drift}", settings={"reading": "stream", "drift": drift}) for drift in DRIFTS
 ]
@@ -492,12 +492,7 @@ _SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
     "side_by_side": runs.on_gpu,
-    "sources": [
-        *(f"cadam.lab.ctr.{module}" for module in ("data", "fields", "generator", "models", "runs", "train")),
-        "cadam.clip",
-        "cadam.lab.images.train",
-        "cadam.metrics",
-    ],
+    "version": 1,
     "measure": (
         "AUC x 100: how often a click is ranked above a pass, in percent; more is better, 50 is guessing. The "
         "optimizers of the paper's table differ by hundredths."

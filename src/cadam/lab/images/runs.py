@@ -74,13 +74,13 @@ def outcome(cell: Cell, record: Record, steps_per_epoch: int) -> Outcome:
     return Outcome(
         {
             "accuracy": math.nan if diverged else float(test.mean()),
-            "last accuracy": math.nan if diverged else float(test[-1]),
+            "last_accuracy": math.nan if diverged else float(test[-1]),
             "loss": float(record.loss.mean()),
             "alignment": float(record.alignment.mean()),
             "recovery": math.nan if diverged else float(recovery.mean()),
         },
         {
-            "test accuracy": test.astype(np.float32),
+            "test_accuracy": test.astype(np.float32),
             "recovery": recovery,
             "loss": averaged(record.loss, window).astype(np.float16),
             "accuracy": averaged(100 * record.accuracy, window).astype(np.float16),

@@ -88,7 +88,7 @@ PAPER = {
 """The ablation table of the paper: VGG without and with confidence, at the reference strengths."""
 MEASURES = {
     "accuracy": "mean test accuracy",
-    "last accuracy": "test accuracy of the last epoch",
+    "last_accuracy": "test accuracy of the last epoch",
     "recovery": "steps to recover from a shift",
 }
 """What is compared, in words."""
@@ -299,7 +299,7 @@ def _mean(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def overall(results: Results, condition: Condition, at: Sequence[float]) -> list[Row]:
     """Both arms in the mean over some strengths."""
     rows = []
-    for metric, paper in (("accuracy", "CAdam higher"), ("last accuracy", "")):
+    for metric, paper in (("accuracy", "CAdam higher"), ("last_accuracy", "")):
         comparison = statistics.compare(*means(results, condition, at, metric), names=ARMS, better="higher")
         what = f"{condition.name}, mean over {_range(condition, at)}: {MEASURES[metric]}"
         rows.append(_row(what, paper, comparison, results.tests()))
@@ -313,12 +313,12 @@ def claimed(results: Results, condition: Condition, at: Sequence[float]) -> Row:
     if condition.name == "noise":
         names = f"CAdam at {condition.reference:g}%", "Adam at 0%"
         comparison = statistics.compare(
-            by_seed(results, condition, condition.reference, "CAdam", "last accuracy"),
-            by_seed(results, condition, 0, "Adam", "last accuracy"),
+            by_seed(results, condition, condition.reference, "CAdam", "last_accuracy"),
+            by_seed(results, condition, 0, "Adam", "last_accuracy"),
             names=names,
             better="higher",
         )
-        comparison = replace(comparison, noise=noise(results, condition, "Adam", "last accuracy"))
+        comparison = replace(comparison, noise=noise(results, condition, "Adam", "last_accuracy"))
         return _row(f"{names[0]} against {names[1]}, test accuracy of the last epoch", "comparable", comparison, tests)
     return gains(results, condition, changed if condition.name == "sudden" else changed[-1:], 0)
 
@@ -406,7 +406,7 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
         part = tests.where(condition=str(condition.make(strength)))
         what = f"{label}: {MEASURES['accuracy']}"
         rows.append(_row(what, _paper(condition, strength, family, ARMS), comparison, part))
-    for metric in ("last accuracy", "recovery"):
+    for metric in ("last_accuracy", "recovery"):
         for strength in at:
             if metric == "recovery" and (name != "sudden" or not strength):
                 continue
@@ -510,7 +510,7 @@ def rates_summary(results: Results) -> Summary:
         label = condition.label(condition.reference)
         part = results.tests().where(condition=str(condition.make(condition.reference)))
         for lr in dict.fromkeys((rates["Adam"], rates["CAdam"])):
-            for metric in ("accuracy", "last accuracy"):
+            for metric in ("accuracy", "last_accuracy"):
                 comparison = compared_at(results, condition, {**rates, "CAdam": lr}, metric)
                 words = f"{label}: {MEASURES[metric]}, CAdam at lr {lr:g}, Adam at {rates['Adam']:g}"
                 rows.append(_row(words, "", comparison, part))
@@ -567,7 +567,7 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
         part = tests.where(condition=str(condition.make(strength)))
         for arm in reversed(ARMS):
             mine = part.where(optimizer=arm)
-            accuracy, alignment = mine.curve("test accuracy"), mine.curve("alignment").astype(float)
+            accuracy, alignment = mine.curve("test_accuracy"), mine.curve("alignment").astype(float)
             epochs = accuracy.shape[1]
             _shade(column[0], range(1, 1 + epochs), accuracy, arm)
             alignment = _thinned(alignment, 120)
@@ -659,16 +659,11 @@ def _epochs(cell: Cell) -> float:
     return float(cell.settings["epochs"])
 
 
-SOURCES = [f"cadam.lab.images.{module}" for module in ("data", "layers", "models", "runs", "streams", "train")]
-DENSENET_SOURCES = [
-    *SOURCES,
-    *(f"cadam.lab.images.{module}" for module in ("densenet", "densenet_blocks", "densenet_kernels")),
-]
 _SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
     "side_by_side": runs.on_gpu,
-    "sources": SOURCES,
+    "version": 1,
     "cuda": ("full",),
     "data": CIFAR10,
     "quick_data": DIGITS,
@@ -727,7 +722,7 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
         seconds=seconds,
         seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
         notes=(*_NOTES, *_NOTES_BY_STRENGTH),
-        **{**_SHARED, "sources": DENSENET_SOURCES if family == "densenet" else SOURCES},
+        **_SHARED,
     )
 
 

@@ -1,0 +1,204 @@
+"""The cache: results on the user's disk, a file each, named by a hash of what was computed.
+
+The name covers the cell, the version of its experiment, and the versions of cadam and torch. Editing code changes none
+of them: whoever changes what an experiment computes raises its version.
+
+A file is either whole or not there: it is written beside its place, flushed to the disk and renamed. It carries a
+checksum of its content, and its name follows from its content, so a file that was cut short, edited or put in another
+file's place is found out.
+
+Processes that share a cache claim a cell before they compute it: a lock on one byte of the file `.claims`, at a place
+given by the cell's hash. The system releases it when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .archive import Archive, DamagedResultsError, replace_file
+from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
+
+FORMAT = "cadam cell 2"
+
+
+class DamagedCellError(ValueError):
+    """A file of the cache that cannot be believed."""
+
+
+class BusyCellError(RuntimeError):
+    """A cell that another process is computing."""
+
+
+def identity(experiment: Experiment, cell: Cell) -> str:
+    """The name of a cell's file: a hash of the cell, its experiment's version, and the versions of cadam and torch."""
+    import torch
+
+    import cadam
+
+    return _identity(cell, experiment.version, {"cadam": cadam.__version__, "torch": torch.__version__})
+
+
+def _identity(cell: Cell, version: int, versions: Mapping[str, str]) -> str:
+    by = f"version {version}, cadam {versions['cadam']}, torch {versions['torch']}"
+    return hashlib.sha256(f"{by}\n{cell.key()}".encode()).hexdigest()[:40]
+
+
+class Cache:
+    """The results under one folder, and behind them those of an archive, which is never written here."""
+
+    def __init__(self, root: Path | str, archive: Archive | None = None) -> None:
+        self.root = Path(root).absolute()
+        self.archive = archive
+
+    def path(self, experiment: Experiment, cell: Cell) -> Path:
+        return self.root / cell.experiment / f"{identity(experiment, cell)}.json"
+
+    def load(self, experiment: Experiment, cell: Cell) -> Result | None:
+        """The result of a cell, or None if neither the cache nor the archive has one."""
+        path = self.path(experiment, cell)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return self._archived(experiment, cell)
+        except OSError as error:
+            raise DamagedCellError(f"{path}: {error}") from error
+        result = _read(path, content)
+        if result.cell != cell:
+            raise DamagedCellError(f"{path}: holds {result.cell}, not {cell}")
+        return result
+
+    def _archived(self, experiment: Experiment, cell: Cell) -> Result | None:
+        try:
+            return self.archive.find(experiment, cell) if self.archive is not None else None
+        except DamagedResultsError as error:
+            raise DamagedCellError(str(error)) from error
+
+    def save(self, experiment: Experiment, result: Result) -> Path:
+        """Cache a result, in the place of an older one if there is one. The caller has claimed the cell."""
+        path = self.path(experiment, result.cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, _write(result, experiment.version))
+        return path
+
+    @contextmanager
+    def claim(self, name: str, *, wait: bool) -> Iterator[None]:
+        """Have the cell of this identity alone. Without `wait`, raise `BusyCellError` if another process has it."""
+        place, claims = int(name[:15], 16), _claims(self.root)
+        try:
+            fcntl.lockf(claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+        except (BlockingIOError, PermissionError) as error:
+            raise BusyCellError(name) from error
+        try:
+            yield
+        finally:
+            fcntl.lockf(claims, fcntl.LOCK_UN, 1, place)
+
+    def sweep(self) -> list[Path]:
+        """Remove what a killed process left half-written; what a living one is writing stays."""
+        removed = []
+        for path in self.root.glob("*/.*.new"):
+            try:
+                with self.claim(path.name[1:].partition(".")[0], wait=False):
+                    path.unlink(missing_ok=True)
+                    removed.append(path)
+            except BusyCellError:
+                continue
+        return removed
+
+    # What was last asked for, so that a report shows it. No results in it.
+
+    def remember(self, experiment: Experiment, plan: Plan) -> None:
+        path = self.root / experiment.name / "plan.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(experiment.name.encode()).hexdigest()
+        with self.claim(name, wait=True):
+            replace_file(path, json.dumps(asdict(plan)).encode(), temporary=f".{name}.new")
+
+    def last_plan(self, experiment: Experiment) -> Plan | None:
+        """What was last asked for here; where nothing was, what the archive holds."""
+        path = self.root / experiment.name / "plan.json"
+        try:
+            return Plan.of(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None if self.archive is None else self.archive.plan(experiment)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCellError(f"{path}: {error}; run `cadam reproduce {experiment.name}` again") from error
+
+
+_claims_open: dict[Path, int] = {}
+
+
+def _claims(root: Path) -> int:
+    """The file of claims, opened once in a process: closing it anywhere would release all that the process holds."""
+    file = _claims_open.get(root)
+    if file is None or os.fstat(file).st_nlink == 0:
+        root.mkdir(parents=True, exist_ok=True)
+        file = _claims_open[root] = os.open(root / ".claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return file
+
+
+# The file ------------------------------------------------------------------------------------------------------
+
+
+def _write(result: Result, version: int) -> bytes:
+    body = {
+        "cell": asdict(result.cell),
+        "version": version,
+        "metrics": {name: _number(value) for name, value in result.outcome.metrics.items()},
+        "curves": {name: _pack(np.asarray(curve)) for name, curve in result.outcome.curves.items()},
+        "provenance": asdict(result.provenance),
+    }
+    return json.dumps({"format": FORMAT, "checksum": _checksum(body), **body}, indent=1, allow_nan=False).encode()
+
+
+def _read(path: Path, content: bytes) -> Result:
+    try:
+        body = json.loads(content)
+        if body.pop("format") != FORMAT:
+            raise ValueError(f"not in the format {FORMAT!r}")
+        if body.pop("checksum") != _checksum(body):
+            raise ValueError("the checksum does not fit the content")
+        cell, provenance = Cell(**body["cell"]), Provenance(**body["provenance"])
+        if _identity(cell, body["version"], provenance.versions) != path.stem:
+            raise ValueError("the name of the file does not fit its content")
+        metrics = {name: float(value) for name, value in body["metrics"].items()}
+        curves = {name: _unpack(packed) for name, packed in body["curves"].items()}
+        return Result(cell, Outcome(metrics, curves), provenance)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
+        raise DamagedCellError(f"{path}: {error}") from error
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _number(value: float) -> float | str:
+    value = float(value)
+    return value if math.isfinite(value) else str(value)
+
+
+def _pack(curve: Array) -> dict[str, Any]:
+    if curve.dtype.kind not in "biuf":
+        raise TypeError(f"a curve must be an array of numbers, got dtype {curve.dtype}")
+    plain = np.ascontiguousarray(curve, curve.dtype.newbyteorder("<"))
+    data = base64.b64encode(zlib.compress(plain.tobytes(), 9)).decode()
+    return {"dtype": plain.dtype.str, "shape": list(curve.shape), "data": data}
+
+
+def _unpack(packed: Mapping[str, Any]) -> Array:
+    raw = zlib.decompress(base64.b64decode(packed["data"], validate=True))
+    curve: Array = np.frombuffer(raw, np.dtype(packed["dtype"])).reshape(packed["shape"])
+    return curve
