@@ -137,7 +137,7 @@ def test_only_code_that_does_something_else_makes_a_new_cell(
 def test_what_a_step_computes_is_part_of_every_cell_and_how_it_runs_is_not() -> None:
     covered = {path for module in code.OPTIMIZERS for path in code.files(module)}
     package = Path(cadam.__file__).parent
-    assert {package / "update.py", package / "catalog.py", package / "options.py"} <= covered
+    assert {package / f"{name}.py" for name in ("catalog", "defaults", "options", "update")} <= covered
     assert set((package / "rules").glob("*.py")) <= covered
     assert not covered & {*(package / "engines").rglob("*"), *(package / "codegen").rglob("*")}
 

@@ -16,9 +16,9 @@ from torch import Tensor
 import cadam
 from cadam.codegen import c as c_dialect
 from cadam.codegen.structure import Structure, structures
+from cadam.defaults import defaults
 from cadam.engines.cpu import build, library
 from cadam.engines.cpu import dense as native
-from cadam.options import defaults
 from cadam.rules import ADAM, RULES, Rule, Step
 
 AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-OPTIMIZERS = ("cadam.catalog", "cadam.options", "cadam.rules", "cadam.update")
+OPTIMIZERS = ("cadam.catalog", "cadam.defaults", "cadam.options", "cadam.rules", "cadam.update")
 """What every experiment depends on: what a step computes.
 
 Not how it runs: tests hold every engine to the same numbers, and making one faster must not cost days of GPU time.
