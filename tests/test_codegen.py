@@ -19,7 +19,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_c_header_is_generated_without_torch() -> None:
-    done = python("-c", BARE + "from cadam.codegen import c; print(c.header(c.structures(c.RULES.values())))")
+    done = python("-c", BARE + "from cadam.codegen import c; print(c.header())")
     assert done.returncode == 0, done.stderr
     assert "ELEMENT(adam_max_exp_avg_sq)(" in done.stdout
 

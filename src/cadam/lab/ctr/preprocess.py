@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from ...engines.cpu.build import SOURCES
 from ..code import files, meaning
 from ..experiment import Array
 from .fields import FIELDS, INTEGERS, offsets
-from .parse import BadLine, count_lines, parse, require_pyarrow
+from .parse import SOURCE, BadLine, count_lines, parse, require_pyarrow
 from .split import FOLDS, PARTS, folds
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ def _sample(source: Path, pieces: int = 64, size: int = 4096) -> str:
 def made_by() -> str:
     """A hash of the code that makes a folder."""
     modules = [f"cadam.lab.ctr.{name}" for name in ("fields", "parse", "preprocess", "split")]
-    paths = [*(path for module in modules for path in files(module)), SOURCES / "criteo.c"]
+    paths = [*(path for module in modules for path in files(module)), SOURCE]
     return hashlib.sha256(b"".join(map(meaning, paths))).hexdigest()[:12]
 
 
