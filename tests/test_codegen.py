@@ -62,3 +62,20 @@ def test_triton_finds_in_its_cache_what_another_process_compiled() -> None:
     first, second = (python("-c", KEYS, PYTHONHASHSEED=seed).stdout.splitlines() for seed in "12")
     assert first == second
     assert len(set(first)) == 3 * (len(structures(RULES.values())) + 1)
+
+
+def test_the_kernels_of_a_rule_are_shown() -> None:
+    show = BARE + "from cadam.codegen.__main__ import main; sys.exit(main(['show', *sys.argv[1:]]))"
+    both, only_c, only_triton = (python("-c", show, "sgdm", *more).stdout for more in ((), ("--c",), ("--triton",)))
+    assert both == only_c + only_triton
+    for name in ("sgdm", "sgdm_ahead", "sgdm_without_momentum_buffer"):
+        assert f"ELEMENT({name})(" in only_c
+        assert f"def {name}_dense(" in only_triton
+
+
+@pytest.mark.parametrize("arguments", [(), ("show",), ("show", "adamm"), ("hide", "adam")])
+def test_the_command_says_how_it_is_used_and_which_rules_there_are(arguments: tuple[str, ...]) -> None:
+    done = python("-m", "cadam.codegen", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m cadam.codegen")
+    assert all(rule in done.stderr.partition("error:")[2] for rule in RULES)

@@ -274,9 +274,9 @@ def kernels(structure: Structure) -> str:
     return "\n\n".join([element(structure), *(text.format(**values) for text in (MOVE, DENSE, ROWS, SEAMS))])
 
 
-def source(structure: Structure) -> str:
-    """A whole module of the kernels of one structure."""
-    text = "\n\n".join([PREFACE, kernels(structure)])
+def source(*wanted: Structure) -> str:
+    """A whole module of the kernels of these structures."""
+    text = "\n\n".join([PREFACE, *map(kernels, wanted)])
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
