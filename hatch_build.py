@@ -1,4 +1,4 @@
-"""Compiles the C kernels into the wheel: one wheel for every Python and every torch on a platform.
+"""Makes the C kernels from the rules and compiles them into the wheel: one for every Python and torch on a platform.
 
 Without a C compiler, or with CADAM_WITHOUT_KERNELS=1, the package is built all the same, without them;
 `optimizer.explain()` then says so. A compiler that fails is an error, and so is a $CC that is not there.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -21,13 +22,14 @@ class NativeKernels(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        path = Path(self.root) / "src" / "cadam" / "engines" / "cpu" / "build.py"
+        source = Path(self.root) / "src"
+        path = source / "cadam" / "engines" / "cpu" / "build.py"
         spec = importlib.util.spec_from_file_location("cadam_kernels_build", path)
         assert spec is not None
         assert spec.loader is not None
         build = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(build)
-        if reason := _compile(build):
+        if reason := _compile(build, source):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
             if version == "editable":  # it runs from this folder, where an older library may lie
                 build.LIBRARY.unlink(missing_ok=True)
@@ -37,12 +39,22 @@ class NativeKernels(BuildHookInterface):
         build_data["artifacts"].append("src/cadam/engines/cpu/native.so")
 
 
-def _compile(build: ModuleType) -> str:
+def _header(source: Path) -> str:
+    """The rules as C, in a process of its own: what it imports is this package, whatever is installed."""
+    paths = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-c", "import sys, cadam.codegen.c as c; sys.stdout.write(c.header())"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"cadam: the kernels could not be generated from the rules:\n{done.stderr}")
+    return done.stdout
+
+
+def _compile(build: ModuleType, source: Path) -> str:
     """Compile the kernels; if there are to be none, the reason."""
     if os.environ.get("CADAM_WITHOUT_KERNELS", "0") not in ("", "0"):
         return "CADAM_WITHOUT_KERNELS is set"
     try:
-        build.build()
+        build.build(_header(source))
     except build.NoCompilerError as error:
         return str(error)
     except build.BuildError as error:

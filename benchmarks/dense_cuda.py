@@ -20,8 +20,9 @@ from torch import Tensor
 
 import cadam
 from cadam import bench
+from cadam.codegen.c import header
 from cadam.engines import watch
-from cadam.engines.cpu import build, library
+from cadam.engines.cpu import build
 
 NEVER = 60  # preparations after which none is tried any more
 
@@ -141,11 +142,9 @@ def host_times(name: str, shapes: Sequence[Sequence[int]]) -> None:
 
 
 def main() -> int:
-    try:
-        library.catalogue()
-    except library.UnavailableError as reason:
-        print(f"building the C kernels: {reason}", flush=True)
-        build.build()
+    if not build.LIBRARY.exists():
+        print("building the C kernels", flush=True)
+        build.build(header())
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, layout {watch.layout()}")
     good = compare()
     host_times("one tensor of 4M", [(1 << 22,)])

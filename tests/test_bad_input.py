@@ -417,6 +417,6 @@ def test_an_option_spoilt_after_construction_is_not_silent() -> None:
 def test_type_checkers_know_every_option() -> None:
     """What the constructors take beside their own arguments is what all optimizers have."""
     from cadam.catalog import Common
-    from cadam.options import COMMON
+    from cadam.defaults import COMMON
 
     assert {*Common.__annotations__, "weight_decay"} == set(COMMON)

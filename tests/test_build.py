@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import cadam
 from cadam.engines.cpu import build
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The build hook over a copy of the kernels' sources, in which an older library lies. It needs no hatchling."""
+    """The build hook over a copy of the package, in which an older library lies. It needs no hatchling."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
@@ -27,13 +28,12 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    kernels = tmp_path / "src" / "cadam" / "engines" / "cpu"
-    shutil.copytree(build.SOURCES, kernels / "native")
-    shutil.copy(build.__file__, kernels)
-    (kernels / "native.so").write_text("older")
+    package = Path(cadam.__file__).parent
+    shutil.copytree(package, tmp_path / "src" / "cadam", ignore=shutil.ignore_patterns("*.so", "__pycache__", "lab"))
     monkeypatch.delenv("CADAM_WITHOUT_KERNELS", raising=False)
     made = module.NativeKernels()
     made.root = str(tmp_path)
+    library(made).write_text("older")
     return made
 
 
@@ -46,6 +46,13 @@ def built(hook: Any, version: str = "standard") -> dict[str, Any]:
 
 def library(hook: Any) -> Path:
     return Path(hook.root) / "src" / "cadam" / "engines" / "cpu" / "native.so"
+
+
+def test_a_rule_that_cannot_be_generated_fails_the_build(hook: Any) -> None:
+    adam = Path(hook.root) / "src" / "cadam" / "rules" / "adam.py"
+    adam.write_text(adam.read_text().replace("f.sqrt(vhat)", "f.root(vhat)"))
+    with pytest.raises(SystemExit, match=r"could not be generated from the rules(.|\n)*no attribute 'root'"):
+        built(hook)
 
 
 def test_a_compiler_that_fails_fails_the_build(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sanitizer
 import torch
 
 from cadam import cli
+from cadam.engines.cpu import build
 from cadam.lab.ctr import criteo as reading
 from cadam.lab.ctr import parse as parsing
 from cadam.lab.ctr import preprocess as stages
@@ -771,6 +773,24 @@ def test_c_reads_no_text_that_does_not_end_a_line() -> None:
     assert parsing._by_c(c, GOOD) is None
     assert parsing._by_c(c, GOOD + b"\n" + GOOD) is None
     assert len(parsing._by_c(c, GOOD + b"\n")) == 1
+
+
+@pytest.mark.parametrize("mode", ["clean", "overread"])
+def test_c_reads_no_character_beyond_the_text(tmp_path: Path, mode: str) -> None:
+    sanitizer.runtime()
+    library = build.link(tmp_path / "criteo.so", [(parsing.SOURCE, ())], sanitizer.FLAGS)
+    sanitizer.check("asan_criteo.py", library, mode)
+
+
+def test_c_is_compiled_into_the_cache_of_the_user_or_it_is_said_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert parsing.compiled.__wrapped__() == "$CC is '/nowhere/cc', which is not there"
+    monkeypatch.delenv("CC")
+    if not isinstance(parsing.compiled.__wrapped__(), str):
+        assert len(list((tmp_path / "cadam").glob("criteo-*.so"))) == 1
 
 
 def test_without_c_the_command_says_why(

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import cadam
 from cadam import engines
-from cadam.codegen import triton as triton_dialect
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.rows import CudaRows, check_ids
 from cadam.rules import Rule, Step
@@ -589,12 +588,6 @@ def test_stochastic_rounding_is_unbiased_and_follows_the_seed(layout: str) -> No
 
 
 # Without a device ----------------------------------------------------------------------------------------------
-
-
-def test_the_generated_source_is_up_to_date() -> None:
-    assert triton_dialect.FILE.read_text() == triton_dialect.source(), (
-        "a rule or the dialect has changed: run `python -m cadam.codegen.triton`"
-    )
 
 
 def test_importing_cadam_does_not_import_triton() -> None:

@@ -1,29 +1,37 @@
-"""CAdam: Adam with confidence, and the same confidence for every momentum optimizer."""
+"""CAdam: Adam with confidence, and the same confidence for every momentum optimizer.
 
-from . import rows
-from .alignment import Alignment, Ratio
-from .catalog import (
-    CSGDM,
-    SGDM,
-    AdaBelief,
-    Adam,
-    AdamW,
-    AmsGrad,
-    CAdaBelief,
-    CAdam,
-    CAdamW,
-    CAmsGrad,
-    CLion,
-    CRAdam,
-    CYogi,
-    Lion,
-    RAdam,
-    Yogi,
-)
-from .checkpoint import for_torch, join_state_dicts
-from .clip import clip_grad_norm_
-from .optimizer import Optimizer
-from .rules import Rule, Step
+Names are imported when they are first asked for: `cadam.codegen` and `cadam.rules` need no torch, nor does what
+builds the package, and `import cadam` takes no time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import rows
+    from .alignment import Alignment, Ratio
+    from .catalog import (
+        CSGDM,
+        SGDM,
+        AdaBelief,
+        Adam,
+        AdamW,
+        AmsGrad,
+        CAdaBelief,
+        CAdam,
+        CAdamW,
+        CAmsGrad,
+        CLion,
+        CRAdam,
+        CYogi,
+        Lion,
+        RAdam,
+        Yogi,
+    )
+    from .checkpoint import for_torch, join_state_dicts
+    from .clip import clip_grad_norm_
+    from .optimizer import Optimizer
+    from .rules import Rule, Step
 
 __version__ = "0.1.0"
 
@@ -54,3 +62,28 @@ __all__ = [
     "join_state_dicts",
     "rows",
 ]
+
+# Where a public name is defined, if not in the catalogue.
+_HOME = {
+    "Alignment": "alignment",
+    "Optimizer": "optimizer",
+    "Ratio": "alignment",
+    "Rule": "rules",
+    "Step": "rules",
+    "clip_grad_norm_": "clip",
+    "for_torch": "checkpoint",
+    "join_state_dicts": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "rows":
+        return import_module(".rows", __name__)
+    value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'catalog')}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,6 +15,7 @@ from torch.optim import optimizer as torchs
 
 from . import alignment, checkpoint, engines, options
 from .alignment import Alignment, Ratio
+from .defaults import defaults
 from .engines.plan import Plan, plain, plain_grad
 from .memory import filled_like
 from .rules import Rule
@@ -56,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
-        super().__init__(params, self._completed(options.defaults(self.rule), given))
+        super().__init__(params, self._completed(defaults(self.rule), given))
 
     def _patch_step_function(self) -> None:
         """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""
@@ -353,7 +354,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.state = defaultdict(dict, self.state)
         self._counts, self._plan = {}, None
-        for name, value in options.defaults(self.rule).items():
+        for name, value in defaults(self.rule).items():
             self.defaults.setdefault(name, value)
         for group in self.param_groups:
             for name, value in self.defaults.items():

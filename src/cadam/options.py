@@ -1,4 +1,4 @@
-"""The options of a parameter group: which there are, and which values they take.
+"""The options of a parameter group: what they are for, and which values they take.
 
 Messages begin as torch.optim's do, so that code which matches them keeps working.
 """
@@ -15,20 +15,6 @@ import torch
 from torch import Tensor
 
 from .rules import Rule
-
-# Options of every optimizer, beside those of its rule.
-COMMON: Mapping[str, Any] = {
-    "weight_decay": 0.0,
-    "decoupled_weight_decay": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-    "state_dtype": None,
-    "stochastic_rounding": False,
-    "track_alignment": True,
-}
 
 # Options that say how a step is run, not what it computes: a checkpoint does not change them.
 HOW_IT_RUNS = (
@@ -48,12 +34,6 @@ FLAGS = (
     "stochastic_rounding",
     "track_alignment",
 )
-
-
-def defaults(rule: Rule) -> dict[str, Any]:
-    """All options of an optimizer with this rule."""
-    return {**rule.defaults, **{k: v for k, v in COMMON.items() if k not in rule.defaults}}
-
 
 # What other libraries call them.
 ALIASES = {

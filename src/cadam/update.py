@@ -16,9 +16,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from .rules import Options, Rule
+
+
+class Scalars:
+    """The functions that a rule's `coefficients` may call, on numbers and on tensors."""
+
+    @staticmethod
+    def sqrt(x: Any) -> Any:
+        return x.sqrt() if hasattr(x, "sqrt") else math.sqrt(x)
+
+    @staticmethod
+    def maximum(x: Any, y: float) -> Any:
+        return x.clamp_min(y) if hasattr(x, "clamp_min") else max(x, y)
+
+    @staticmethod
+    def positive(x: Any) -> Any:
+        """1 where x > 0, else 0."""
+        return (x > 0).to(x.dtype) if hasattr(x, "to") else float(x > 0)
 
 
 class Named:
@@ -56,7 +71,7 @@ class Update:
     @classmethod
     def of(cls, rule: Rule, confidence: bool, o: Options, *, unscale: bool = False) -> Update:
         # A tensor may change without anybody noticing, so it always counts as a decay.
-        decays = isinstance(o["weight_decay"], Tensor) or o["weight_decay"] != 0
+        decays = not isinstance(o["weight_decay"], (int, float)) or o["weight_decay"] != 0
         kind = "decoupled" if o["decoupled_weight_decay"] else "l2"
         return cls(rule, confidence, o["maximize"], kind if decays else "none", unscale, o["track_alignment"])
 

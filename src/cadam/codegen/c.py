@@ -1,17 +1,11 @@
-"""Rules as C: writes native/rules.h from the one definition of each rule.
-
-``python -m cadam.codegen.c`` rewrites the file; a test sees to it that this has been done.
-"""
+"""Rules as C: the header rules.h of the compiled library, from the one definition of each rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-from ..rules import RULES
+from ..rules import RULES, Rule
 from .structure import Structure, lines, structures
-
-HEADER = Path(__file__).parents[1] / "engines" / "cpu" / "native" / "rules.h"
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -28,7 +22,7 @@ TEMPLATES = {
 }
 
 PREFACE = """\
-/* Made by `python -m cadam.codegen.c` from the rules in cadam/rules: do not edit.
+/* Generated from the rules in cadam/rules.
  *
  * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""
@@ -67,13 +61,9 @@ def element(structure: Structure) -> str:
     )
 
 
-def header(wanted: Iterable[Structure]) -> str:
-    """The whole of rules.h."""
-    wanted = list(wanted)
+def header(rules: Iterable[Rule] = RULES.values()) -> str:
+    """The whole of rules.h, with a kernel for every structure of these rules: those of the catalogue, or others."""
+    wanted = structures(rules)
     listed = " \\\n".join(f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)})" for s in wanted)
     listing = f"/* X(name, buffers, coefficients) */\n#undef RULES\n#define RULES(X) \\\n{listed}\n"
     return "\n\n".join([PREFACE, *map(element, wanted), listing])
-
-
-if __name__ == "__main__":
-    HEADER.write_text(header(structures(RULES.values())))

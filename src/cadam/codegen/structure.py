@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..engines.scalars import Scalars
-from ..options import defaults
+from ..defaults import defaults
 from ..rules import Options, Rule
-from ..update import Update
+from ..update import Scalars, Update
 from .program import Program, Value, record
 
 

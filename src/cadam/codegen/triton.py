@@ -1,22 +1,19 @@
-"""Rules as Triton: writes triton_rules.py from the one definition of each rule.
+"""Rules as Triton: the kernels of a rule, generated from its one definition when they are first used.
 
-``python -m cadam.codegen.triton`` rewrites the file; a test sees to it that this has been done. Needs no
-Triton.
+To generate them takes no Triton. Its cache on disk finds a kernel by source and line number, so a second process
+compiles nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 import sys
 import textwrap
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 
-from ..rules import RULES
-from .structure import Structure, lines, structures
-
-FILE = Path(__file__).parents[1] / "engines" / "cuda" / "triton_rules.py"
+from .structure import Structure, lines
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -33,20 +30,16 @@ TEMPLATES = {
 }
 
 PREFACE = '''\
-"""Made by ``python -m cadam.codegen.triton`` from the rules in cadam/rules: do not edit.
+"""Generated from a rule.
 
-For each rule an element function (every option of a rule is a coefficient: a decay of 0, a shrinking by 1, a
-threshold of NaN below which nothing is held), the move of a block of elements in memory, and three kernels:
+An element function (every option of the rule is a coefficient: a decay of 0, a shrinking by 1, a threshold of NaN
+below which nothing is held), the move of a block of elements in memory, and three kernels:
 
 - `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
   the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
 - `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved.
 - `_seams`: the rows that reach over the end of a tile.
 """
-
-# mypy: ignore-errors
-# ruff: noqa: F401, N803
-# fmt: off
 
 import triton
 import triton.language as tl
@@ -281,22 +274,23 @@ def kernels(structure: Structure) -> str:
     return "\n\n".join([element(structure), *(text.format(**values) for text in (MOVE, DENSE, ROWS, SEAMS))])
 
 
-def source(wanted: Iterable[Structure] | None = None) -> str:
-    """The whole of triton_rules.py, or such a file for other structures."""
-    wanted = structures(RULES.values()) if wanted is None else wanted
+def source(*wanted: Structure) -> str:
+    """A whole module of the kernels of these structures."""
     text = "\n\n".join([PREFACE, *map(kernels, wanted)])
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
 def module(structure: Structure) -> ModuleType:
-    """The kernels of a rule outside the catalogue. Triton reads their source, so it is kept where inspect looks."""
-    text, name = source([structure]), f"{__package__}.own_{structure.name}_{id(structure.rule):x}"
-    path = f"<{name}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    own = sys.modules[name] = ModuleType(name)
-    exec(compile(text, path, "exec"), own.__dict__)
-    return own
+    """The kernels of one structure, ready to launch; the same source has the same name in every process.
 
-
-if __name__ == "__main__":
-    FILE.write_text(source())
+    Triton reads the source of its kernels with `inspect`, which finds it in `linecache`: nothing is written.
+    """
+    text = source(structure)
+    name = f"{__package__}.kernels.{structure.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        path = f"<{name}>"
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+        made = ModuleType(name)
+        exec(compile(text, path, "exec"), made.__dict__)
+        sys.modules[name] = made
+    return sys.modules[name]

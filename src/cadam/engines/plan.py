@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..checkpoint import describe
 from ..codegen.structure import Structure
-from ..options import HOW_IT_RUNS, defaults
+from ..defaults import defaults
+from ..options import HOW_IT_RUNS
 from ..rules import Rule
 from ..update import Update
 from . import Choice, Engine, Item, Job, choose, scalars

@@ -7,7 +7,6 @@ in float32, ``1 - beta2**t`` is off by 1e-5 in the first steps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,24 +14,8 @@ import torch
 from torch import Tensor
 
 from ..rules import Options
+from ..update import Scalars as Scalars
 from ..update import Update
-
-
-class Scalars:
-    """The functions that a rule's `coefficients` may call, on numbers and on tensors."""
-
-    @staticmethod
-    def sqrt(x: Any) -> Any:
-        return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
-
-    @staticmethod
-    def maximum(x: Any, y: float) -> Any:
-        return x.clamp_min(y) if isinstance(x, Tensor) else max(x, y)
-
-    @staticmethod
-    def positive(x: Any) -> Any:
-        """1 where x > 0, else 0."""
-        return (x > 0).to(x.dtype) if isinstance(x, Tensor) else float(x > 0)
 
 
 def stay_on_device(options: Options) -> bool:

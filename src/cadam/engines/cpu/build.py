@@ -1,7 +1,7 @@
-"""Compiles the C kernels into one shared library that needs neither torch nor Python at build time.
+"""Compiles C sources into shared libraries that need neither torch nor Python at build time.
 
-Used by the package's own build, and at run time for a rule that is not in the catalogue. Standard library only:
-the package's build runs it before anything is installed.
+Used by the package's own build, and at run time for a rule that is new or was edited since. Standard library only:
+the package's build runs it before anything is installed, and hands it the header that the generator writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
@@ -47,12 +49,11 @@ class NoCompilerError(BuildError):
     """There is no C compiler, and none was asked for."""
 
 
-def fingerprint(rules_header: str | None = None) -> str:
-    """A hash of the sources, to tell a library that is out of date."""
-    digest = hashlib.sha256()
+def fingerprint(header: str) -> str:
+    """A hash of the sources and the generated header, to tell a library that is stale."""
+    digest = hashlib.sha256(header.encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
-        text = rules_header if rules_header is not None and path.name == "rules.h" else path.read_text()
-        digest.update(path.name.encode() + text.encode())
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -69,28 +70,54 @@ def compiler() -> str:
     raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(USUAL)})")
 
 
-def build(library: Path = LIBRARY, rules_header: str | None = None, extra: Sequence[str] = ()) -> Path:
-    """Compile the library, with another rules.h if one is given. The file appears whole or not at all."""
-    command = [*compiler().split(), *FLAGS, *extra]
+def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Path:
+    """Compile the kernels for the rules of this header, which `codegen.c` writes."""
     kinds = X86_64 if platform.machine() in ("x86_64", "AMD64") else {"portable": []}
+    stamp = f'-DFINGERPRINT="{fingerprint(header)}"'
     with tempfile.TemporaryDirectory() as scratch:
         sources = Path(scratch) / "native"
         shutil.copytree(SOURCES, sources)
-        if rules_header is not None:
-            (sources / "rules.h").write_text(rules_header)
-        objects = []
-        for kind, flags in kinds.items():
-            objects.append(f"{scratch}/{kind}.o")
-            _run([*command, *flags, f"-DINSTRUCTIONS={kind}", "-c", f"{sources}/kernels.c", "-o", objects[-1]])
-        stamp = f'-DFINGERPRINT="{fingerprint(rules_header)}"'
-        for part in ("dispatch", "tensors", "criteo"):
-            objects.append(f"{scratch}/{part}.o")
-            _run([*command, stamp, "-c", f"{sources}/{part}.c", "-o", objects[-1]])
-        library.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = library.with_name(f"{library.name}.{os.getpid()}")
-        _run([*command, "-shared", *objects, "-o", str(unfinished)])
-        unfinished.replace(library)
+        (sources / "rules.h").write_text(header)
+        parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
+        return link(library, [*parts, (sources / "dispatch.c", [stamp]), (sources / "tensors.c", [])], extra)
+
+
+def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequence[str] = ()) -> Path:
+    """Compile sources, each with flags of its own, into one library. The file appears whole or not at all."""
+    command = [*compiler().split(), *FLAGS, *extra]
+    library.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = library.with_name(f"{library.name}.{uuid.uuid4().hex}")
+    with tempfile.TemporaryDirectory() as scratch:
+        objects: list[str] = []
+        for source, flags in parts:
+            objects.append(f"{scratch}/{len(objects)}.o")
+            _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
+        try:
+            _run([*command, "-shared", *objects, "-o", str(unfinished)])
+            unfinished.replace(library)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return library
+
+
+def cache_path(name: str) -> Path:
+    """Where a library of this name lies in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cadam" / name
+
+
+def cached(name: str, make: Callable[[Path], object]) -> Path:
+    """The library of this name in the user's cache, made on first use: one process makes it, others wait for it."""
+    import fcntl
+
+    path = cache_path(name)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            with suppress(OSError):  # a file system without locks: then each makes its own, and the last one stays
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                make(path)
+    return path
 
 
 def _run(command: list[str]) -> None:
@@ -100,4 +127,6 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(build())
+    from cadam.codegen.c import header
+
+    print(build(header()))

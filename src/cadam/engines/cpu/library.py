@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...codegen.structure import Structure, structures
+from ...codegen import c as c_source
+from ...codegen.structure import Structure
 from ...rules import RULES, Rule
 from . import build
 
@@ -38,6 +40,10 @@ BORROWED = {
 
 class UnavailableError(Exception):
     """The kernels cannot be used; the message says why."""
+
+
+class StaleError(UnavailableError):
+    """The library was compiled from other sources than are there now."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def _load(path: Path, fingerprint: str) -> Library:
         raise UnavailableError(f"the compiled kernels do not load: {error}") from error
     c.cadam_fingerprint.restype = ctypes.c_char_p
     if c.cadam_fingerprint().decode() != fingerprint:
-        raise UnavailableError(f"{path.name} is not of this version's sources: install the package again")
+        raise StaleError(f"{path} was compiled from other rules or C sources than are there now")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
@@ -94,7 +100,6 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_check_ids.restype = number
     for rows in (c.cadam_rows, c.cadam_rows_squares):
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
-    c.cadam_criteo.argtypes = [ctypes.c_char_p, number, number, pointer, pointer, pointer, pointer]
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
     locked = ctypes.PyDLL(str(path))
@@ -113,29 +118,54 @@ def _work_alone(here: int) -> None:
 @cache
 def catalogue() -> Library:
     """The library of the package. Raises UnavailableError if it cannot be used."""
+    library = _catalogue()
+    if isinstance(library, str):
+        raise UnavailableError(library)
+    return library
+
+
+@cache
+def _catalogue() -> Library | str:
+    """The library that was built with the package, or after a rule or a source was edited one that is built now."""
     if not build.LIBRARY.exists():
-        raise UnavailableError(
+        return (
             "the package was installed without its compiled kernels "
             "(no C compiler was there, or CADAM_WITHOUT_KERNELS was set)"
         )
-    return _load(build.LIBRARY, build.fingerprint())
+    header = c_source.header()
+    try:
+        return _load(build.LIBRARY, build.fingerprint(header))
+    except StaleError as stale:
+        try:
+            return _compiled("catalogue", header, f"{stale}: compiling them anew, once")
+        except UnavailableError as error:
+            reason = f"{stale}, and {error}. `python -m {build.__name__}` compiles them"
+            warnings.warn(f"cadam: no fused kernels on the CPU, steps are slower: {reason}", RuntimeWarning, 2)
+            return reason
+    except UnavailableError as error:
+        return str(error)
+
+
+def _compiled(name: str, header: str, announced: str = "") -> Library:
+    """Kernels for the rules of this header, compiled on first use and kept in the user's cache."""
+    fingerprint = build.fingerprint(header)
+
+    def make(path: Path) -> None:
+        if announced:
+            warnings.warn(f"cadam: {announced}", RuntimeWarning, 2)
+        build.build(header, path)
+
+    try:
+        path = build.cached(f"{name}-{fingerprint}.so", make)
+    except (build.BuildError, OSError) as error:
+        raise UnavailableError(f"no kernels could be compiled ({name}): {error}") from error
+    return _load(path, fingerprint)
 
 
 @cache
 def _own(rule: Rule) -> Library:
-    """Kernels for a rule outside the catalogue, compiled on first use and kept in the user's cache."""
-    from ...codegen import c as c_dialect
-
-    header = c_dialect.header(structures([rule]))
-    fingerprint = build.fingerprint(header)
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache_home / "cadam" / f"{rule.name}-{fingerprint}.so"
-    if not path.exists():
-        try:
-            build.build(path, header)
-        except (build.BuildError, OSError) as error:
-            raise UnavailableError(f"no kernel could be compiled for the rule {rule.name!r}: {error}") from error
-    return _load(path, fingerprint)
+    """Kernels for a rule outside the catalogue."""
+    return _compiled(rule.name, c_source.header([rule]))
 
 
 @cache

@@ -1,6 +1,6 @@
 """What every Triton kernel is made of: element functions, access to memory, and the kernels that know no rule.
 
-The kernels of the rules, in `triton_rules.py`, are generated and call these.
+The kernels of the rules, which `codegen.triton` generates, call these.
 """
 # mypy: ignore-errors
 # ruff: noqa: N803

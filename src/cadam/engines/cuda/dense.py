@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...codegen import triton as triton_source
 from ...codegen.structure import Structure
-from ...rules import RULES, Options
+from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import DENSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
@@ -45,19 +45,8 @@ _captured: list[Any] = []
 
 
 @cache
-def _module(structure: Structure) -> ModuleType:
-    """The kernels of a rule: those of the package, or made now for a rule of the user's."""
-    from ...codegen import triton as triton_dialect
-
-    if RULES.get(structure.rule.name) is not structure.rule:
-        return triton_dialect.module(structure)
-    from . import triton_rules
-
-    return triton_rules
-
-
 def kernel(structure: Structure, kind: str) -> Any:
-    return getattr(_module(structure), f"{structure.name}_{kind}")
+    return getattr(triton_source.module(structure), f"{structure.name}_{kind}")
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Text of Criteo's format to numbers: read as a whole, by C if it is compiled, else by pyarrow in blocks; where these
-balk, lines are looked at one by one.
+"""Text of Criteo's format to numbers: read as a whole, by C if there is a compiler, else by pyarrow in blocks; where
+these balk, lines are looked at one by one.
 
 A line is a label (0 or 1), 13 integers and 26 categories of 8 lower-case hexadecimal digits, tab separated; integers
 and categories may be empty. Lines that are not like this are left out, and told with their numbers.
@@ -8,21 +8,25 @@ and categories may be empty. Lines that are not like this are left out, and told
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...engines.cpu.library import UnavailableError, catalogue
+from ...engines.cpu import build
 from ..experiment import Array
 from .fields import CATEGORIES, FIELDS, INTEGERS
 
 if TYPE_CHECKING:
     import pyarrow
+
+SOURCE = Path(__file__).with_name("criteo.c")
 
 BLOCK = 2 << 20
 """Bytes of text that are looked at at once: what stays in a core's cache is read more than twice as fast."""
@@ -115,11 +119,16 @@ def _shown(column: bytes) -> str:
 
 @cache
 def compiled() -> ctypes.CDLL | str:
-    """The package's C code, or why it cannot be used."""
+    """criteo.c, compiled on first use and kept in the user's cache; or why it cannot be used."""
+    fingerprint = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     try:
-        return catalogue().c
-    except UnavailableError as reason:
+        path = build.cached(f"criteo-{fingerprint}.so", lambda path: build.link(path, [(SOURCE, ())]))
+        c = ctypes.CDLL(str(path))
+    except (build.BuildError, OSError) as reason:
         return str(reason)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    c.read_criteo.argtypes = [ctypes.c_char_p, number, number, pointer, pointer, pointer, pointer]
+    return c
 
 
 def _table(text: bytes) -> pyarrow.Table | None:
@@ -141,7 +150,7 @@ def _by_c(c: ctypes.CDLL, text: bytes) -> pyarrow.Table | None:
     rows = count_lines(text)
     labels, values = np.empty(rows, np.uint8), np.empty((len(FIELDS), rows), np.uint32)
     valid, missing = np.empty((len(FIELDS), (rows + 7) // 8), np.uint8), np.empty(len(FIELDS), np.int64)
-    if not c.cadam_criteo(text, len(text), rows, *(array.ctypes.data for array in (labels, values, valid, missing))):
+    if not c.read_criteo(text, len(text), rows, *(array.ctypes.data for array in (labels, values, valid, missing))):
         return None
     schema, buffer = _schema(), pyarrow.py_buffer
     columns = [pyarrow.array(labels)]

@@ -1,11 +1,10 @@
-/* Text of Criteo's format to columns of numbers, for cadam/lab/ctr/parse.py, which says what the format is.
+/* Text of Criteo's format to columns of numbers, for parse.py, which says what the format is and compiles this.
  *
  * All or nothing: a text with a bad line is refused as a whole, and Python then says which lines are bad and why.
  * No character is read beyond the last one, which must end a line: whatever is not the end of a line has another
  * character after it. */
+#include <stdint.h>
 #include <string.h>
-
-#include "cadam.h"
 
 enum { INTEGERS = 13, FIELDS = INTEGERS + 26, DIGITS = 8 };
 
@@ -49,8 +48,9 @@ static inline const uint8_t *read_category(const uint8_t *p, const uint8_t *end,
 /* Fill the columns of so many rows: labels; values, field after field, 0 where one is missing; a bit for each value,
  * 0 where it is missing, each field from a new byte on; how many are missing in each field.
  * Returns whether the text is so many lines, all of them good; if not, what the columns hold means nothing. */
-EXPORT int cadam_criteo(const uint8_t *text, int64_t size, int64_t rows, uint8_t *labels, uint32_t *values,
-                        uint8_t *valid, int64_t *missing)
+__attribute__((visibility("default"))) int read_criteo(const uint8_t *text, int64_t size, int64_t rows,
+                                                       uint8_t *labels, uint32_t *values, uint8_t *valid,
+                                                       int64_t *missing)
 {
     const uint8_t *p = text, *const end = text + size;
     const int64_t bytes = (rows + 7) / 8;

@@ -1,0 +1,44 @@
+"""C code under AddressSanitizer: compiled for it, and called by a script with its runtime preloaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cadam.engines.cpu import build
+
+FLAGS = ["-O1", "-g", "-fsanitize=address,undefined"]
+
+
+def runtime() -> str:
+    """The library to preload; the test is skipped where the compiler has none."""
+    try:
+        compiler = build.compiler()
+    except build.BuildError as error:
+        pytest.skip(f"no compiler for AddressSanitizer: {error}")
+    found = subprocess.run([*compiler.split(), "-print-file-name=libasan.so"], capture_output=True, text=True)
+    path = found.stdout.strip()
+    if not os.path.isabs(path):
+        pytest.skip("the compiler has no AddressSanitizer")
+    return path
+
+
+def check(driver: str, library: Path, mode: str, *arguments: str) -> None:
+    """Run a script of this folder. In the mode ``clean`` nothing may be found, in any other something must be."""
+    environment = {"LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(driver)), str(library), mode, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if mode != "clean":
+        assert "heap-buffer-overflow" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip() == "clean"

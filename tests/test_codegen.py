@@ -1,0 +1,81 @@
+"""Kernels from rules: made without torch, the same everywhere, and shown to whoever wants to read them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import cadam
+from cadam.codegen.structure import structures
+from cadam.rules import RULES
+
+SOURCE = Path(cadam.__file__).parent.parent
+BARE = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'triton')))\n"
+"""Neither torch nor numpy nor Triton can be imported: what the environment that builds the package is like."""
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=SOURCE, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_c_header_is_generated_without_torch() -> None:
+    done = python("-c", BARE + "from cadam.codegen import c; print(c.header())")
+    assert done.returncode == 0, done.stderr
+    assert "ELEMENT(adam_max_exp_avg_sq)(" in done.stdout
+
+
+def test_importing_cadam_imports_no_torch() -> None:
+    done = python("-c", BARE + "import cadam; print(cadam.__version__, cadam.Rule.__name__, 'CAdam' in dir(cadam))")
+    assert done.stdout.split() == [cadam.__version__, "Rule", "True"], done.stderr
+
+
+def test_every_public_name_is_where_it_says() -> None:
+    for name in cadam.__all__:
+        assert getattr(cadam, name).__name__.rpartition(".")[2] == name
+
+
+KEYS = """
+import inspect
+from cadam import Rule, Step
+from cadam.codegen import triton
+from cadam.codegen.structure import structures
+from cadam.rules import RULES
+own = Rule("own", {"lr": 0.1}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: Step(g, s.m, {"m": g}))
+for structure in structures([*RULES.values(), own]):
+    module = triton.module(structure)
+    for kind in ("dense", "rows", "seams"):
+        kernel = getattr(module, f"{structure.name}_{kind}")
+        print(module.__name__, kernel.fn.__code__.co_filename, kernel.cache_key)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_triton_finds_in_its_cache_what_another_process_compiled() -> None:
+    """It looks for the key of a kernel, which goes by source and line; the name in messages is the same too."""
+    first, second = (python("-c", KEYS, PYTHONHASHSEED=seed).stdout.splitlines() for seed in "12")
+    assert first == second
+    assert len(set(first)) == 3 * (len(structures(RULES.values())) + 1)
+
+
+def test_the_kernels_of_a_rule_are_shown() -> None:
+    show = BARE + "from cadam.codegen.__main__ import main; sys.exit(main(['show', *sys.argv[1:]]))"
+    both, only_c, only_triton = (python("-c", show, "sgdm", *more).stdout for more in ((), ("--c",), ("--triton",)))
+    assert both == only_c + only_triton
+    for name in ("sgdm", "sgdm_ahead", "sgdm_without_momentum_buffer"):
+        assert f"ELEMENT({name})(" in only_c
+        assert f"def {name}_dense(" in only_triton
+
+
+@pytest.mark.parametrize("arguments", [(), ("show",), ("show", "adamm"), ("hide", "adam")])
+def test_the_command_says_how_it_is_used_and_which_rules_there_are(arguments: tuple[str, ...]) -> None:
+    done = python("-m", "cadam.codegen", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m cadam.codegen")
+    assert all(rule in done.stderr.partition("error:")[2] for rule in RULES)
