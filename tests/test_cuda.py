@@ -6,37 +6,22 @@ The tests with the marker `cuda` need a device; two small ones run the same kern
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
 from cadam import engines
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.rows import CudaRows, check_ids
 from cadam.rules import Rule, Step
-
-needs_cuda = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-
-
-def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in needs_cuda:
-        test = mark(test)
-    return test
-
 
 REFERENCE = tuple(engine for engine in engines.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
@@ -660,42 +645,6 @@ beyond = torch.tensor([3, -1, 7, 3])
 torch.testing.assert_close(norm(beyond, torch.ones(4, 2), 7), torch.tensor(8.0).sqrt())
 assert norm(torch.tensor([0, 1]), torch.tensor([[1.0], [float("nan")]]), 2).isnan()
 """
-
-
-INTERPRETER = """
-import triton.runtime.interpreter as _interpreter
-def _patch_lang_tensor(tensor, scope, plain=_interpreter._patch_lang_tensor):
-    plain(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-_interpreter._patch_lang_tensor = _patch_lang_tensor
-
-class _Once(_interpreter._LangPatchScope):
-    def restore(self):
-        pass
-def _patch_lang(fn, plain=_interpreter._patch_lang, patched=set()):
-    if fn.__module__ not in patched:
-        patched.add(fn.__module__)
-        plain(fn)
-    return _Once()
-_interpreter._patch_lang = _patch_lang
-
-import numpy as _numpy
-def _maxnumf(self, a, b):
-    return self.binary_op(a, b, _numpy.fmax)
-_interpreter.InterpreterBuilder.create_maxnumf = _maxnumf
-"""
-"""Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element. The
-language is patched once for a module, not at every call of every function: that takes as long as the kernels. The
-maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
-"""
-
-
-def interpreted(source: str) -> subprocess.CompletedProcess[str]:
-    """A script whose Triton kernels run on the CPU."""
-    paths = [str(Path(cadam.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    source = INTERPRETER + source
-    return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True)
 
 
 @needs_triton

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_cuda import interpreted, needs_triton, on_cuda
+from triton_interpreter import interpreted, needs_triton, on_cuda
 
 from cadam.lab.images import densenet, models
 from cadam.lab.images.data import Images

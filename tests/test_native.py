@@ -537,3 +537,39 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_steps_alone() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["0"]
+
+
+def one_shard(values: Tensor) -> Tensor:
+    """A DTensor whose only shard is here."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(values, init_device_mesh("cpu", (1,)))
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("kind", ["alone", "complex", "DTensor"])
+def test_a_gradient_yet_to_be_negated_keeps_its_sign_whatever_stands_beside_it(kind: str) -> None:
+    """d/dw of |conj(1 + iw) - (0.2 + 2i)|^2 is a negated view; at w = 0.5 it is positive, and w falls."""
+    w = torch.nn.Parameter(torch.tensor([0.5]))
+    beside = {
+        "alone": torch.ones(1),
+        "complex": torch.ones(1, dtype=torch.complex64),
+        "DTensor": one_shard(torch.ones(1)),
+    }
+    other = torch.nn.Parameter(beside[kind])
+    (torch.complex(torch.ones(1), w).conj() - (0.2 + 2j)).abs().square().sum().backward()
+    other.grad = torch.ones_like(other)
+    assert w.grad is not None
+    assert w.grad.is_neg()
+    optimizer = cadam.CAdam([w, other], lr=0.1)
+    optimizer.step()
+    assert [row.engine for row in optimizer.explain()] == ["native", "native"]
+    torch.testing.assert_close(w.detach(), torch.tensor([0.4]))

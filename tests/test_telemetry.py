@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -197,6 +199,40 @@ def test_counting_has_no_effect_on_the_update(cls: type[cadam.Optimizer], dtype:
             optimizer.alignment(reset=True)
         made.append([dense, table, [optimizer.state[p] for p in (dense, table)]])
     assert_identical(*made)
+
+
+def test_counts_of_a_parameter_that_is_replaced_go_with_it() -> None:
+    """As growing tables and Gaussian splatting do it: another parameter in the group, the old one's state dropped."""
+    stays, old = (Parameter(torch.ones(n)) for n in (3, 5))
+    optimizer = cadam.CAdam([stays, old])
+    group, gone = optimizer.param_groups[0], weakref.ref(old)
+    for p in (stays, old):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.alignment_counts().tolist() == [8, 8, 8]
+    group["params"][1] = Parameter(torch.ones(2))
+    del optimizer.state[old]
+    assert optimizer.alignment_counts().tolist() == [3, 3, 3]
+    group["params"][1].grad = torch.ones(2)
+    del old, p
+    optimizer.step()
+    gc.collect()
+    assert gone() is None
+    assert optimizer.alignment_counts().tolist() == [8, 8, 8]  # 3 elements twice, 2 once
+    assert optimizer.alignment().total == Ratio(8, 8, 8)
+
+
+def test_counts_of_a_parameter_that_is_out_for_a_while_stay_as_its_state_does() -> None:
+    first, second = (Parameter(torch.ones(n)) for n in (3, 5))
+    optimizer = cadam.CAdam([first, second])
+    for p in (first, second):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    del optimizer.param_groups[0]["params"][1]
+    optimizer.step()
+    assert optimizer.alignment_counts().tolist() == [6, 6, 6]
+    optimizer.param_groups[0]["params"].append(second)
+    assert optimizer.alignment_counts().tolist() == [11, 11, 11]
 
 
 def test_counts_are_not_part_of_a_checkpoint() -> None:

@@ -79,6 +79,15 @@ def test_gradients_are_seen_through_their_parameters(way: str) -> None:
     assert grads.kinds[0] == -1
 
 
+def test_a_tensor_that_is_yet_to_be_negated_is_not_plain(way: str) -> None:
+    tensor, memory = torch.ones(4), torch.ones(4)
+    watched = Watched([tensor, torch._neg_view(memory)])
+    assert (watched.kinds == -1).tolist() == [False, True]
+    tensor.data = torch._neg_view(tensor.data)
+    assert watched.look() & CHANGED
+    assert (watched.kinds == -1).all()
+
+
 def test_a_gradient_made_of_zeros_without_memory_is_not_plain(way: str) -> None:
     param = torch.zeros(4, requires_grad=True)
     param.grad = torch._efficientzerotensor((4,))

@@ -194,6 +194,7 @@ class Optimizer(torch.optim.Optimizer):
                     _check_grad(param, param.grad, group, f"group {number}, parameter", position)
                     name = f"group {number}, parameter {checkpoint.describe(group, position)}"
                     self._check_state(param, group, name)
+        self._forget_counts()
         known = set(self.state)
         try:
             return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
@@ -257,6 +258,13 @@ class Optimizer(torch.optim.Optimizer):
             counts = self._counts[param] = counts.to(param.device)
         return counts
 
+    def _forget_counts(self) -> None:
+        """Drop the counters of parameters that are no longer in a group or in the state, as torch drops these."""
+        params = (param for group in self.param_groups for param in group["params"])
+        present = {*map(id, params), *map(id, self.state)}
+        for param in [param for param in self._counts if id(param) not in present]:
+            del self._counts[param]
+
     def _refuse_capture(self) -> None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
@@ -287,7 +295,8 @@ class Optimizer(torch.optim.Optimizer):
 
         Nothing waits for the device, so a CUDA graph can hold it. All parameters must be on one device.
         """
-        counts = list(self._counts.values())
+        params = (param for group in self.param_groups for param in group["params"])
+        counts = [self._counts[param] for param in params if param in self._counts]
         if not counts:
             raise RuntimeError("nothing is counted: no step was taken yet, or track_alignment is False")
         return torch.stack(counts).sum(0)

@@ -96,7 +96,7 @@ class RowUpdate:
     def __call__(self, ids: Tensor, grads: Tensor, *, step: int) -> None:
         """Update the rows `ids`, each with its row of `grads`; `step` is counted from 1."""
         _check_rows(self.table, ids, grads, step)
-        self._update(RowGrad(ids, grads), step)
+        self._update(RowGrad(ids, grads.resolve_neg()), step)
 
     def takes_bags(self, dtype: torch.dtype) -> bool:
         """Can it be given gradients of whole bags, in this dtype?"""
@@ -111,7 +111,7 @@ class RowUpdate:
 
         The ids must be rows of their tables, and the offsets of the bags must ascend: here nobody looks.
         """
-        self._update(RowGrad(ids, grads, bags), step)
+        self._update(RowGrad(ids, grads.resolve_neg(), bags), step)
 
     def _update(self, grad: RowGrad, step: int) -> None:
         if self._prepared.update(grad, step):

@@ -12,6 +12,8 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
 
 @dataclass(frozen=True)
 class Item:
@@ -45,8 +47,11 @@ class NotMeant(str):
 DENSE_ONLY, SPARSE_ONLY = NotMeant("serves dense gradients only"), NotMeant("serves sparse gradients only")
 
 
-def elsewhere(item: Item) -> str | None:
-    """Why kernels must not touch a parameter whose state lies elsewhere: they are handed bare addresses."""
+def unreadable(item: Item) -> str | None:
+    """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
+    for name, tensor in (("the parameter", item.param), *item.state.items(), ("the step count", item.step)):
+        if type(tensor) not in PLAIN or tensor.is_neg():
+            return f"{name} is no plain tensor but {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
     for name, buffer in item.state.items():
         if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
             return f"{name} is on {buffer.device}, the parameter on {item.param.device}"

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .base import PLAIN
 from .cpu.library import Library, Numbers, UnavailableError, catalogue
 
-PLAIN = (Tensor, torch.nn.Parameter)
 MOVED, CHANGED = 1, 2  # another address; another size or kind
 
 
@@ -132,6 +132,7 @@ def _seeing(library: Library) -> Eyes | None:
         sample.grad = torch.ones_like(sample)
     samples[2].grad = torch._neg_view(torch.ones(4))
     samples[3].grad = torch.ones(4).to_sparse()
+    samples += [torch._neg_view(torch.ones(2)), torch._efficientzerotensor((2,))]
     place = _place(samples)
     if place is None:
         return None

@@ -19,9 +19,9 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import DENSE_ONLY, SPARSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
+from ..base import DENSE_ONLY, PLAIN, SPARSE_ONLY, Item, Job, NotMeant, fills_memory, unreadable
 from ..rows import out_of_range
-from ..watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
+from ..watch import CHANGED, Watched, lay_out, watched_grads
 from .library import Library, Numbers, UnavailableError, catalogue, find
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
@@ -42,14 +42,11 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
     if options["differentiable"]:
         return "differentiable=True needs the eager engine"
-    for tensor in (item.param, *item.state.values()):
-        if type(tensor) not in PLAIN or tensor.is_neg():
-            return f"serves plain tensors only, not {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
+    reason = unreadable(item)
+    if reason:
+        return reason
     if item.param.dtype not in DTYPES:
         return f"has no kernels for {item.param.dtype}"
-    astray = elsewhere(item)
-    if astray:
-        return astray
     wanted = torch.promote_types(item.param.dtype, torch.float32)
     for name, buffer in item.state.items():
         if buffer.dtype != wanted:

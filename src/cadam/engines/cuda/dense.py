@@ -24,9 +24,9 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import DENSE_ONLY, Item, Job, NotMeant, elsewhere, fills_memory
+from ..base import DENSE_ONLY, PLAIN, Item, Job, NotMeant, fills_memory, unreadable
 from ..cpu.library import UnavailableError
-from ..watch import CHANGED, PLAIN, Watched, lay_out, watched_grads
+from ..watch import CHANGED, Watched, lay_out, watched_grads
 
 BLOCK = 1024  # elements of one program
 WARPS = 4
@@ -161,11 +161,9 @@ def refusal(item: Item, options: Options, device: str) -> str | None:
     missing = lacking(param.device)
     if missing:
         return missing
-    if type(param) not in (Tensor, torch.nn.Parameter):
-        return f"serves plain tensors only, not {type(param).__name__}"
-    astray = elsewhere(item)
-    if astray:
-        return astray
+    reason = unreadable(item)
+    if reason:
+        return reason
     dtypes = {buffer.dtype for buffer in item.state.values()}
     for dtype in (param.dtype, *dtypes):
         if dtype not in TYPES:

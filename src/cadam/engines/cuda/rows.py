@@ -151,7 +151,7 @@ class RowBatch:
 def _layout(item: Item, grad: Tensor) -> Any:
     """What the kernels take for granted. The ids are looked at by the kernels, the addresses in every step."""
     tensors = (item.param, *item.state.values())
-    same = [x.nbytes for x in tensors], [x.is_contiguous() for x in tensors], [x.dtype for x in tensors]
+    same = [(x.nbytes, x.is_contiguous(), x.dtype, x.is_neg()) for x in tensors]
     return same, item.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
 
 

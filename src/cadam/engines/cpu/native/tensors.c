@@ -35,38 +35,35 @@ static void **tensor_of(const tensors *some, int64_t i) { return (void **)(some-
 
 static void **grad_of(const tensors *some, int64_t i) { return some->torch->grad(*tensor_of(some, i)); }
 
-/* Is it a dense tensor whose memory holds its values as they are? */
-static int is_plain(const torch_functions *torch, void **tensor)
-{
-    _Bool defined;
-    int32_t layout;
-    return !torch->is_defined(tensor, &defined) && defined && !torch->layout(tensor, &layout) && layout == 0 &&
-           !torch->is_neg(tensor);
-}
-
 /* Where a tensor lies, how many elements it has, and its kind: device, dtype and, in the last bit, contiguity; -1 for
- * one that is not plain memory. */
+ * one whose memory does not hold its values as they are, such as one that is yet to be negated. */
 typedef struct {
     int64_t address, size, kind;
 } sight;
 
-static sight look_at(const torch_functions *torch, void **tensor, int plain)
+static sight look_at(const torch_functions *torch, void **tensor)
 {
     void *data = 0;
     int64_t size = 0, kind = -1;
     int32_t dtype = 0, device = 0, index = 0;
     _Bool contiguous = 0;
-    if (plain && !torch->numel(tensor, &size) && !torch->dtype(tensor, &dtype) &&
+    if (!torch->is_neg(tensor) && !torch->numel(tensor, &size) && !torch->dtype(tensor, &dtype) &&
         !torch->device_type(tensor, &device) && !torch->device_index(tensor, &index) &&
         !torch->is_contiguous(tensor, &contiguous) && !torch->data_ptr(tensor, &data) && (data || !size))
         kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
     return (sight){(int64_t)data, size, kind};
 }
 
+/* A gradient may be missing, or sparse. */
 static sight look_at_grad(const tensors *some, int64_t i)
 {
+    const torch_functions *torch = some->torch;
     void **grad = grad_of(some, i);
-    return look_at(some->torch, grad, is_plain(some->torch, grad));
+    _Bool defined;
+    int32_t layout;
+    if (torch->is_defined(grad, &defined) || !defined || torch->layout(grad, &layout) || layout != 0)
+        return (sight){0, 0, -1};
+    return look_at(torch, grad);
 }
 
 /* Looking at all of them --------------------------------------------------------------------------------- */
@@ -94,7 +91,7 @@ static void look_range(int64_t begin, int64_t end, void *context)
     view *v = context;
     int64_t news = 0;
     for (int64_t i = begin; i < end; i++)
-        news |= note(v, i, look_at(v->some.torch, tensor_of(&v->some, i), 1));
+        news |= note(v, i, look_at(v->some.torch, tensor_of(&v->some, i)));
     __atomic_fetch_or(&v->news, news, __ATOMIC_RELAXED);
 }
 

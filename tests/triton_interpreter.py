@@ -1,0 +1,87 @@
+"""Triton kernels on the CPU, in a process of their own: Triton asks once, on import, whether to interpret.
+
+A module of cases ends with ``run_named(CASES)``; a test runs some of them by `run_cases`. Importing this module in
+such a process patches Triton's interpreter:
+
+- Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element.
+- The language is patched once for a module, not at every call of every function: that takes as long as the kernels.
+- The maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cadam
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+
+
+def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that needs a CUDA device."""
+    for mark in (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")):
+        test = mark(test)
+    return test
+
+
+def run_cases(module: Path, names: Iterable[str]) -> None:
+    """Run cases of a module, by name, with Triton's interpreter; what they raise is shown."""
+    done = _run([str(module), *names])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def interpreted(source: str) -> subprocess.CompletedProcess[str]:
+    """A script whose Triton kernels run on the CPU."""
+    return _run(["-c", f"import {__name__}\n{source}"])
+
+
+def run_named(cases: Mapping[str, Callable[[], None]]) -> None:
+    """Run those that the command line names."""
+    for name in sys.argv[1:]:
+        print(name, flush=True)
+        cases[name]()
+
+
+def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    paths = [Path(cadam.__file__).parent.parent, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(str(part) for part in paths if part)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+
+
+def _patch() -> None:
+    import numpy
+    from triton.runtime import interpreter
+
+    lang, lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
+    patched: set[str] = set()
+
+    class Once(interpreter._LangPatchScope):  # type: ignore[misc]
+        def restore(self) -> None:
+            pass
+
+    def patch_lang(fn: Any) -> Once:
+        if fn.__module__ not in patched:
+            patched.add(fn.__module__)
+            lang(fn)
+        return Once()
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_lang_tensor
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    _patch()
