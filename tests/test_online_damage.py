@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from online_streams import SCHEMA, learner, table
 
-from cadam.online import Batch, ParquetSource, Schema
+from cadam.online import Batch, LinesSource, ParquetSource, Schema
+from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
 
 TEXT = Schema({"word": "hash:50", "price": "number"}, label="click", id="event:text", user="who:text", time="at")
@@ -124,6 +125,72 @@ def test_timestamps_of_every_unit_are_seconds(unit: str, tmp_path: Path) -> None
     assert batch.events.time is not None
     exact = [-2.0 if unit == "s" else -1.5, 0.0, 1.7e9, 2**52 / per_second]
     assert batch.events.time.tolist() == pytest.approx(exact, rel=1e-15, abs=1e-6)
+
+
+# One name twice ----------------------------------------------------------------------------------------------------
+
+
+def twice(name: str, count: int) -> pa.Table:
+    """A table with one more column of a name that it has."""
+    whole = pa.table(table(count))
+    return whole.append_column(name, whole["price"])
+
+
+def test_a_parquet_file_with_a_column_twice_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:
+    pq.write_table(twice("price", 10), tmp_path / "a.parquet")
+    pq.write_table(pa.table(table(10)), tmp_path / "b.parquet")
+    batches = read(tmp_path, SCHEMA)
+    assert used(batches) == 10
+    (one,) = rejected(batches)
+    assert one.where == str(tmp_path / "a.parquet")
+    assert one.reason == "the file cannot be read: ArrowInvalid: it has more than one column 'price'"
+
+
+def test_a_column_twice_that_the_schema_does_not_ask_for_harms_nothing(tmp_path: Path) -> None:
+    whole = pa.table(table(10))
+    for _ in range(2):
+        whole = whole.append_column("more", whole["price"])
+    pq.write_table(whole, tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("event,user,item,more,price,at,click,more\n1,2,3,9,0.5,1,1,9\n")
+    assert used(read(tmp_path, SCHEMA)) == 10
+    assert used(list(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))) == 1
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_single_file_with_a_column_twice_is_refused_before_the_run(form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(twice("price", 10), path)
+    else:
+        path.write_text("event,user,item,price,at,click,price\n1,2,3,0.5,1,1,7\n")
+    source = ParquetSource(path, SCHEMA) if form == "parquet" else LinesSource(path, SCHEMA, "csv")
+    with pytest.raises(MismatchError, match="more than one column 'price'"):
+        check_columns(source, SCHEMA)
+
+
+def test_csv_with_a_column_twice_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("event,user,item,price,at,click,price\n1,2,3,0.5,1,1,7\n")
+    with pytest.raises(ValueError, match="more than one column 'price'"):
+        list(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))
+    with pytest.raises(ValueError, match="more than one column 'item'"):
+        LinesSource(tmp_path / "a.csv", SCHEMA, "csv", fields=["item", "user", "item", "price"])
+
+
+def test_a_header_of_csv_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x" * 200_000 + ",user\n")
+    with pytest.raises(ValueError, match="the names of the fields, cannot be read"):
+        list(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))
+
+
+def test_a_json_object_with_a_name_twice_is_rejected_and_the_next_is_used(tmp_path: Path) -> None:
+    good = '{"event": 0, "user": 1, "item": 2, "price": 0.5, "at": 1}'
+    bad = good.replace("}", ', "at": 2}')
+    (tmp_path / "a.jsonl").write_text("\n".join([bad, good, bad]))
+    batches = list(LinesSource(tmp_path / "a.jsonl", SCHEMA, "jsonl"))
+    assert used(batches) == 1
+    assert [one.reason for one in rejected(batches)] == ["not readable: a JSON object with 'at' twice"] * 2
+    record = Record("entry 1", text=bad.encode())
+    assert [one.where for one in batch_of([record], SCHEMA, 1 << 20).poison] == ["entry 1"]
 
 
 # Files with flipped bits -------------------------------------------------------------------------------------------

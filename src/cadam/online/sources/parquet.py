@@ -14,6 +14,7 @@ import numpy as np
 from ..events import Array, Batch, Poison
 from ..log import NEEDS
 from ..schema import KEPT, Schema, Unreadable
+from .record import repeated
 from .source import check_state, digest
 
 CHUNK = 64  # batches converted at one go
@@ -135,9 +136,9 @@ class ParquetSource:
             starts = np.cumsum([0, *sizes])
             group = int(np.searchsorted(starts, first, side="right")) - 1
             skip = first - int(starts[min(group, len(starts) - 1)])
-            wanted = [name for name in self.schema.fields() if name in file.schema_arrow.names]
-            if len(wanted) < len(set(wanted)):
-                raise pa.ArrowInvalid("two columns have the same name")
+            wanted = [name for name in file.schema_arrow.names if name in self.schema.fields()]
+            if twice := repeated(wanted):
+                raise pa.ArrowInvalid(f"it has more than one column {twice}")
             held: list[pa.RecordBatch] = []
             count = 0
             for part in file.iter_batches(rows, row_groups=list(range(group, len(sizes))), columns=wanted):
