@@ -334,7 +334,7 @@ def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
     source._look()
     (tmp_path / "a.parquet").unlink()
     batches = iter(source)
-    assert "cannot be read, all of it" in next(batches).poison[0].reason
+    assert "the file cannot be read: " in next(batches).poison[0].reason
     assert all_ids([next(batches)]) == list(range(10, 20))
 
 
@@ -548,7 +548,7 @@ def test_a_parquet_file_that_is_damaged_is_set_aside_and_the_next_is_read(tmp_pa
     assert all_ids(batches) == [*range(100), *range(200, 300)]
     (poison,) = [one for batch in batches for one in batch.poison]
     assert poison.where.endswith("1.parquet")
-    assert "cannot be read, all of it" in poison.reason
+    assert "the file cannot be read: " in poison.reason
 
 
 def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> None:

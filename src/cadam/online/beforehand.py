@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -13,7 +12,8 @@ from torch import nn
 
 from .schema import Schema
 from .sources import LinesSource, ParquetSource, RedisSource, Source
-from .sources.record import json_record
+from .sources.lines import csv_names
+from .sources.record import json_record, repeated
 
 LOOKED_AT = 1000
 """Records, or files of a folder, whose fields are looked at."""
@@ -48,19 +48,25 @@ def check_columns(source: Source, schema: Schema) -> None:
     A label may come later, in a record of its own, where the schema has an id and not all records have the same fields.
     Standard input and Kafka are not looked at: what they give could not be read again.
     """
-    found = list(dict.fromkeys(_columns(source)))
+    columns = list(_columns(source))
+    found = list(dict.fromkeys(columns))
     needed = schema.fields()
     features = [name for name in needed if name in schema.features]
     alike = isinstance(source, (ParquetSource, LinesSource)) and _all_alike(source)
+    if alike and (twice := repeated(name for name in columns if name in needed)):
+        raise MismatchError(f"{_place(source)} has more than one column {twice}: give each a name of its own")
     if not found or (not alike and set(found) <= set(needed) - set(features)):
         return  # nothing yet, or labels only so far
     if not alike and schema.id is not None:
         needed.remove(schema.label)
     missing = [name for name in needed if name not in found]
     if missing:
-        place = source.stream if isinstance(source, RedisSource) else getattr(source, "path", source)
-        asked = ", ".join(repr(name) for name in missing)
-        raise MismatchError(f"{place} has no column {asked}, which the schema asks for; it has {', '.join(found)}")
+        asked, there = ", ".join(map(repr, missing)), ", ".join(found)
+        raise MismatchError(f"{_place(source)} has no column {asked}, which the schema asks for; it has {there}")
+
+
+def _place(source: Source) -> Any:
+    return source.stream if isinstance(source, RedisSource) else getattr(source, "path", source)
 
 
 def _all_alike(source: ParquetSource | LinesSource) -> bool:
@@ -77,8 +83,7 @@ def _columns(source: Source) -> Iterator[str]:
     elif isinstance(source, LinesSource) and not source.pipe:
         with open(source.path, "rb") as file:
             if source.format == "csv":
-                first = file.readline(source.longest).decode(errors="replace").strip().lstrip("\ufeff")
-                yield from next(csv.reader([first]), [])
+                yield from csv_names(file.readline(source.longest))
             else:
                 lines = iter(lambda: file.readline(source.longest), b"")
                 yield from _record_columns(islice(lines, LOOKED_AT), json_record)
@@ -87,14 +92,13 @@ def _columns(source: Source) -> Iterator[str]:
 
 
 def _parquet_columns(source: ParquetSource) -> Iterator[str]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     files = [source.path] if source.path.is_file() else sorted(source.path.rglob("*.parquet"))
     for file in islice((f for f in files if not f.name.startswith((".", "_"))), LOOKED_AT):
         try:
             yield from pq.read_schema(file).names
-        except (OSError, pa.ArrowException):
+        except Exception:  # as a damaged file has it
             continue  # it is set aside when its turn comes
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,13 @@ class Kind:
 
 class UnusableError(Exception):
     """Why a value cannot be used."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In place of a value that a source could not read: why."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,7 @@ class Schema:
         features = {name: column(name, kind, needed=True) for name, kind in self.kinds.items()}
         # What a label on its own lacks is no fault of it.
         bad = {**{row: reason for row, reason in bad.items() if not alone[row]}, **label_poison}
-        show = raw or (lambda row: str({name: v[row] for name, v in values.items()}))
+        show = raw or (lambda row: _shown({name: v[row] for name, v in values.items()}))
         poison = [_poison(bad[row], where(row), show(row)) for row in sorted(bad)]
         good = np.ones(count, dtype=bool)
         good[list(bad)] = False
@@ -244,11 +252,19 @@ def _key(text: str) -> tuple[str, Kind]:
 def _text_of(records: Sequence[Mapping[str, Any]], raw: Sequence[str | bytes] | None) -> Callable[[int], str]:
     def show(row: int) -> str:
         if raw is None:
-            return str(dict(records[row]))
+            return _shown(dict(records[row]))
         text = raw[row]
         return text.decode(errors="replace") if isinstance(text, bytes) else text
 
     return show
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    """A record for people; of one that is nested deeper than Python can show, the outside."""
+    try:
+        return str(record)
+    except RecursionError:
+        return reprlib.repr(record)
 
 
 def _poison(reason: str, where: str, text: str) -> Poison:
@@ -359,6 +375,8 @@ def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array
             flat.extend(filler)
             if value is None:
                 bad[row] = ""
+            elif isinstance(value, Unreadable):
+                bad[row] = value.reason
             else:
                 size = f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
                 bad[row] = f"{size}, not a list of {kind.length}"
@@ -372,6 +390,8 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
     """One value of the kind; `UnusableError` says what is wrong with it."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, Unreadable):
+        raise UnusableError(value.reason)
     if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
         return _text(value, kind)
     if isinstance(value, str):
@@ -386,7 +406,7 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
             raise UnusableError(f"{value} is not a whole number")
         value = int(value)
     if type(value) is not int:
-        raise UnusableError(f"{str(value)[:40]} is a {type(value).__name__}, not an integer")
+        raise UnusableError(f"{reprlib.repr(value)[:40]} is a {type(value).__name__}, not an integer")
     if not _fits(value):
         raise UnusableError("an integer of more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import hashlib
+import json
 import logging
 import os
 import select
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from ..events import Batch, Poison
 from ..schema import KEPT, Schema
-from .record import json_record
+from .record import json_record, repeated
 from .source import check_state
 
 logger = logging.getLogger("cadam.online")
@@ -69,6 +70,7 @@ class LinesSource:
         self.pipe = self.path == "-"
         if not self.pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
+        self._check_fields()
         self.headless = fields is not None or format == "jsonl"
         self.file = 0 if self.pipe else os.stat(path).st_ino  # by which the system knows it
         self.opened = self.path  # or where the file that was under the path is now
@@ -208,10 +210,16 @@ class LinesSource:
     def _header(self, text: bytes, size: int) -> None:
         """The first line of CSV: the names of the fields."""
         self._went_by([(text, size)])
-        self.fields = next(csv.reader([text.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
+        self.fields = csv_names(text)
         missing = [name for name in self.schema.features if name not in self.fields]
         if missing:
             raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        """That the schema's fields are named once: of two columns of one name nobody can tell which is meant."""
+        if twice := repeated(name for name in self.fields or () if name in self.schema.fields()):
+            raise ValueError(f"{self.path} has more than one column {twice}: give each a name of its own")
 
     def _batch(self, lines: list[tuple[bytes, int]]) -> Batch:
         records: list[Mapping[str, Any]] = []
@@ -259,6 +267,7 @@ class LinesSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state(state, source=self.format)
         self.fields = state.get("fields", self.fields)
+        self._check_fields()
         if self.pipe:
             logger.warning(
                 "standard input cannot be read again: what was in flight when the last run stopped is not seen"
@@ -299,6 +308,14 @@ class LinesSource:
         )
 
 
+def csv_names(line: bytes) -> list[str]:
+    """The names of the fields, from the first line of CSV; ValueError if it cannot be read."""
+    try:
+        return next(csv.reader([line.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
+    except csv.Error as error:
+        raise ValueError(f"the first line, the names of the fields, cannot be read: {error}") from error
+
+
 def _before(descriptor: int, offset: int) -> bytes:
     """The bytes of a file before an offset, by which it is known again."""
     start = max(0, offset - KNOWN_BY)
@@ -313,7 +330,6 @@ def _before_in(path: str, offset: int) -> bytes:
 def _whole(text: bytes) -> bool:
     """Whether it is a JSON object: the beginning of one is none."""
     try:
-        json_record(text)
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-    return True

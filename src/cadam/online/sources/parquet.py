@@ -13,7 +13,8 @@ import numpy as np
 
 from ..events import Array, Batch, Poison
 from ..log import NEEDS
-from ..schema import Schema
+from ..schema import KEPT, Schema, Unreadable
+from .record import repeated
 from .source import check_state, digest
 
 CHUNK = 64  # batches converted at one go
@@ -35,7 +36,8 @@ class ParquetSource:
     """The rows of a Parquet file, or of every Parquet file under a folder, by name.
 
     Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that
-    cannot be read is set aside as a whole.
+    cannot be read is set aside as a whole, or from the first chunk on that cannot be; a value that cannot be, such as
+    text that is not UTF-8, with its row.
 
     Args:
         follow: when all is read, wait for new files instead of ending.
@@ -95,8 +97,6 @@ class ParquetSource:
 
     def _file(self, path: Path) -> Iterator[Batch | None]:
         """The rest of a file; at its end the position moves to the next one."""
-        import pyarrow as pa
-
         try:
             for batches in self._chunks(path):
                 for batch in batches[self.batch :]:
@@ -104,14 +104,16 @@ class ParquetSource:
                     yield batch
                 self.chunk, self.batch = self.chunk + 1, 0
             self._next()
-        except (OSError, pa.ArrowException) as error:
+        except Exception as error:  # whatever a damaged file can make of pyarrow: good files wait behind it
             size, changed = (path.stat().st_size, path.stat().st_mtime) if path.exists() else (0, 0.0)
             if self.follow and time.time() - changed < self.settled:
                 yield None  # somebody may still be writing it
                 time.sleep(self.poll)
                 return
-            rest = f"from chunk {self.chunk} of {self.batch_size * CHUNK} rows on" if self.chunk else "all of it"
-            poison = Poison(f"cannot be read, {rest}: {error}", str(path), "", size)
+            first = self.chunk * self.batch_size * CHUNK
+            where = f"{path}, row {first} and all after it" if first else str(path)
+            reason = f"the file cannot be read: {type(error).__name__}: {error}"
+            poison = Poison(reason[:KEPT], where, "", size)
             self._next()
             yield Batch(poison=[poison])
 
@@ -128,12 +130,15 @@ class ParquetSource:
         first = self.chunk * rows
         with pq.ParquetFile(path) as file:
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            total = file.metadata.num_rows
+            if sum(sizes) != total or min(sizes, default=0) < 0:
+                raise pa.ArrowInvalid(f"it says that it has {total} rows, and {sum(sizes)} in its row groups")
             starts = np.cumsum([0, *sizes])
             group = int(np.searchsorted(starts, first, side="right")) - 1
             skip = first - int(starts[min(group, len(starts) - 1)])
-            wanted = [name for name in self.schema.fields() if name in file.schema_arrow.names]
-            if len(wanted) < len(set(wanted)):
-                raise pa.ArrowInvalid("two columns have the same name")
+            wanted = [name for name in file.schema_arrow.names if name in self.schema.fields()]
+            if twice := repeated(wanted):
+                raise pa.ArrowInvalid(f"it has more than one column {twice}")
             held: list[pa.RecordBatch] = []
             count = 0
             for part in file.iter_batches(rows, row_groups=list(range(group, len(sizes))), columns=wanted):
@@ -148,11 +153,13 @@ class ParquetSource:
                     yield self._batches(table.slice(0, rows), Rows(str(path), first))
                     held = table.slice(rows).to_batches()
                     first, count = first + rows, count - rows
+            if first + count != total:
+                raise pa.ArrowInvalid(f"it has {first + count} rows, and says that they are {total}")
             if count:
                 yield self._batches(pa.Table.from_batches(held), Rows(str(path), first))
 
     def _batches(self, table: Any, where: Rows) -> list[Batch]:
-        values = {name: _plain(table.column(name)) for name in table.column_names}
+        values = {name: _values(table.column(name)) for name in table.column_names}
         return self.schema.batches(values, table.num_rows, where, self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,17 +192,29 @@ class ParquetSource:
             raise ValueError(f"{path} is not the file that was being read: the position in it means nothing now")
 
 
-def _plain(column: Any) -> Array | list[Any]:
+def _values(column: Any) -> Array | list[Any]:
     """A column as an array where nothing is missing and numpy has the type; as a list where not."""
     import pyarrow as pa
 
     column = column.combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # of no chunks
         return []
-    if pa.types.is_timestamp(column.type):
-        finer = column.type.unit == "ns"  # than the float of seconds that it becomes
-        seconds = column.cast(pa.timestamp("us", column.type.tz), safe=not finer).cast(pa.int64())
-        return [None if v is None else v / 1e6 for v in seconds.to_pylist()]
+    try:
+        return _at_one_go(column)
+    except (ValueError, ArithmeticError, pa.ArrowException):  # some value has no form in Python: look for it
+        return [_value(one) for one in column]
+
+
+def _at_one_go(column: Any) -> Array | list[Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_timestamp(column.type):  # becomes a float of seconds, whole microseconds if it is finer
+        unit, column = column.type.unit, column.cast(pa.int64())
+        if unit == "ns":
+            unit, column = "us", pc.divide(column, 1000)
+        per_second = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
+        return [None if v is None else v / per_second for v in column.to_pylist()]
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
     if column.null_count:
@@ -209,3 +228,13 @@ def _plain(column: Any) -> Array | list[Any]:
             flat: Array = values.to_numpy(zero_copy_only=False)
             return flat.reshape(-1, column.type.list_size)
     return list(column.to_pylist())
+
+
+def _value(scalar: Any) -> Any:
+    """One value as Python has it; `Unreadable` if it has none, such as a date after the year 9999."""
+    import pyarrow as pa
+
+    try:
+        return scalar.as_py()
+    except (ValueError, ArithmeticError, pa.ArrowException) as error:
+        return Unreadable(f"a value of type {scalar.type} that cannot be read: {error}")

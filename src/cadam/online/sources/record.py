@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -42,9 +43,25 @@ class Record:
         return {name.decode(): value.decode() for name, value in (self.fields or {}).items()}
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names differ: of two values of one name nobody can tell which is meant."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError(f"a JSON object with {repeated(name for name, _ in pairs)} twice")
+    return record
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def repeated(names: Iterable[str]) -> str:
+    """Those that are there more than once, for people; empty if none is."""
+    return ", ".join(repr(name) for name, times in Counter(names).items() if times > 1)
+
+
 def json_record(text: bytes) -> Mapping[str, Any]:
     """An event written as a JSON object; ValueError says why it is none."""
-    record = json.loads(text)
+    record = _decoder.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
     if not isinstance(record, dict):
         raise ValueError(f"a JSON {type(record).__name__}, not an object")
     return record
