@@ -27,10 +27,10 @@ demo: $(VENV)/ready
 bench: $(VENV)/ready
 	$(RUN)/cadam bench
 
-$(VENV)/ready: pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/engines/cpu/build.py src/cadam/engines/cpu/native/*)
+$(VENV)/ready: pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/engines/cpu/build.py src/cadam/engines/cpu/native/*)
 	@echo "building $(VENV): pip downloads torch and more, a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./paper
 	touch $@
 
 $(VENV)-torchrec/ready: $(VENV)/ready

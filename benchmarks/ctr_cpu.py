@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import cadam
-from cadam.lab.ctr import models
-from cadam.lab.ctr.fields import VOCABULARY
-from cadam.lab.ctr.generator import Generated
+from cadam_paper.ctr import models
+from cadam_paper.ctr.fields import VOCABULARY
+from cadam_paper.ctr.generator import Generated
 
 ROWS, WIDTH, HIDDEN, BATCH = 1_000_000, 10, (300, 300, 300), 10_000
 BAR_SHARE, BAR_STEP = 5.0, 1.25

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from ctr_cpu import Torchs
 
-from cadam.lab.ctr import models, study
-from cadam.lab.ctr.data import Feed
-from cadam.lab.ctr.generator import Generated, best_auc
-from cadam.lab.ctr.train import Learner, Task, numerics, read_stream, read_table
-from cadam.lab.images.train import Captured
+from cadam_paper.ctr import models, study
+from cadam_paper.ctr.data import Feed
+from cadam_paper.ctr.generator import Generated, best_auc
+from cadam_paper.ctr.train import Learner, Task, numerics, read_stream, read_table
+from cadam_paper.images.train import Captured
 
 Line = tuple[str, str]
 BAR = 2.5e6

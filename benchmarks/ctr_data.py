@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from cadam.lab.ctr.fields import FIELDS
-from cadam.lab.ctr.generator import Generated, best_auc
-from cadam.lab.ctr.preprocess import Stage, preprocess
-from cadam.lab.ctr.text import write
+from cadam_paper.ctr.fields import FIELDS
+from cadam_paper.ctr.generator import Generated, best_auc
+from cadam_paper.ctr.preprocess import Stage, preprocess
+from cadam_paper.ctr.text import write
 
 BATCH = 10_000
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cadam.lab.images import data
-from cadam.lab.images.data import Images
-from cadam.lab.images.streams import Stream, continuous, noisy, sudden
-from cadam.lab.images.train import Record, Run, Task, side_by_side
+from cadam_paper.images import data
+from cadam_paper.images.data import Images
+from cadam_paper.images.streams import Stream, continuous, noisy, sudden
+from cadam_paper.images.train import Record, Run, Task, side_by_side
 
 Line = tuple[str, str]
 BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5

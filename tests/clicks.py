@@ -1,4 +1,4 @@
-"""A small data set of clicks held in memory, as `cadam.lab.ctr.data` asks for one."""
+"""A small data set of clicks held in memory, as `cadam_paper.ctr.data` asks for one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cadam.lab.ctr.data import Batch, Part, Reading
-from cadam.lab.ctr.fields import offsets
+from cadam_paper.ctr.data import Batch, Part, Reading
+from cadam_paper.ctr.fields import offsets
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from engines import ROWS
 from torch import Tensor
 
 import cadam
+from engines import ROWS
 
 FAMILY: dict[str, type[cadam.Optimizer]] = {
     name: cls

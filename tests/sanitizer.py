@@ -27,11 +27,11 @@ def runtime() -> str:
     return path
 
 
-def check(driver: str, library: Path, mode: str, *arguments: str) -> None:
-    """Run a script of this folder. In the mode ``clean`` nothing may be found, in any other something must be."""
+def check(driver: Path, library: Path, mode: str, *arguments: str) -> None:
+    """Run a script. In the mode ``clean`` nothing may be found, in any other something must be."""
     environment = {"LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
     result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(driver)), str(library), mode, *arguments],
+        [sys.executable, str(driver), str(library), mode, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical, copied
 from torch import Tensor
 from torch.nn import Parameter
 from torch.testing import assert_close
 
 import cadam
+from exact import assert_identical, copied
 
 Make = Callable[..., torch.optim.Optimizer]
 Grads = list[list[Tensor]]

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
 from cadam import engines
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.rows import CudaRows, check_ids
 from cadam.rules import Rule, Step
+from triton_interpreter import interpreted, needs_triton, on_cuda
 
 REFERENCE = tuple(engine for engine in engines.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (

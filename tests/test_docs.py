@@ -17,9 +17,10 @@ import torch
 
 import cadam
 from cadam import cli
-from cadam.lab import catalogue, report, runner, statistics
-from cadam.lab.archive import Archive
-from cadam.lab.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Result, Results, Row
+from cadam.trials import report, runner, statistics
+from cadam.trials.archive import Archive
+from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Result, Results, Row
+from cadam_paper import catalogue
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -198,7 +199,7 @@ def what_was_run() -> str:
     kept = archived("images")
     missing: set[Cell] = set()
     for name, place in catalogue.PLACES.items():
-        if place.startswith("cadam.lab.images"):
+        if place.startswith("cadam_paper.images"):
             request = runner.Request(catalogue.find(name), catalogue.find(name).plan("full"))
             runner.look_up(request, lambda experiment, cell: kept.get(cell))
             missing |= set(request.missing)
@@ -273,7 +274,7 @@ def test_every_command_is_in_the_lab_s_list(capsys: pytest.CaptureFixture[str]) 
     names = re.search(r"\{([a-z,]+)\}", capsys.readouterr().out)
     assert names
     commands = (ROOT / "docs" / "lab.md").read_text().split("## Commands")[1].split("```")[1]
-    assert re.findall(r"^cadam (\w+)", commands, re.MULTILINE) == names[1].split(",")
+    assert sorted(re.findall(r"^cadam (\w+)", commands, re.MULTILINE)) == sorted(names[1].split(","))
 
 
 def test_every_public_optimizer_is_in_the_readme() -> None:

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from exact import assert_identical
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +24,7 @@ from torch.testing import assert_close
 import cadam
 from cadam import clip
 from cadam.optimizer import _check_grad
+from exact import assert_identical
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)

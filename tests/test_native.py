@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sanitizer
 import torch
 from torch import Tensor
 
 import cadam
+import sanitizer
 from cadam.codegen import c as c_source
 from cadam.codegen.structure import Structure, structures
 from cadam.defaults import defaults
@@ -512,7 +512,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["clean", "overrun"])
 def test_no_wrong_access_under_the_sanitizer(sanitized: Path, mode: str) -> None:
-    sanitizer.check("asan_driver.py", sanitized, mode, str(len(structures(RULES.values()))))
+    sanitizer.check(Path(__file__).with_name("asan_driver.py"), sanitized, mode, str(len(structures(RULES.values()))))
 
 
 FORKED = """

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
+
+import oracle
+from cadam.rules import RULES, Rule
 from engines import DENSE, ENGINES, PLAIN_ENGINES, ROWS, served
 from family import FAMILY, buffers, parameter, sparse
 from oracle import Oracle
-
-from cadam.rules import RULES, Rule
 
 STEPS = 30
 LR, WEIGHT_DECAY = 0.03, 0.1

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical
 from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
 from cadam import Ratio
+from exact import assert_identical
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import lr_scheduler as schedulers
@@ -34,6 +33,7 @@ from torch.testing._internal.common_optimizers import (
 )
 
 import cadam
+from exact import assert_identical
 
 # Implementations that torch claims; the fused one needs its kernels, and explain() knows whether they are there.
 FUSED = cadam.CAdam([torch.ones(1)]).explain()[0].engine == "native"

@@ -19,9 +19,8 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from worlds import run
-
 import cadam.online.distributed
+from worlds import run
 
 ROOT = Path(__file__).parent.parent
 TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)

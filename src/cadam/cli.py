@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 import select
 import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
 
 from . import __version__
-from .exits import INTERRUPTED, UNREAD, stop_printing
+from .exits import INTERRUPTED, NO_PACKAGE, UNREAD, stop_printing
+
+COMMANDS = "cadam.commands"
+"""The group of entry points by which other packages add commands: each names a function that takes the subparsers."""
+PAPER = ("list", "reproduce", "report", "archive", "demo", "criteo")
+"""Commands of cadam-paper."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, more: Sequence[Adder] = ()) -> int:
+    """Run a command; `more` adds some beside those of installed packages."""
     try:
-        parser, commands = _parser()
+        parser, commands = _parser(more)
         options, unknown = parser.parse_known_args(arguments)
     except KeyboardInterrupt:
         return _interrupted("before anything was done")
-    if unknown:
+    if unknown and options.run is not _not_installed:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(options.run(options))
@@ -29,31 +38,42 @@ def main(arguments: list[str] | None = None) -> int:
         return _interrupted("before it was done")
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+Adder = Callable[[Any], None]
+"""Adds commands to a parser's."""
+
+
+def _parser(
+    more: Sequence[Adder],
+) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
     """The command line, and the commands in it."""
     from . import bench
-    from .lab import commands as lab
-    from .lab.ctr import command as criteo
+    from .ab import command as ab
     from .online import commands as online
 
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    lab.add_commands(commands)
-    online.add_commands(commands)
+    adders = dict.fromkeys([*more, *(found.load() for found in entry_points(group=COMMANDS))])
+    for add in (*adders, ab.add_commands, online.add_commands):
+        add(commands)
     summary = (bench.__doc__ or "").splitlines()[0]
     command = commands.add_parser("bench", help=summary, description=bench.__doc__)
     bench.add_arguments(command)
     command.set_defaults(run=bench.run)
-    command = commands.add_parser(
-        "criteo",
-        help=(criteo.__doc__ or "").strip(),
-        description=criteo.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    criteo.add_arguments(command)
-    command.set_defaults(run=criteo.run)
+    for name in PAPER:
+        if name not in commands.choices:
+            command = commands.add_parser(name, add_help=False)
+            command.set_defaults(run=_not_installed)
     return parser, commands
+
+
+def _not_installed(options: argparse.Namespace) -> int:
+    print(
+        f"cadam {options.command}: the paper's experiments are a package of their own, cadam-paper, which is not "
+        "installed: in a clone of the project, pip install ./paper",
+        file=sys.stderr,
+    )
+    return NO_PACKAGE
 
 
 def _interrupted(when: str) -> int:

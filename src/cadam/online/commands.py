@@ -23,7 +23,7 @@ from torch import nn
 
 import cadam
 
-from .. import folders
+from .. import catalog, folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
 from .beforehand import check_arguments, check_columns, check_uri
 from .checkpoint import DamagedCheckpointError
@@ -351,7 +351,7 @@ def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
     """An optimizer of the family by name, in any case."""
     family = {
         known.lower(): kind
-        for known, kind in vars(cadam).items()
+        for known, kind in vars(catalog).items()
         if isinstance(kind, type) and issubclass(kind, cadam.Optimizer) and kind is not cadam.Optimizer
     }
     if name.lower() not in family:

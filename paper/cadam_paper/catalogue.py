@@ -1,0 +1,62 @@
+"""The experiments by name. Each is imported only when asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+
+from cadam.trials.experiment import Experiment
+
+PLACES = {
+    "fig-shift": "cadam_paper.numerical:FIG_SHIFT",
+    "fig-noise": "cadam_paper.numerical:FIG_NOISE",
+    "fig-no-noise": "cadam_paper.numerical:FIG_NO_NOISE",
+    "sweep-lr": "cadam_paper.numerical:SWEEP_LR",
+    "sweep-cycle": "cadam_paper.numerical:SWEEP_CYCLE",
+    "fig-sudden": "cadam_paper.images.study:FIG_SUDDEN",
+    "fig-sudden-detail": "cadam_paper.images.study:FIG_SUDDEN_DETAIL",
+    "fig-continuous": "cadam_paper.images.study:FIG_CONTINUOUS",
+    "fig-image-noise": "cadam_paper.images.study:FIG_IMAGE_NOISE",
+    "fig-sudden-resnet": "cadam_paper.images.study:FIG_SUDDEN_RESNET",
+    "fig-continuous-resnet": "cadam_paper.images.study:FIG_CONTINUOUS_RESNET",
+    "fig-image-noise-resnet": "cadam_paper.images.study:FIG_IMAGE_NOISE_RESNET",
+    "fig-sudden-densenet": "cadam_paper.images.study:FIG_SUDDEN_DENSENET",
+    "fig-continuous-densenet": "cadam_paper.images.study:FIG_CONTINUOUS_DENSENET",
+    "fig-image-noise-densenet": "cadam_paper.images.study:FIG_IMAGE_NOISE_DENSENET",
+    "tab-ablation-images": "cadam_paper.images.study:TAB_ABLATION",
+    "tab-image-rates": "cadam_paper.images.study:TAB_RATES",
+    "tab-image-rates-resnet": "cadam_paper.images.study:TAB_RATES_RESNET",
+    "tab-criteo": "cadam_paper.ctr.study:TAB_CRITEO",
+    "tab-criteo-noise": "cadam_paper.ctr.study:TAB_CRITEO_NOISE",
+    "tab-ablation-criteo": "cadam_paper.ctr.study:TAB_ABLATION_CRITEO",
+    "stream-criteo": "cadam_paper.ctr.study:STREAM_CRITEO",
+    "theorem": "cadam_paper.theory:THEOREM",
+    "demo-stream": "cadam_paper.demo:DEMO_STREAM",
+    "ab-flights": "cadam_paper.streams:FLIGHTS",
+    "ab-movielens": "cadam_paper.streams:MOVIELENS",
+    "ab-electricity": "cadam_paper.streams:ELECTRICITY",
+    "ab-forest": "cadam_paper.streams:FOREST",
+}
+"""In the order of the paper: module and name of each `Experiment`."""
+
+
+class UnknownExperimentError(ValueError):
+    """A name that is no experiment's."""
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name."""
+    if name not in PLACES:
+        close = difflib.get_close_matches(name.lower(), PLACES, n=1, cutoff=0.5)
+        advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PLACES)}"
+        raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
+    module, attribute = PLACES[name].split(":")
+    experiment: Experiment = getattr(import_module(module), attribute)
+    return experiment
+
+
+def select(names: Iterable[str]) -> list[Experiment]:
+    """The experiments of these names, each once; `all` stands for every one."""
+    listed = [known for name in names for known in (PLACES if name == "all" else [name])]
+    return [find(name) for name in dict.fromkeys(listed)]

@@ -1,0 +1,120 @@
+"""Generated clicks in the format of Criteo's train.txt: label, 13 integers, 26 hexadecimal categories, tab separated.
+
+Preprocessing such a file gives the generated rows back, up to the numbering of ids: every id has a text of its own, and
+out-of-vocabulary is written as an empty field or as a text that appears once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import torch
+
+from cadam.trials.experiment import Array
+
+from .data import key, keyed
+from .fields import FIELDS, INTEGERS, OOV, offsets
+from .generator import Generated
+
+CHUNK = 50_000
+MOST_INTEGERS = 341
+"""Ids of an integer field: the smallest integer of the last one has eight digits."""
+_EMPTY = 20
+"""The purpose of the random bits that say which fields are left empty."""
+
+
+def bucket(value: int) -> int:
+    """The category of an integer: floor((ln x)^2) above 2, itself up to 2."""
+    return math.floor(math.log(value) ** 2) if value > 2 else value
+
+
+def unbucket(category: int) -> int:
+    """The smallest integer of a category."""
+    value = category if category <= 2 else math.floor(math.exp(math.sqrt(category)))
+    while bucket(value) < category:
+        value += 1
+    return value
+
+
+def write(
+    clicks: Generated, path: Path, rows: int | None = None, tell: Callable[[int], None] = lambda written: None
+) -> None:
+    """Write all rows, or the first ones, in the order of time; gzipped if the name ends in .gz.
+
+    `tell` hears how many are written.
+    """
+    if max(clicks.vocabulary[: len(INTEGERS)]) > MOST_INTEGERS:
+        raise ValueError(f"an integer field has at most {MOST_INTEGERS} ids in this format, got {clicks.vocabulary}")
+    rows = clicks.rows if rows is None else min(rows, clicks.rows)
+    cpu, start = torch.device("cpu"), 0
+    with _open(path) as file:
+        for batch in clicks.stream(CHUNK, device=cpu):
+            ids, labels = batch.ids[: rows - start], batch.labels[: rows - start]
+            file.write(_lines(clicks, start, ids.numpy(), labels.numpy()))
+            start += len(ids)
+            tell(start)
+            if start == rows:
+                break
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=1)) if path.suffix == ".gz" else path.open("wb")
+
+
+def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
+    """Every line with each field eight characters wide, from which the padding is then left out."""
+    numbers = np.arange(start, start + len(ids))
+    empty = keyed(key(clicks.seed, _EMPTY), torch.from_numpy(numbers)).numpy()[:, None] >> np.arange(len(FIELDS)) & 1
+    absent = ids == np.array(offsets(clicks.vocabulary)) + OOV
+    absent[:, : len(INTEGERS)] = False
+    texts = _texts(tuple(clicks.vocabulary))[ids]
+    at_row, at_field = absent.nonzero()
+    once = _tokens(at_field, (1 << 31) + numbers[at_row])
+    texts[at_row, at_field] = np.where(empty[at_row, at_field], 0, once)
+    zero = ids[:, : len(INTEGERS)] == np.array(offsets(clicks.vocabulary)[: len(INTEGERS)]) + 1
+    texts[:, : len(INTEGERS)][zero & (empty[:, : len(INTEGERS)] == 1)] = 0  # a missing integer counts as zero
+
+    lines = np.empty((len(ids), 2 + 9 * len(FIELDS)), np.uint8)
+    lines[:, 0] = ord("0") + labels.astype(np.uint8)
+    fields = lines[:, 1:-1].reshape(len(ids), len(FIELDS), 9)
+    fields[:, :, 0] = ord("\t")
+    fields[:, :, 1:] = texts.view(np.uint8).reshape(len(ids), len(FIELDS), 8)
+    lines[:, -1] = ord("\n")
+    content: bytes = lines[lines != 0].tobytes()
+    return content
+
+
+@lru_cache(maxsize=2)
+def _texts(vocabulary: tuple[int, ...]) -> Array:
+    """The text of every id of the table, as eight bytes padded with zeros."""
+    parts = []
+    for column, size in enumerate(vocabulary):
+        if column < len(INTEGERS):
+            values = [unbucket(max(number - 1, 0)) for number in range(size)]
+            parts.append(np.array([str(value) for value in values], "S8").view(np.uint64))
+        else:
+            parts.append(_tokens(np.full(size, column), np.arange(size)))
+    return np.concatenate(parts)
+
+
+def _tokens(fields: Array, numbers: Array) -> Array:
+    """Hexadecimal texts of numbers below 2**32, no two of a field alike, as eight bytes each."""
+    values = (numbers * 0x9E3779B1 + fields * 0x85EBCA6B) & 0xFFFFFFFF
+    texts: Array = _hexadecimal()[values >> 16] | _hexadecimal()[values & 0xFFFF] << np.uint64(32)
+    return texts
+
+
+@lru_cache(maxsize=1)
+def _hexadecimal() -> Array:
+    """Four digits of every number below 65536, as a little-endian integer of their characters."""
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8).astype(np.uint64)
+    numbers = np.arange(1 << 16)
+    characters = [digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4)]
+    texts: Array = np.bitwise_or.reduce(characters)
+    return texts

@@ -1,0 +1,322 @@
+"""Labelled images, kept as bytes on the device: CIFAR-10 from its official files, and handwritten digits.
+
+python -m cadam_paper.images.data data     downloads CIFAR-10 into the folder data
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cadam.trials.experiment import Array, Data
+
+SITE = "https://www.cs.toronto.edu/~kriz"
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+"""Five of training images and one of test images."""
+
+
+class DamagedImagesError(ValueError):
+    """A file of a data set that is not what its publishers gave out."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One of the forms in which CIFAR-10 is published: its archive, the folder in it, and the md5 of every file."""
+
+    archive: str
+    md5: str
+    folder: str
+    suffix: str
+    batches: Mapping[str, str]
+    read: Callable[[bytes], tuple[Array, Array]]
+
+    @property
+    def files(self) -> list[str]:
+        return [f"{name}{self.suffix}" for name in BATCHES]
+
+
+def _read_binary(content: bytes) -> tuple[Array, Array]:
+    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return records[:, 1:], records[:, 0]
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads pickles of arrays, lists and texts. A pickle may ask for any function of Python; this one gets none."""
+
+    ALLOWED = ("_reconstruct", "ndarray", "dtype")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in self.ALLOWED:
+            return np.dtype if name == "dtype" else np.ndarray if name == "ndarray" else _reconstruct
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of images needs")
+
+
+def _reconstruct(kind: type, shape: tuple[int, ...], dtype: bytes) -> Array:
+    """What numpy pickles an array by: an empty one, filled in afterwards."""
+    empty: Array = np.ndarray.__new__(kind, shape, np.dtype(dtype.decode()))
+    return empty
+
+
+def _read_python(content: bytes) -> tuple[Array, Array]:
+    batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
+    return np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
+
+
+VERSIONS = (
+    Version(
+        "cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        "cifar-10-batches-bin",
+        ".bin",
+        {
+            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+        },
+        _read_binary,
+    ),
+    Version(
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        "cifar-10-batches-py",
+        "",
+        {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
+        },
+        _read_python,
+    ),
+)
+
+
+# Images --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (n, channels, height, width) as bytes with their labels, and mean and spread of the training pixels."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    mean: Tensor
+    std: Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, train: tuple[Array, Array], test: tuple[Array, Array]) -> Images:
+        """From arrays of bytes; mean and spread are those of each channel, exactly."""
+        pixels = train[0]
+        if pixels.ndim != 4:
+            raise ValueError(f"images must be (n, channels, height, width), got {pixels.shape}")
+        count = pixels.size // pixels.shape[1]
+        values = np.arange(256, dtype=np.int64)
+        counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in pixels.swapaxes(0, 1)])
+        mean = counts @ values / count
+        std = np.sqrt(counts @ values**2 / count - mean**2)
+        return cls(
+            torch.from_numpy(np.ascontiguousarray(pixels)),
+            torch.from_numpy(train[1].astype(np.int64)),
+            torch.from_numpy(np.ascontiguousarray(test[0])),
+            torch.from_numpy(test[1].astype(np.int64)),
+            torch.tensor(mean, dtype=torch.float32),
+            torch.tensor(std, dtype=torch.float32),
+            1 + int(max(train[1].max(), test[1].max())),
+        )
+
+    def to(self, device: torch.device) -> Images:
+        tensors: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    @property
+    def channels(self) -> int:
+        return self.train.shape[1]
+
+
+@lru_cache(maxsize=2)
+def load(name: str, device: torch.device) -> Images:
+    """A data set by name, on a device; loaded once in a process."""
+    if name == CIFAR10.name:
+        return read_cifar10(CIFAR10.location()).to(device)
+    if name == DIGITS.name:
+        return read_digits().to(device)
+    raise ValueError(f"no images are called {name!r}; there are {CIFAR10.name} and {DIGITS.name}")
+
+
+# CIFAR-10 ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cifar10(Data):
+    """CIFAR-10 in any of its published forms, packed or unpacked."""
+
+    def location(self) -> Path:
+        """The archive or the folder with the files: $CADAM_DATA itself, or something in it."""
+        root = Path(os.environ.get("CADAM_DATA", "data"))
+        return next((place for place in _places(root) if _version(place) is not None), root)
+
+    def missing(self) -> str | None:
+        root = self.location()
+        if _version(root) is not None:
+            return None
+        names = [name for version in VERSIONS for name in (version.archive, version.folder)]
+        return (
+            f"{self.name} ({self.size}) is not in {root}: none of {', '.join(names)} is there. "
+            f"`python -m cadam_paper.images.data {root}` downloads it from {self.source}; "
+            "or set CADAM_DATA to the folder that has it"
+        )
+
+
+def _places(root: Path) -> list[Path]:
+    return [root, *(root / version.folder for version in VERSIONS), *(root / version.archive for version in VERSIONS)]
+
+
+def _version(place: Path) -> Version | None:
+    """Which form of CIFAR-10 is at a place, if one is."""
+    for version in VERSIONS:
+        if place.name == version.archive and place.is_file():
+            return version
+        if any((place / name).is_file() for name in version.files):
+            return version
+    return None
+
+
+def read_cifar10(place: Path) -> Images:
+    """CIFAR-10 from an official archive or from the folder of its files. What is damaged or missing is named."""
+    found = next(((p, v) for p in _places(place) if (v := _version(p)) is not None), None)
+    if found is None:
+        names = " or ".join(version.archive for version in VERSIONS)
+        raise FileNotFoundError(f"there is no CIFAR-10 at {place}: neither {names} nor the files that are in them")
+    place, version = found
+    contents = _unpacked(place, version) if place.is_file() else _in_folder(place, version)
+    batches = []
+    for name in version.files:
+        where = f"{place}: {name}"
+        if name not in contents:
+            raise DamagedImagesError(f"{where} is missing")
+        digest = hashlib.md5(contents[name], usedforsecurity=False).hexdigest()
+        if digest != version.batches[name]:
+            raise DamagedImagesError(
+                f"{where} is damaged: its md5 is {digest}, published is {version.batches[name]} "
+                f"({len(contents[name]):,} bytes); get it anew from {SITE}/{version.archive}"
+            )
+        pixels, labels = version.read(contents[name])
+        batches.append((pixels.reshape(-1, 3, 32, 32), labels))
+    pixels, labels = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
+    return Images.of((pixels, labels), batches[-1])
+
+
+def _in_folder(folder: Path, version: Version) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in version.files if (folder / name).is_file()}
+
+
+def _unpacked(archive: Path, version: Version) -> dict[str, bytes]:
+    """The files of an archive by name. Nothing is written to the disk."""
+    contents = {}
+    try:
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                name = Path(member.name).name
+                if member.isfile() and name in version.files:
+                    file = packed.extractfile(member)
+                    assert file is not None
+                    contents[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DamagedImagesError(
+            f"{archive} is damaged ({error}); get it anew from {SITE}/{version.archive}"
+        ) from error
+    return contents
+
+
+def download_cifar10(folder: Path, site: str = SITE, tell: Callable[[str], None] = print) -> Path:
+    """Fetch the binary archive into a folder. It takes its name only once its md5 is right."""
+    version = VERSIONS[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    archive, part = folder / version.archive, folder / f".{version.archive}.part"
+    digest, done, said = hashlib.md5(usedforsecurity=False), 0, 0
+    try:
+        with urllib.request.urlopen(f"{site}/{version.archive}", timeout=60) as source, part.open("wb") as target:
+            total = int(source.headers.get("Content-Length", 0))
+            while chunk := source.read(1 << 20):
+                target.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                if total and done * 10 // total > said:
+                    said = done * 10 // total
+                    tell(f"{version.archive}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        if digest.hexdigest() != version.md5:
+            raise DamagedImagesError(
+                f"{site}/{version.archive} came with md5 {digest.hexdigest()}, published is {version.md5}"
+            )
+        part.replace(archive)
+    finally:
+        part.unlink(missing_ok=True)
+    return archive
+
+
+CIFAR10 = Cifar10("CIFAR-10", "", f"{SITE}/cifar.html", "170 MB")
+
+
+# Digits --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Digits(Data):
+    """Images that come with scikit-learn."""
+
+    def missing(self) -> str | None:
+        if find_spec("sklearn") is not None:
+            return None
+        return f"{self.name} come with {self.source}: in a clone of the project, pip install './paper[images]'"
+
+
+DIGITS = Digits("digits", "", "scikit-learn", "in its package")
+DIGITS_SIZE, DIGITS_TEST = 10, 360
+
+
+def read_digits() -> Images:
+    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 10x10 so that they can be turned."""
+    missing = DIGITS.missing()
+    if missing:
+        raise ModuleNotFoundError(missing)
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    small = torch.from_numpy(digits.images).float()[:, None] * (255 / 16)
+    large = torch.nn.functional.interpolate(small, size=DIGITS_SIZE, mode="bilinear")
+    order = np.random.default_rng(0).permutation(len(large))
+    pixels, labels = large.round().byte().numpy()[order], digits.target[order]
+    return Images.of((pixels[DIGITS_TEST:], labels[DIGITS_TEST:]), (pixels[:DIGITS_TEST], labels[:DIGITS_TEST]))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m cadam_paper.images.data FOLDER")
+    try:
+        print(f"done: {download_cifar10(Path(sys.argv[1]))}")
+    except (OSError, DamagedImagesError) as error:
+        by_hand = f"an archive of it from {SITE}/cifar.html can be put there by hand"
+        sys.exit(f"CIFAR-10 could not be downloaded: {error}; {by_hand}")

@@ -1,0 +1,113 @@
+"""From a cell of the image study to its outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from cadam.trials.experiment import Array, Cell, Finished, Outcome
+
+from . import data, streams
+from .train import Record, Run, Task, side_by_side
+
+LANES = 6
+"""Runs at once on one GPU."""
+RECOVERED = 0.95
+"""The share of the accuracy before a shift that counts as having recovered from it."""
+
+
+def compute(cell: Cell) -> Outcome:
+    """One run, alone."""
+    run = _run(cell)
+    while run.advance():
+        pass
+    return outcome(cell, run.record(), run.schedule.steps_per_epoch)
+
+
+def compute_many(cells: Iterator[Cell]) -> Iterator[Finished]:
+    """Runs side by side on one GPU."""
+    cell_of: dict[Run, Cell] = {}
+
+    def begin() -> Iterator[Run]:
+        for cell in cells:
+            run = _run(cell)
+            cell_of[run] = cell
+            yield run
+
+    for run, seconds in side_by_side(begin(), LANES):
+        cell, record = cell_of.pop(run), run.record()
+        run.release()
+        yield Finished(cell, outcome(cell, record, run.schedule.steps_per_epoch), seconds)
+
+
+def on_gpu(cell: Cell) -> bool:
+    return bool(cell.settings["device"] == "cuda")
+
+
+def _run(cell: Cell) -> Run:
+    settings = cell.settings
+    if on_gpu(cell) and not torch.cuda.is_available():
+        raise RuntimeError(f"{cell} needs a CUDA device, and torch finds none; --quick runs on the CPU")
+    task = Task(
+        cell.model,
+        cell.optimizer,
+        cell.lr,
+        cell.seed,
+        streams.parse(cell.condition),
+        settings["epochs"],
+        settings["batch"],
+        settings["weight_decay"],
+        settings["precision"],
+        settings["compiled"],
+    )
+    return Run(task, data.load(cell.data, torch.device(settings["device"])))
+
+
+def outcome(cell: Cell, record: Record, steps_per_epoch: int) -> Outcome:
+    """Accuracies in percent. A run whose loss left the numbers has none."""
+    diverged = not np.isfinite(record.loss).all()
+    test = 100 * record.test_accuracy
+    window = cell.settings["window"]
+    recovery = recovery_steps(record.accuracy, steps_per_epoch)
+    return Outcome(
+        {
+            "accuracy": math.nan if diverged else float(test.mean()),
+            "last_accuracy": math.nan if diverged else float(test[-1]),
+            "loss": float(record.loss.mean()),
+            "alignment": float(record.alignment.mean()),
+            "recovery": math.nan if diverged else float(recovery.mean()),
+        },
+        {
+            "test_accuracy": test.astype(np.float32),
+            "recovery": recovery,
+            "loss": averaged(record.loss, window).astype(np.float16),
+            "accuracy": averaged(100 * record.accuracy, window).astype(np.float16),
+            "alignment": averaged(record.alignment, window).astype(np.float16),
+        },
+    )
+
+
+def averaged(curve: Array, window: int) -> Array:
+    """Means of so many steps each; what is left over at the end is left out."""
+    whole = len(curve) // window * window
+    return np.asarray(curve[:whole].reshape(-1, window).mean(1))
+
+
+def recovery_steps(accuracy: Array, steps_per_epoch: int) -> Array:
+    """After each start of an epoch, the steps until batches are told right nearly as often as before it.
+
+    Before: the mean over the last eighth of the last epoch. Recovered: the mean over the next twentieth of an
+    epoch is at least 95% of that. An epoch that does not get there counts in full.
+    """
+    before, window = max(1, steps_per_epoch // 8), max(1, steps_per_epoch // 20)
+    found = []
+    for start in range(steps_per_epoch, len(accuracy), steps_per_epoch):
+        level = RECOVERED * accuracy[start - before : start].mean()
+        epoch = accuracy[start : start + steps_per_epoch]
+        smooth = np.convolve(epoch, np.full(window, 1 / window), mode="valid")
+        there = np.flatnonzero(smooth >= level - 1e-9)
+        found.append(there[0] if len(there) else steps_per_epoch)
+    return np.array(found, np.int32)

@@ -1,0 +1,458 @@
+"""The commands: what they print, and the exit codes that scripts go by."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import walks
+from cadam import cli
+from cadam.trials import command as shared
+from cadam.trials import console, runner
+from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
+from cadam_paper import catalogue, commands
+
+HERE = Path(__file__).parent
+Cadam = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cadam:
+    monkeypatch.chdir(tmp_path)
+    places = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
+    monkeypatch.setattr(catalogue, "PLACES", places)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(list(arguments))
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_reproduce_prints_paper_and_measurement(cadam: Cadam) -> None:
+    code, out, err = cadam("reproduce", "walk")
+    assert (code, err) == (0, "")
+    assert "walk: 6 of 6 cells" in out
+    assert "paper:    Nothing." in out
+    assert "measured: CAdam's mean loss is" in out
+    assert Path("results/cache/walk").is_dir()
+
+
+def test_quiet_says_nothing(cadam: Cadam) -> None:
+    assert cadam("reproduce", "walk", "--quiet") == (0, "", "")
+
+
+def test_json_has_the_table(cadam: Cadam) -> None:
+    code, out, _ = cadam("reproduce", "all", "--json", "--seeds", "2")
+    walk, tuned = json.loads(out)
+    assert code == 0
+    assert (walk["experiment"], walk["seeds"], walk["cells"], walk["complete"]) == ("walk", 2, 4, True)
+    assert tuned["cells"] == 16
+    assert walk["rows"][0]["values"]["CAdam"] == pytest.approx(walk["rows"][0]["values"]["Adam"], abs=1)
+    one = json.loads(cadam("reproduce", "walk", "--json", "--seeds", "1")[1])[0]
+    assert one["rows"][0]["values"]["low"] is None, "JSON has no nan"
+
+
+def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_FAIL", "Adam 0")
+    code, out, err = cadam("reproduce", "walk")
+    assert code == 1
+    assert "told to fail" in err
+    assert "not complete: 1 cells are missing, 1 of them failed" in " ".join(out.split())
+    code, _, err = cadam("report")
+    assert code == 1
+    assert "walk: 1 cells failed or were not run" in err
+    code, out, _ = cadam("reproduce", "walk", "--json")
+    assert code == 1
+    assert json.loads(out)[0]["failed"] != []
+
+
+def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done and missing make the total, and the missing ones are what the next run computes."""
+    monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 4, raising=False)
+    code, out, err = cadam("reproduce", "walk")
+    assert code == 130
+    assert "goes on from there" in err
+    found = re.search(r"walk: (\d+) of (\d+) cells", out), re.search(r"(\d+) cells are missing", out)
+    assert found[0]
+    assert found[1]
+    done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
+    assert (done, total) == (4, 6)
+    assert done + missing == total
+    one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
+    assert one_line == "4 cells so far"
+
+
+def test_what_goes_on_has_the_store_in_it(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 4, raising=False)
+    goes_on = "cadam reproduce walk --quick --cache 'my store'"
+    assert f"  {goes_on}\n" in cadam("reproduce", "walk", "--cache", "my store")[1]
+    assert cadam("report", "walk", "--cache", "my store")[2].endswith(f": {goes_on}\n")
+    assert (
+        "run `cadam reproduce tuned --quick --cache 'my store'`" in cadam("report", "tuned", "--cache", "my store")[2]
+    )
+
+
+def _interrupted(cell: Cell) -> Outcome:
+    if _interrupted.left == 0:  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+    _interrupted.left -= 1  # type: ignore[attr-defined]
+    return walks.compute(cell)
+
+
+def test_report_says_what_it_shows_by_default(cadam: Cadam) -> None:
+    assert "default: what was last run" in " ".join(cadam("report", "--help")[1].split())
+    assert "default: --quick" in " ".join(cadam("reproduce", "--help")[1].split())
+
+
+@pytest.mark.parametrize("command", ["reproduce", "report"])
+def test_a_mistyped_name_gets_a_suggestion(cadam: Cadam, command: str) -> None:
+    code, _, err = cadam(command, "wlak")
+    assert code == 2
+    assert "did you mean 'walk'?" in err
+    assert "did you mean 'walk'?" in cadam(command, "WALK")[2]
+    code, _, err = cadam(command, "nonsense-entirely")
+    assert code == 2
+    assert "there are walk, tuned" in err
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--seeds", "x"], ["--quick", "--full"], ["--json", "--quiet"]])
+def test_wrong_options_are_exit_code_2(cadam: Cadam, wrong: list[str]) -> None:
+    code, _, err = cadam("reproduce", "walk", *wrong)
+    assert code == 2
+    assert "_" not in err.splitlines()[-1]  # no names from within
+
+
+def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data("Clicks", "clicks/train.txt", "https://example.org/clicks", "11 GB")
+    monkeypatch.delenv("CADAM_DATA", raising=False)
+    monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, data=data))
+    code, _, err = cadam("reproduce", "walk")
+    assert code == 3
+    for text in ("Clicks", "11 GB", "https://example.org/clicks", "data/clicks/train.txt", "CADAM_DATA"):
+        assert text in err
+    code, out, err = cadam("reproduce", "all")  # the rest of all is computed
+    assert (code, re.findall(r"^(\w+): \d+ of", out, re.MULTILINE)) == (0, ["tuned"])
+    assert "left out of all: walk: Clicks (11 GB) is not at" in err
+    Path("data/clicks").mkdir(parents=True)
+    Path("data/clicks/train.txt").touch()
+    assert cadam("reproduce", "walk")[0] == 0
+    Path("data/clicks/train.txt").unlink()
+    assert cadam("reproduce", "walk")[0] == 0  # every cell is stored: nothing has to be computed
+    assert cadam("reproduce", "walk", "--force")[0] == 3
+
+
+def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("WALK", "TUNED"):
+        experiment = dataclasses.replace(getattr(walks, name), cuda=("full",))
+        monkeypatch.setattr(walks, name, experiment)
+    code, out, err = cadam("reproduce", "walk", "tuned", "--full")
+    assert (code, out) == (3, "")
+    assert err == (
+        "walk, tuned: a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU\n"
+    )
+    assert not list(Path("results").glob("cells/*/*.json"))
+    assert "--full: about 2.0 s on a CUDA device, needs no data" in cadam("list")[1]
+    assert cadam("reproduce", "walk", "--quick")[0] == 0
+    assert "left out of all: walk, tuned: a CUDA device" in cadam("reproduce", "all", "--full")[2]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 0)
+    assert cadam("reproduce", "walk", "--full")[0] == 0
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cadam("reproduce", "walk", "--full")[0] == 0  # every cell is stored: nothing has to be computed
+
+
+def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
+    studies = ("cadam_paper.images", "cadam_paper.ctr")
+    full = {name for name, place in catalogue.PLACES.items() if place.startswith(studies)}
+    assert {name for name in catalogue.PLACES if catalogue.find(name).cuda} == full
+    assert all(catalogue.find(name).cuda == ("full",) for name in full)
+
+
+def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "results/cache/.claims")
+
+    monkeypatch.setattr(runner, "run", refuse)
+    code, _, err = cadam("reproduce", "walk")
+    assert code == 1
+    assert "cache cannot be written to" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["reproduce", "walk"], "--cache"),
+        (["demo"], "--cache"),
+        (["demo"], "--output"),
+        (["report"], "--output"),
+        (["report"], "--images"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
+    cadam: Cadam, arguments: list[str], option: str
+) -> None:
+    Path("file").touch()
+    code, out, err = cadam(*arguments, option, "file/below")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"cadam {arguments[0]}: {option}: file")
+    assert err.endswith("cannot be written to: file is not a folder\n")
+    assert not Path("results").exists()
+
+
+def test_list_says_what_each_scale_needs(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = Data("Photographs", "photos", "nowhere", "2 GB"), Data("digits", "", "a package", "in it")
+    walk = dataclasses.replace(walks.WALK, data=large, quick_data=small)
+    monkeypatch.setattr(walks, "WALK", walk)
+    out = cadam("list")[1]
+    assert "--quick: about 1.0 s, needs digits (from a package, in it)\n" in out
+    assert "--full: about 2.0 s, needs Photographs (from nowhere, 2 GB)\n" in out
+    assert out.count("needs no data") == 2
+    rows = json.loads(cadam("list", "--json")[1])
+    walk_needs = {"quick": "digits (from a package, in it)", "full": "Photographs (from nowhere, 2 GB)"}
+    assert [row["data"] for row in rows] == [walk_needs, {"quick": None, "full": None}]
+
+
+def test_list_shows_state_and_time(cadam: Cadam) -> None:
+    code, out, _ = cadam("list")
+    assert code == 0
+    assert out.count("not run") == 2
+    assert "--quick: about 1.0 s" in out
+    assert "--full: about 2.0 s" in out
+    cadam("reproduce", "walk", "--seeds", "2")
+    rows = json.loads(cadam("list", "--json")[1])
+    assert {row["name"]: row["state"] for row in rows} == {"walk": "done (quick, 2 seeds)", "tuned": "not run"}
+
+
+def test_report_shows_what_was_run(cadam: Cadam) -> None:
+    code, _, err = cadam("report")
+    assert code == 4
+    assert "cadam reproduce" in err
+    cadam("reproduce", "walk", "--seeds", "2")
+    code, _, _ = cadam("report", "--images", "images")
+    assert code == 0
+    text = Path("results/report.html").read_text()
+    assert "A walk" in text
+    assert "A tuned walk" not in text
+    assert "cadam reproduce walk --quick --seeds 2" in text
+    assert Path("images/walk-1.png").stat().st_size > 1000
+    code, _, err = cadam("report", "tuned", "--output", "other.html")
+    assert code == 4
+    assert "has results of tuned" in err
+    assert "cadam reproduce tuned" in err
+
+
+def test_a_report_leaves_out_what_only_shares_cells(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are computed from the same cells, and `longer` needs more of them; nobody asked for it."""
+    longer = dataclasses.replace(walks.WALK, name="longer", title="A longer walk", seeds={"quick": 5})
+    monkeypatch.setattr(walks, "LONGER", longer, raising=False)
+    monkeypatch.setitem(catalogue.PLACES, "longer", "walks:LONGER")
+    assert cadam("reproduce", "walk", "--quiet")[0] == 0
+    assert cadam("report")[::2] == (0, "")
+    assert "A longer walk" not in Path("results/report.html").read_text()
+    code, _, err = cadam("report", "longer")
+    assert (code, "longer: 4 cells failed or were not run" in err) == (1, True)
+
+
+def test_a_report_shows_what_was_asked_for_and_interrupted(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if not one cell was done; but not at a scale that nobody asked for."""
+    assert cadam("reproduce", "tuned", "--quiet")[0] == 0
+    monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
+    monkeypatch.setattr(_interrupted, "left", 0, raising=False)
+    assert cadam("reproduce", "walk", "--full")[0] == 130
+    code, _, err = cadam("report")
+    assert (code, err) == (1, "walk: 12 cells failed or were not run: cadam reproduce walk --full\n")
+    assert cadam("report", "--quick")[::2] == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--full"], ["--full", "--seeds", "2"], ["--quick", "--seeds", "2"]])
+def test_a_report_without_results_names_the_command_that_makes_them(cadam: Cadam, options: list[str]) -> None:
+    cadam("reproduce", "tuned", "--quiet")
+    code, _, err = cadam("report", "walk", *options)
+    assert code == 4
+    assert f"has results of walk: run `cadam reproduce walk {' '.join(options)}`" in err
+
+
+@pytest.mark.parametrize("command", ["report", "demo"])
+def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
+    code, out, err = cadam(command)
+    assert (code, out) == (5, "")
+    assert err == "figures need matplotlib: in a clone of the project, pip install '.[online]'\n"
+    assert not Path("results").exists()
+
+
+def test_no_time_is_promised_before_the_first_cell() -> None:
+    walk = walks.WALK
+    cell = walks.make_cell("Adam", 0.1, 0)
+    progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[cell])])
+    progress.note(runner.Event("start", walk, cell))
+    assert progress.outlook() == "starting"
+    progress.note(runner.Event("failed", walk, cell))
+    assert progress.outlook() == "about 0.0 s left"
+
+
+def test_what_comes_after_tuning_is_counted_in(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "EVERY", 0.0)
+    lines = [line for line in cadam("reproduce", "tuned", "--jobs", "1")[1].splitlines() if line.startswith("tuned: ")]
+    assert lines[0].startswith("tuned: 1 of about 18 cells; about ")
+    assert lines[11].startswith("tuned: 12 of about 18 cells; about ")
+    assert lines[12].startswith("tuned: 13 of 18 cells; about ")
+    assert lines[-1] == "tuned: 18 of 18 cells"
+
+
+def test_the_time_left_goes_by_the_work_left() -> None:
+    """Twelve cells of two parts each and six of three: after twelve, 18 of 42 parts are left."""
+    tuned = dataclasses.replace(walks.TUNED, weight=_heavier_after_tuning, seconds={"quick": 42, "full": 1})
+    request = runner.Request(tuned, tuned.plan("quick"))
+    runner.look_up(request, lambda experiment, cell: None)
+    progress = console.Progress([request])
+    found = {}
+    for cell in request.missing:
+        found[cell] = result = Result(cell, walks.compute(cell), Provenance(1.0, 1, "none", {}))
+        progress.note(runner.Event("found", tuned, cell, result))
+    assert len(request.missing) == 12
+    assert progress.left() == pytest.approx(18)
+    diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
+    assert runner.to_come(request, diverged) == []
+    runner.look_up(request, lambda experiment, cell: found.get(cell))
+    assert progress.total(request) == 18  # those to come are named now, and not counted twice
+    assert progress.left() == pytest.approx(18)
+
+
+def _heavier_after_tuning(cell: Cell) -> float:
+    return 2.0 if cell.seed >= TUNING_SEEDS else 3.0
+
+
+@pytest.mark.parametrize("width", [50, 90])
+def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = cadam("reproduce", "walk")[1]
+    assert "no difference seen" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= width
+
+
+def test_a_reader_may_close_the_pipe() -> None:
+    """As in `cadam list --json | head -1`, with more to print than a pipe holds."""
+    code = "from cadam.trials.command import print_lines\nprint_lines(['x' * 1000] * 1000)\nprint('and more')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -> None:
+    """As in `cadam reproduce NAME | head -1`: it ends without a word, and what is done is stored."""
+    call = [
+        sys.executable,
+        str(HERE / "walks_command.py"),
+        "reproduce",
+        "walk",
+        "--cache",
+        str(tmp_path / "cells"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+    assert len(list((tmp_path / "cells" / "walk").glob("*.json"))) == 6 + 1  # and the plan
+
+
+def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: object) -> int:
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(commands, "list_experiments", fail)
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        cli.main(["list"])
+
+
+def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
+    cadam("reproduce", "walk")
+    broken = next(path for path in sorted(Path("results/cache/walk").glob("*.json")) if path.name != "plan.json")
+    broken.write_text("{}")
+    for arguments in (["list"], ["report"]):
+        expected = f"damaged, missing until `cadam reproduce` computes it again: {broken.absolute()}"
+        assert cadam(*arguments)[2].startswith(expected), arguments
+    assert f"damaged, computing it again: {broken.absolute()}" in cadam("reproduce", "walk")[2]
+    assert cadam("report")[2] == "", "computed again, it is whole"
+    Path("results/cache/walk/plan.json").write_text("{")
+    assert "plan.json" in cadam("report")[2]
+
+
+def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
+    """Bars, cells and the time left, drawn in place."""
+    ours, theirs = pty.openpty()
+    call = [
+        sys.executable,
+        str(HERE / "walks_command.py"),
+        "reproduce",
+        "walk",
+        "--cache",
+        str(tmp_path / "cells"),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "LAB_TEST_SLEEP": "0.1",
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
+    process = subprocess.Popen(call, env=environment, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    text = seen.decode()
+    assert "6 of 6 cells" in text
+    assert "left" in text
+    assert "\x1b[" in text
+
+
+def test_importing_cadam_stays_light() -> None:
+    check = "import sys, cadam; print([m for m in ('matplotlib', 'rich', 'cadam_paper') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", catalogue.PLACES)
+def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str) -> None:
+    experiment = catalogue.find(name)
+    assert experiment.name == name
+    for scale in ("quick", "full"):
+        cells = experiment.cells(experiment.plan(scale), Results())  # type: ignore[arg-type]
+        assert {cell.experiment for cell in cells} in ({name}, {"images"}, {"ctr"})
+        assert len(set(cells)) == len(cells) > 0
+        assert experiment.estimate(experiment.plan(scale)) > 0  # type: ignore[arg-type]

@@ -1,0 +1,801 @@
+"""Criteo's format read, split, counted, encoded and resumed: from generated files, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sanitizer
+from cadam import cli
+from cadam.engines.cpu import build
+from cadam_paper.ctr import criteo as reading
+from cadam_paper.ctr import parse as parsing
+from cadam_paper.ctr import preprocess as stages
+from cadam_paper.ctr import text
+from cadam_paper.ctr.criteo import Criteo
+from cadam_paper.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scaled
+from cadam_paper.ctr.generator import Generated
+from cadam_paper.ctr.parse import hexadecimal, parse, what_is_wrong
+from cadam_paper.ctr.preprocess import BadLinesError, Encoder, Manifest, bucketed, preprocess, vocabulary
+from cadam_paper.ctr.split import folds, rows_of
+from cadam_paper.ctr.text import bucket, unbucket, write
+
+pyarrow = pytest.importorskip("pyarrow")
+
+CPU = torch.device("cpu")
+ROWS = 6000
+CLICKS = Generated(ROWS, scaled(0.002))
+GOOD = b"1\t" + b"\t".join([b"3"] * 13 + [b"0a1b2c3d"] * 26)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("criteo") / "train.txt"
+    write(CLICKS, path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no waiting for the disk, which only a loss of power would tell."""
+    monkeypatch.setattr(stages, "CHUNK", 200_000)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+
+@pytest.fixture
+def needs_c() -> None:
+    if isinstance(reason := parsing.compiled(), str):
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=["C", "pyarrow"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text read by C, and without."""
+    if request.param == "C":
+        request.getfixturevalue("needs_c")
+    else:
+        monkeypatch.setattr(parsing, "compiled", lambda: "not wanted")
+
+
+@pytest.fixture(scope="module")
+def short(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first lines of the source, among them a bad one."""
+    path = tmp_path_factory.mktemp("short") / "train.txt"
+    path.write_bytes(b"".join([*source.read_bytes().splitlines(keepends=True)[:400], b"bad\n"]))
+    return path
+
+
+def generated() -> tuple[np.ndarray, np.ndarray]:
+    batch = next(CLICKS.stream(ROWS, device=CPU))
+    return batch.ids.numpy(), batch.labels.numpy()
+
+
+def everything(criteo: Criteo, part: str, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = list(criteo.batches(part, 700, device=CPU, **options))  # type: ignore[arg-type]
+    return torch.cat([batch.ids for batch in batches]), torch.cat([batch.labels for batch in batches])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+# From end to end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_generated_file_gives_the_generated_rows_back(source: Path, tmp_path: Path, packed: bool) -> None:
+    path = source
+    if packed:
+        path = tmp_path / "train.txt.gz"
+        path.write_bytes(gzip.compress(source.read_bytes()))
+    criteo = Criteo(path, cache=tmp_path / "cache")
+    assert len(criteo.manifest.chunks) > 3
+    assert criteo.manifest.bad == 0
+    batch = next(criteo.stream(ROWS, device=CPU))
+    ids, labels = generated()
+    np.testing.assert_array_equal(batch.labels, labels)
+    train = np.zeros(ROWS, bool)
+    train[criteo.rows("train")] = True
+    starts = offsets(criteo.vocabulary)
+    for column, name in enumerate(FIELDS):
+        given = ids[:, column] - offsets(CLICKS.vocabulary)[column]
+        read = batch.ids[:, column].numpy() - starts[column]
+        counts = Counter(given[train].tolist())
+        known = {token for token, count in counts.items() if count >= 10 and not (name in CATEGORIES and token == 0)}
+        assert criteo.vocabulary[column] == 1 + len(known)
+        pairs = set(zip(given.tolist(), read.tolist(), strict=True))
+        for token, number in pairs:
+            assert (number > 0) == (token in known), (name, token, number)
+        renumbered = [(token, number) for token, number in pairs if number]
+        assert len(renumbered) == len({number for _, number in renumbered}) == len(known)
+        by_number = [counts[token] for token, _ in sorted(renumbered, key=lambda pair: pair[1])]
+        assert by_number == sorted(by_number, reverse=True), "numbered from the most frequent to the rarest"
+
+
+def test_the_cache_is_parquet_with_the_sources_hash(source: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    from pyarrow import dataset, parquet
+
+    criteo = Criteo(source, cache=tmp_path)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    tokens = criteo.folder / "tokens"
+    assert parquet.read_schema(tokens / "_common_metadata").metadata[b"sha256"].decode() == digest
+    table = dataset.dataset(sorted(tokens.glob("*.parquet"))).to_table()
+    lines = [line.split("\t") for line in source.read_text().splitlines()]
+    assert table.column("label").to_pylist() == [int(line[0]) for line in lines]
+    for place, name in enumerate(FIELDS, 1):
+        base = 10 if name in INTEGERS else 16
+        expected = [int(line[place], base) if line[place] else None for line in lines]
+        assert table.column(name).to_pylist() == expected, name
+    assert digest[:16] in criteo.description
+    assert "train.txt, all lines, 6,000 rows" in criteo.description
+
+
+def test_a_prefix_is_the_file_cut_there(source: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "train.txt"
+    cut.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[:2500]))
+    prefix, whole = Criteo(source, 2500, cache=tmp_path / "a"), Criteo(cut, cache=tmp_path / "b")
+    assert prefix.manifest.sha256 == whole.manifest.sha256
+    assert torch.equal(prefix._ids, whole._ids)
+    assert "first 2,500 lines, 2,500 rows" in prefix.description
+    assert sum(prefix.size(part) for part in ("train", "validation", "test")) == 2500
+
+
+def test_a_cache_is_made_once_and_outlives_its_source(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(source.read_bytes())
+    first = Criteo(path)
+    monkeypatch.setattr(stages, "parse", None)
+    assert torch.equal(Criteo(path)._ids, first._ids)
+    path.unlink()
+    assert torch.equal(Criteo(path)._ids, first._ids)
+    with pytest.raises(FileNotFoundError, match=r"no .*train\.txt, and no complete cache"):
+        Criteo(path, 3000)
+
+
+def test_a_source_that_changed_is_read_again(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    lines = source.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines))
+    Criteo(path)
+    path.write_bytes(b"".join(lines[1000:]))
+    assert Criteo(path).manifest.rows == ROWS - 1000
+
+
+# Parts, order, noise -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "rate", "first"), [(1000, 0.256, 0), (1003, 0.256, 1), (20011, 0.5, 1), (57, 0.3, 0)])
+def test_the_split_is_scikit_learns(rows: int, rate: float, first: int) -> None:
+    selection = pytest.importorskip("sklearn.model_selection")
+    labels = (np.random.default_rng(rows).random(rows) < rate).astype(np.uint8)
+    labels[0] = first
+    splitter = selection.StratifiedKFold(n_splits=10, shuffle=True, random_state=2018)
+    expected = [test for _, test in splitter.split(labels, labels)]
+    fold_of = folds(labels)
+    np.testing.assert_array_equal(rows_of("test", fold_of), expected[0])
+    np.testing.assert_array_equal(rows_of("validation", fold_of), expected[1])
+    np.testing.assert_array_equal(rows_of("train", fold_of), np.concatenate(expected[2:]))
+
+
+def test_batches_are_the_rows_of_their_part(source: Path, tmp_path: Path) -> None:
+    criteo = Criteo(source, cache=tmp_path)
+    table = next(criteo.stream(ROWS, device=CPU))
+    for part in ("validation", "test"):
+        rows = criteo.rows(part).long()
+        ids, labels = everything(criteo, part, seed=5, noise=0.5)
+        assert torch.equal(ids, table.ids[rows])
+        assert torch.equal(labels, table.labels[rows])
+    ids, labels = everything(criteo, "train", seed=5)
+    assert len(ids) == criteo.size("train")
+    rows = criteo.rows("train").long()
+    as_rows = [
+        sorted(map(tuple, torch.column_stack(pair).tolist()))
+        for pair in ((ids, labels), (table.ids[rows], table.labels[rows]))
+    ]
+    assert as_rows[0] == as_rows[1]
+    assert not torch.equal(ids, everything(criteo, "train", seed=6)[0])
+    assert torch.equal(ids, everything(criteo, "train", seed=5)[0])
+
+
+def test_noise_flips_an_exact_share_of_training_negatives(source: Path, tmp_path: Path) -> None:
+    criteo = Criteo(source, cache=tmp_path)
+    _, clean = everything(criteo, "train", seed=1)
+    _, noisy = everything(criteo, "train", seed=1, noise=0.01)
+    assert (noisy >= clean).all()
+    assert int((noisy - clean).sum()) == round(0.01 * int((clean == 0).sum())) > 10
+    stream = [torch.cat([b.labels for b in criteo.stream(999, device=CPU, noise=noise)]) for noise in (0.0, 0.02)]
+    assert int((stream[1] - stream[0]).sum()) == round(0.02 * int((stream[0] == 0).sum()))
+
+
+# Bad lines -----------------------------------------------------------------------------------------------------
+
+
+def replaced(place: int, by: bytes) -> bytes:
+    columns = GOOD.split(b"\t")
+    columns[place] = by
+    return b"\t".join(columns)
+
+
+BAD = {
+    "39 columns instead of 40": GOOD.rpartition(b"\t")[0],
+    "41 columns instead of 40": GOOD + b"\t00000000",
+    "1 columns instead of 40": b"1",
+    "it is empty": b"",
+    "the label is '2'": replaced(0, b"2"),
+    "the label is ''": replaced(0, b""),
+    "the label is '01'": replaced(0, b"01"),
+    "I3 is 'abc', not an integer": replaced(3, b"abc"),
+    "I4 is '1.5', not an integer": replaced(4, b"1.5"),
+    "I5 is '0x1F', not an integer": replaced(5, b"0x1F"),
+    "I6 is ' 7', not an integer": replaced(6, b" 7"),
+    "I7 is '+7', not an integer": replaced(7, b"+7"),
+    "I8 is '-', not an integer": replaced(8, b"-"),
+    "I1 is '9999999999', beyond 32 bits": replaced(1, b"9999999999"),
+    "I1 is '2147483648', beyond 32 bits": replaced(1, b"2147483648"),
+    "I2 is '-2147483649', beyond 32 bits": replaced(2, b"-2147483649"),
+    "I2 is '123456789012345', beyond 32 bits": replaced(2, b"123456789012345"),
+    "C1 is '0a1b2c3g', not 8 hex": replaced(14, b"0a1b2c3g"),
+    "C2 is '0A1B2C3D', not 8 hex": replaced(15, b"0A1B2C3D"),
+    "C3 is '0a1b', not 8 hex": replaced(16, b"0a1b"),
+    "C4 is '0a1b2c3d4', not 8 hex": replaced(17, b"0a1b2c3d4"),
+    "C26 is '-a1b2c3d', not 8 hex": replaced(39, b"-a1b2c3d"),
+    r"C5 is '\xff\xfe\x00a1b2c', not 8 hex": replaced(18, b"\xff\xfe\x00a1b2c"),
+}
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("reason", BAD)
+def test_a_bad_line_is_left_out_and_told_with_its_number(reason: str) -> None:
+    text = b"\n".join([GOOD, BAD[reason], GOOD, replaced(5, b"-2147483647"), replaced(9, b"")]) + b"\n"
+    table, bad = parse(text, first_line=11)
+    assert len(table) == 4
+    assert table.column("I5").to_pylist() == [3, 3, -2147483647, 3]
+    assert table.column("I9").to_pylist() == [3, 3, 3, None]
+    assert [(line.number, line.reason.startswith(reason)) for line in bad] == [(12, True)], bad
+    assert [line.number for line in parse(BAD[reason] + b"\n", 1)[1]] == [1], "also where no other line is bad"
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("integer", [b"-2147483648", b"2147483647", b"-0", b"007", b"-000000000012", b"0" * 5000])
+def test_an_integer_is_good_whatever_is_beside_it(integer: bytes) -> None:
+    for beside, others in ((b"", []), (b"bad\n", [2])):
+        table, bad = parse(replaced(3, integer) + b"\n" + beside, 1)
+        assert table.column("I3").to_pylist() == [int(integer[-20:])]
+        assert [line.number for line in bad] == others
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_last_line_without_its_end_is_taken_if_whole(end: bytes) -> None:
+    newline = end or b"\n"
+    table, bad = parse(GOOD + newline + GOOD + end, 1, ends_early=not end)
+    assert (len(table), bad) == (2, [])
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("kept", [1, 2, 30, len(GOOD) - 9, len(GOOD) - 8, len(GOOD) - 1])
+def test_a_truncated_last_line_is_told(kept: int) -> None:
+    table, bad = parse(GOOD + b"\n" + GOOD[:kept], 1, ends_early=True)
+    assert len(table) == 1
+    assert bad[0].number == 2
+    assert "the file ends within it" in bad[0].reason
+
+
+def damaged(source: Path, path: Path) -> tuple[Path, list[int]]:
+    """Bad lines at these numbers, all over the file and at its end."""
+    lines = source.read_bytes().splitlines()
+    numbers = [1, 700, 701, 3333, 5000, 5999, 6000]
+    for number, bad in zip(numbers, BAD.values(), strict=False):
+        lines[number - 1] = bad
+    lines[-1] = lines[0]
+    path.write_bytes(b"\n".join(lines))
+    return path, numbers
+
+
+def test_bad_lines_of_a_file_are_counted_listed_and_refused_if_strict(source: Path, tmp_path: Path) -> None:
+    path, numbers = damaged(source, tmp_path / "train.txt")
+    manifest = preprocess(path, tmp_path / "cache")
+    assert (manifest.rows, manifest.bad) == (ROWS - len(numbers), len(numbers))
+    assert [line.number for line in manifest.first_bad] == numbers[:5]
+    listed = (tmp_path / "cache" / "bad-lines.tsv").read_text().splitlines()
+    assert [int(line.split("\t")[0]) for line in listed] == numbers
+    for folder in ("cache", "fresh"):
+        with pytest.raises(BadLinesError, match=r"line 1: 39 columns instead of 40"):
+            preprocess(path, tmp_path / folder, strict=True)
+    good = tmp_path / "good.txt"
+    kept = [line for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if number not in numbers]
+    good.write_bytes(b"\n".join(kept) + b"\n")
+    preprocess(good, tmp_path / "good")
+    assert (tmp_path / "good" / "ids.i32").read_bytes() == (tmp_path / "cache" / "ids.i32").read_bytes()
+
+
+def test_a_gzip_that_ends_early_is_read_to_there_and_told(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.txt.gz"
+    packed = gzip.compress(source.read_bytes())
+    path.write_bytes(packed[: len(packed) // 2])
+    manifest = preprocess(path, tmp_path / "cache")
+    assert 1000 < manifest.rows < ROWS - 1000
+    assert "gzip stream ends early" in manifest.notes[0]
+    with pytest.raises(BadLinesError, match="gzip stream ends early"):
+        preprocess(path, tmp_path / "strict", strict=True)
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:500] + b"???" + packed[503:], lambda p: p + b"more"])
+def test_a_damaged_gzip_is_named(source: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "train.txt.gz"
+    path.write_bytes(damage(gzip.compress(source.read_bytes())))
+    with pytest.raises(ValueError, match=r"train\.txt\.gz: the gzip stream is damaged: "):
+        preprocess(path, tmp_path / "cache")
+
+
+def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"x" * (stages.CHUNK + stages.LONGEST + 1))
+    with pytest.raises(ValueError, match=r"train\.txt has a line of more than 1,048,576 bytes"):
+        preprocess(path, tmp_path / "cache")
+
+
+def test_clicks_alone_cannot_be_split(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes((GOOD + b"\n") * 50)
+    with pytest.raises(ValueError, match=r"50 clicks in 50 rows: the 10 folds need both kinds each"):
+        preprocess(path, tmp_path / "cache")
+
+
+def test_nothing_good_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"label,I1\n" * 20)
+    with pytest.raises(ValueError, match=r"0 good rows are too few\n  bad lines so far: 20\n    line 1: 1 columns"):
+        preprocess(path, tmp_path / "cache")
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="0 good rows are too few"):
+        preprocess(path, tmp_path / "cache")
+
+
+# Going on after a stop -----------------------------------------------------------------------------------------
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [("read", 0.3), ("read", 1), ("count", 0.5), ("encode", 0.4), ("encode", 1)])
+def test_after_a_stop_the_next_run_goes_on_and_ends_the_same(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, float]
+) -> None:
+    def tell(stage: str, share: float, rows: int) -> None:
+        if stage == stop[0] and share >= stop[1]:
+            raise StopError
+
+    with pytest.raises(StopError):
+        preprocess(source, tmp_path / "stopped", workers=1, tell=tell)
+    begun = Manifest.load(tmp_path / "stopped")
+    assert begun is not None
+    assert begun.complete == (stop == ("encode", 1))
+    parsed: list[int] = []
+    monkeypatch.setattr(stages, "parse", lambda text, line, cut: parsed.append(line) or parse(text, line, cut))
+    resumed = preprocess(source, tmp_path / "stopped")
+    assert not {chunk.first_line for chunk in begun.chunks} & set(parsed), "what was read is not parsed again"
+    preprocess(source, tmp_path / "whole")
+    assert resumed.complete
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
+
+
+class Steps:
+    """Ends a run before or after one of the steps by which files appear and vanish, counted from 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: float) -> None:
+        self.left = at
+        for where, name in ((Path, "replace"), (Path, "unlink"), (shutil, "rmtree"), (os, "pwrite")):
+            monkeypatch.setattr(where, name, self.counted(getattr(where, name)))
+
+    def counted(self, do: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object, **options: object) -> object:
+            self.left -= 1
+            if self.left == -1:
+                raise StopError
+            done = do(*args, **options)
+            self.left -= 1
+            if self.left == -1:
+                raise StopError
+            return done
+
+        return step
+
+
+def stopped_at(source: Path, folder: Path, at: int) -> bool:
+    """Let a run be ended at a step; was there such a one?"""
+    with pytest.MonkeyPatch.context() as patch:
+        steps = Steps(patch, at)
+        try:
+            preprocess(source, folder, workers=1)
+        except StopError:
+            return True
+        return steps.left < 0
+
+
+def check_stops(short: Path, folder: Path, every: int, first: int = 0) -> int:
+    """End runs at one step in so many, and see that the next one always ends with the same files."""
+    preprocess(short, folder / "whole", workers=1)
+    expected, at = files_of(folder / "whole"), first
+    while stopped_at(short, folder / "stopped", at):
+        preprocess(short, folder / "stopped", workers=1)
+        found = {name: content for name, content in files_of(folder / "stopped").items() if "bad/" not in name}
+        assert found == expected, at
+        shutil.rmtree(folder / "stopped")
+        at += every
+    return at
+
+
+def test_ended_at_any_step_it_goes_on(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "CHUNK", 50_000)
+    assert check_stops(short, tmp_path, every=17) > 100
+
+
+@pytest.mark.slow
+def test_ended_at_every_step_it_goes_on(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "CHUNK", 50_000)
+    assert check_stops(short, tmp_path, every=1) > 100
+
+
+def test_ended_while_bad_lines_are_put_together_it_goes_on(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of bad lines is made from parts, which must not go before the manifest says that it is there."""
+    remove = shutil.rmtree
+
+    def remove_and_stop(folder: Path, **options: bool) -> None:
+        remove(folder, **options)
+        if not options:
+            raise StopError
+
+    monkeypatch.setattr(shutil, "rmtree", remove_and_stop)
+    with pytest.raises(StopError):
+        preprocess(short, tmp_path / "cache", workers=1)
+    assert preprocess(short, tmp_path / "cache").bad == 1
+    assert (tmp_path / "cache" / "bad-lines.tsv").read_text().startswith("401\t1 columns")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(source: Path, tmp_path: Path) -> None:
+    """kill -9, again and again, until a run gets through."""
+    program = (
+        "import sys; from pathlib import Path; from cadam_paper.ctr import preprocess as p; p.CHUNK = 200_000\n"
+        "tell = lambda *at: print(*at, flush=True)\n"
+        f"p.preprocess(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), workers=1, tell=tell)"
+    )
+    for lines in (5, 1000):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        for _ in range(lines):
+            if not process.stdout.readline():
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    preprocess(source, tmp_path / "whole")
+    assert Manifest.load(tmp_path / "killed") == Manifest.load(tmp_path / "whole")
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+
+
+def test_a_source_that_changes_under_a_resumed_run_is_refused(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(source.read_bytes())
+
+    def tell(stage: str, share: float, rows: int) -> None:
+        if rows > 1500:
+            raise StopError
+
+    with pytest.raises(StopError):
+        preprocess(path, tmp_path / "cache", workers=1, tell=tell)
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    in_its_place(path, content)
+    with pytest.raises(stages.SourceChangedError, match="changed since"):
+        preprocess(path, tmp_path / "cache")
+
+
+def in_its_place(path: Path, content: bytes | bytearray) -> None:
+    """Another content of the same length, as old as the one before."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_another_file_of_the_same_length_and_time_is_read_anew(short: Path, tmp_path: Path, at: int) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(short.read_bytes())
+    before = preprocess(path, tmp_path / "cache")
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    in_its_place(path, content)
+    assert preprocess(path, tmp_path / "cache").sha256 != before.sha256
+
+
+def test_another_code_begins_anew_but_reads_what_is_complete(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder half made by one version and half by another would be neither's."""
+    assert stopped_at(short, tmp_path / "begun", 30)
+    made_by = preprocess(short, tmp_path / "complete").made_by
+    monkeypatch.setattr(stages, "made_by", lambda: "later")
+    assert preprocess(short, tmp_path / "begun").made_by == "later"
+    assert preprocess(short, tmp_path / "complete").made_by == made_by != "later"
+
+
+def test_two_processes_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
+    with stages._alone(tmp_path), pytest.raises(RuntimeError, match="another process"):
+        preprocess(source, tmp_path)
+
+
+def test_a_complete_cache_is_read_without_lock_and_leave_to_write(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Criteo(short, cache=tmp_path)
+    files = [first.folder, *first.folder.rglob("*")]
+    times = [path.stat().st_mtime_ns for path in files]
+    with stages._alone(first.folder):
+        monkeypatch.setattr(stages, "_alone", None)
+        monkeypatch.setattr(Path, "mkdir", None)
+        assert torch.equal(Criteo(short, cache=tmp_path)._ids, first._ids)
+    assert [path.stat().st_mtime_ns for path in files if path.name != "lock"] == [
+        time for path, time in zip(files, times, strict=True) if path.name != "lock"
+    ]
+
+
+def test_a_cache_that_is_made_anew_while_it_is_opened_is_refused(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Criteo(short, cache=tmp_path)
+
+    def others(source: Path, folder: Path, **options: object) -> Manifest:
+        (folder / "manifest.json").unlink()
+        return first.manifest
+
+    monkeypatch.setattr(reading, "preprocess", others)
+    with pytest.raises(RuntimeError, match="made anew by another process"):
+        Criteo(short, cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ids.i32", "labels.u8"])
+@pytest.mark.parametrize("stop", [("encode", 0.4), ("encode", 1)])
+def test_rows_that_are_lost_are_encoded_again(source: Path, tmp_path: Path, name: str, stop: tuple[str, float]) -> None:
+    """Not filled up with zeros."""
+    whole = preprocess(source, tmp_path / "whole")
+
+    def tell(stage: str, share: float, rows: int) -> None:
+        if stage == stop[0] and share >= stop[1]:
+            raise StopError
+
+    with pytest.raises(StopError):
+        preprocess(source, tmp_path / "stopped", workers=1, tell=tell)
+    (tmp_path / "stopped" / name).unlink()
+    assert preprocess(source, tmp_path / "stopped") == whole
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
+
+
+def test_a_damaged_manifest_is_named(short: Path, tmp_path: Path) -> None:
+    preprocess(short, tmp_path)
+    (tmp_path / "manifest.json").write_text('{"format": 2, "chunks": [')
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged, delete "):
+        preprocess(short, tmp_path)
+
+
+# Numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_buckets_of_integers() -> None:
+    values = np.array([-3, 0, 1, 2, 3, 4, 5, 7, 8, 100, 65_535, 65_536, 10**6, 2**31 - 1], np.int32)
+    assert bucketed(values).tolist() == [-3, 0, 1, 2, 1, 1, 2, 3, 4, 21, 122, 122, 190, 461]
+    assert bucketed(values).tolist() == [bucket(int(value)) for value in values]
+    assert all(bucket(unbucket(category)) == category for category in range(461))
+
+
+def test_integers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
+    def clicks(size: int) -> Generated:
+        return Generated(50, (size, *scaled(0.002)[1:]))
+
+    write(clicks(341), tmp_path / "train.txt")
+    assert preprocess(tmp_path / "train.txt", tmp_path / "cache", min_count=1).bad == 0
+    with pytest.raises(ValueError, match="an integer field has at most 341 ids"):
+        write(clicks(342), tmp_path / "train.txt")
+
+
+def test_hexadecimal_digits() -> None:
+    random = np.random.default_rng(0)
+    values = np.concatenate([random.integers(2**32, size=1000, dtype=np.uint32), np.uint32([0, 2**32 - 1])])
+    texts = np.frombuffer(b"".join(b"%08x" % int(value) for value in values), np.uint64)
+    numbers, good = hexadecimal(texts)
+    assert good
+    np.testing.assert_array_equal(numbers, values)
+    for character in range(256):
+        for place in (0, 3, 7):
+            text = bytearray(b"0123abcd")
+            text[place] = character
+            valid = bytes([character]) in b"0123456789abcdef"
+            assert hexadecimal(np.frombuffer(bytes(text), np.uint64))[1] == valid, text
+
+
+def test_a_vocabulary_is_by_count_then_token() -> None:
+    tokens = np.array([7, 7, 7, 2, 2, 9, 9, 9, 1], np.uint32)
+    found, counts = vocabulary(tokens, 2)
+    assert found.tolist() == [7, 9, 2]
+    assert counts.tolist() == [3, 3, 2]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 3000, 300_000])
+def test_an_encoder_finds_every_token_and_no_other(size: int) -> None:
+    random = np.random.default_rng(size)
+    tokens = np.unique(random.integers(2**32, size=size, dtype=np.uint32))
+    random.shuffle(tokens)
+    if size == 5:
+        tokens = np.array([0, 1, 2**32 - 1, 5, 3], np.uint32)
+    encoder = Encoder(tokens, 100)
+    np.testing.assert_array_equal(encoder(tokens, None), 101 + np.arange(len(tokens)))
+    others = np.setdiff1d(np.concatenate([np.arange(50), random.integers(2**32, size=1000)]).astype(np.uint32), tokens)
+    assert (encoder(others, None) == 100).all()
+    missing = np.arange(len(tokens)) % 2 == 0
+    np.testing.assert_array_equal(encoder(tokens, missing), np.where(missing, 100, 101 + np.arange(len(tokens))))
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_preprocesses_and_says_what_it_found(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, numbers = damaged(source, tmp_path / "train.txt")
+    assert cli.main(["criteo", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
+    said = capsys.readouterr()
+    assert f"{ROWS - len(numbers):,} rows" in said.out
+    assert "bad lines, left out: 7" in said.out
+    assert "line 700: 41 columns instead of 40" in said.out
+    assert "3 of 3: encode 100%" in said.err
+    assert said.err.count("read 100%") == 1
+    assert cli.main(["criteo", str(path), "--strict", "--rows", "500"]) == 1
+    assert "line 1: 39 columns" in capsys.readouterr().err
+    assert cli.main(["criteo", str(tmp_path / "nowhere.txt")]) == 3
+    assert "nowhere.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_the_command_generates_a_file_and_never_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / name
+    assert cli.main(["criteo", str(path), "--generate", "2000"]) == 0
+    assert f"{name}: 2,000 generated rows" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+    content = path.read_bytes()
+    assert content.startswith(b"\x1f\x8b") == (path.suffix == ".gz")
+    assert (Criteo(path).manifest.rows, Criteo(path).manifest.bad) == (2000, 0)
+    assert cli.main(["criteo", str(path), "--generate", "3000"]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_bytes() == content
+    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "9"]) == 1
+    assert "rows must be at least 10" in capsys.readouterr().err
+    assert cli.main(["criteo", str(tmp_path / "no" / "few.txt"), "--generate", "20"]) == 3
+    assert not (tmp_path / "few.txt").exists()
+    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "20", "--rows", "20"]) == 2
+    assert "leave --rows" in capsys.readouterr().err
+
+
+def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text, "_lines", stopped)
+    assert cli.main(["criteo", str(tmp_path / "train.txt"), "--generate", "2000"]) == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parsing, "find_spec", lambda name: None)
+    assert cli.main(["criteo", str(source), "--cache", str(tmp_path)]) == 5
+    assert "pip install ./paper" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("reader")
+def test_what_is_wrong_agrees_with_the_fast_way() -> None:
+    """Lines with one character changed at random: good for both or bad for both."""
+    random = np.random.default_rng(0)
+    outcomes = Counter()
+    for _ in range(150):
+        line = bytearray(GOOD)
+        line[random.integers(len(line))] = random.choice(np.frombuffer(b"0159afgAF-+. xX\t\"'\\\x00,;\xff", np.uint8))
+        table, bad = parse(bytes(line) + b"\n", 1)
+        wrong = what_is_wrong(bytes(line))
+        assert len(bad) == (wrong is not None)
+        assert len(table) == 1 - len(bad)
+        outcomes[wrong is None] += 1
+    assert min(outcomes.values()) > 20
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_with_and_without_c_the_files_are_the_same(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "BLOCK", 50_000)
+    path, _ = damaged(source, tmp_path / "train.txt")
+    compiled = preprocess(path, tmp_path / "C")
+    monkeypatch.setattr(parsing, "compiled", lambda: "not wanted")
+    assert preprocess(path, tmp_path / "pyarrow") == compiled
+    assert files_of(tmp_path / "pyarrow") == files_of(tmp_path / "C")
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
+    """Lines that characters were put into, taken out of and changed in: as good as each of them alone."""
+    random = np.random.default_rng(1)
+    lines = source.read_bytes().splitlines(keepends=True)
+    characters = np.frombuffer(b"0019af-\t\t\n\rgA+ \x00\xff", np.uint8)
+    outcomes = Counter()
+    for _ in range(700):
+        start = random.integers(len(lines) - 20)
+        text = bytearray(b"".join(lines[start : start + random.integers(1, 20)]))
+        for _ in range(random.integers(3)):
+            place, taken, put = random.integers(len(text) - 1), random.integers(2), random.integers(2)
+            text[place : place + taken] = random.choice(characters, put).tobytes()
+        good = not any(map(what_is_wrong, bytes(text).split(b"\n")[:-1]))
+        by_c, by_pyarrow = parsing._by_c(parsing.compiled(), bytes(text)), parsing._by_pyarrow(bytes(text))
+        assert (by_c is not None) == (by_pyarrow is not None) == good, text
+        if good:
+            by_c.validate(full=True)
+            assert by_c.equals(by_pyarrow)
+        outcomes[good] += 1
+    assert min(outcomes.values()) > 150, outcomes
+
+
+@pytest.mark.usefixtures("needs_c")
+def test_c_reads_no_text_that_does_not_end_a_line() -> None:
+    c = parsing.compiled()
+    assert len(parsing._by_c(c, b"")) == 0
+    assert parsing._by_c(c, GOOD) is None
+    assert parsing._by_c(c, GOOD + b"\n" + GOOD) is None
+    assert len(parsing._by_c(c, GOOD + b"\n")) == 1
+
+
+@pytest.mark.parametrize("mode", ["clean", "overread"])
+def test_c_reads_no_character_beyond_the_text(tmp_path: Path, mode: str) -> None:
+    sanitizer.runtime()
+    library = build.link(tmp_path / "criteo.so", [(parsing.SOURCE, ())], sanitizer.FLAGS)
+    sanitizer.check(Path(__file__).with_name("asan_criteo.py"), library, mode)
+
+
+def test_c_is_compiled_into_the_cache_of_the_user_or_it_is_said_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert parsing.compiled.__wrapped__() == "$CC is '/nowhere/cc', which is not there"
+    monkeypatch.delenv("CC")
+    if not isinstance(parsing.compiled.__wrapped__(), str):
+        assert len(list((tmp_path / "cadam").glob("criteo-*.so"))) == 1
+
+
+def test_without_c_the_command_says_why(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parsing, "compiled", lambda: "there is no compiler")
+    assert cli.main(["criteo", str(short), "--cache", str(tmp_path)]) == 0
+    assert "cadam criteo: pyarrow reads the text, which takes longer: there is no compiler" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""The models of click-through rate: as large as published, and what they compute written out once more."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cadam_paper.ctr import models
+from cadam_paper.ctr.fields import VOCABULARY
+
+PUBLISHED = {
+    "DeepFM": 20_112_701,
+    "WideDeep": 20_112_700,
+    "DNN": 19_201_953,
+    "PNN": 16_939_953,
+    "DCN": 19_207_569,
+}
+SMALL = (3, 5, 2, 4)
+over_models = pytest.mark.parametrize("name", models.MODELS)
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    return models.build(name, SMALL, seed, width=3, hidden=6)
+
+
+def some_ids(count: int = 7) -> Tensor:
+    offsets = torch.tensor([0, 3, 8, 10])
+    generator = torch.Generator().manual_seed(1)
+    return torch.stack([torch.randint(n, (count,), generator=generator) for n in SMALL], 1) + offsets
+
+
+@over_models
+def test_as_many_parameters_as_published(name: str) -> None:
+    with torch.device("meta"):
+        model = models.build(name, VOCABULARY, 0, device="meta")
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
+    # No operation asks for a value, which tensors without data do not have: a CUDA graph can hold them all.
+    model(torch.empty(10, 39, dtype=torch.int64, device="meta")).sum().backward()
+    assert model.table.weight.grad.shape == (910_747, 16)
+
+
+@over_models
+def test_weights_at_the_start(name: str) -> None:
+    model = models.build(name, (2000, 3000), 0, width=8, hidden=300)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            assert module.sparse
+            assert module.weight.std().item() == pytest.approx(1e-4, rel=0.05)
+        elif isinstance(module, nn.Linear):
+            xavier = (2 / sum(module.weight.shape)) ** 0.5
+            near = 0.1 if module.weight.numel() > 1000 else 0.5
+            assert module.weight.std(correction=0).item() == pytest.approx(xavier, rel=near)
+            assert module.bias is None or not module.bias.any()
+        elif isinstance(module, nn.Dropout):
+            assert module.p == 0.2
+
+
+@over_models
+def test_the_seed_makes_the_weights(name: str) -> None:
+    first, again, other = (build(name, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["table.weight"], other["table.weight"])
+
+
+@over_models
+def test_dense_parameters_and_tables_are_told_apart(name: str) -> None:
+    model = build(name)
+    model(some_ids()).sum().backward()
+    dense, tables = models.parameters(model)
+    assert not any(p.grad.is_sparse for p in dense)
+    assert tables
+    assert all(p.grad.is_sparse for p in tables)
+    assert {*dense, *tables} == set(model.parameters())
+
+
+def through(model: nn.Module, x: Tensor) -> Tensor:
+    """The network by hand."""
+    for layer in (module for module in model.deep if isinstance(module, nn.Linear)):
+        x = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    return x
+
+
+def by_hand(name: str, model: nn.Module, ids: Tensor) -> Tensor:
+    e = model.table.weight[ids]
+    pairs = [(e[:, i] * e[:, j]).sum(1) for i, j in combinations(range(len(SMALL)), 2)]
+    flat = e.reshape(len(ids), -1)
+    if name == "PNN":
+        flat = torch.cat([flat, torch.stack(pairs, 1)], 1)
+    last = through(model, flat)
+    if name == "DCN":
+        x = flat
+        for cross in model.crosses:
+            x = flat * (x * cross.weight.weight).sum(1, keepdim=True) + cross.bias + x
+        last = torch.cat([x, last], 1)
+    logits = (last * model.out.weight).sum(1) + model.out.bias
+    if name in ("WideDeep", "DeepFM"):
+        logits = logits + model.wide.weight[ids].sum((1, 2))
+    if name == "DeepFM":
+        logits = logits + sum(pairs) + model.bias
+    return logits
+
+
+@over_models
+def test_logits_are_those_of_the_formula(name: str) -> None:
+    model = build(name).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, dtype=p.dtype, generator=generator)
+    torch.testing.assert_close(model(some_ids()), by_hand(name, model, some_ids()))
+
+
+def test_dropout_is_for_training_only() -> None:
+    model, ids = build("DNN"), some_ids()
+    for p in model.parameters():
+        nn.init.normal_(p)
+    torch.manual_seed(0)
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model(ids), model(ids))
+
+
+def test_an_unknown_model_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no model is called 'FM'; there are DeepFM, WideDeep, DNN, PNN, DCN"):
+        models.build("FM", SMALL, 0)

@@ -1,0 +1,322 @@
+"""The click experiments: their cells, what they say of made-up results, and small real ones from end to end."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cadam import cli
+from cadam.trials import report, runner
+from cadam.trials.cache import Cache
+from cadam.trials.experiment import (
+    OWN_DATA,
+    REPEAT_SEEDS,
+    TUNING_SEEDS,
+    Cell,
+    Experiment,
+    Outcome,
+    Plan,
+    Provenance,
+    Result,
+    Results,
+)
+from cadam_paper import catalogue
+from cadam_paper.ctr import preprocess, runs, study, text
+
+NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.ctr")]
+TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
+COST = Provenance(1.0, 1, "none", {})
+Gain = Callable[[Cell], float]
+
+
+def made_up(cell: Cell, gain: Gain) -> Outcome:
+    """AUC that depends on the learning rate, the model and the seed, and gains by confidence what is told."""
+    grid = (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)[
+        "quick" if cell.settings["device"] == "cpu" else "full"
+    ]
+    auc = 75 - abs(math.log(cell.lr / grid[3 if cell.model == "PNN" else 1])) + 0.3 * math.sin(cell.seed)
+    if cell.optimizer.startswith("C"):
+        auc += gain(cell)
+    parts = ("stream",) if cell.settings["reading"] == "stream" else ("validation", "test")
+    metrics = {f"{part}_auc": auc + (part == "test") for part in parts}
+    if cell.lr == max(grid) and TUNING_SEEDS <= cell.seed < REPEAT_SEEDS and "test" in parts:
+        metrics["test_auc"] += 50  # nobody may choose by that
+    return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
+
+
+def results_of(experiment: Experiment, plan: Plan, gain: Gain) -> Results:
+    request = runner.Request(experiment, plan)
+    runner.look_up(request, lambda _, cell: Result(cell, made_up(cell, gain), COST))
+    assert request.complete
+    return request.results
+
+
+def gains(cell: Cell) -> float:
+    return 1 + 0.1 * math.cos(cell.seed)
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: study.Scale) -> None:
+    experiment = catalogue.find(name)
+    request = runner.Request(experiment, experiment.plan(scale))
+    request.results = results_of(experiment, request.plan, gains)
+    summary = experiment.summary(request.results)
+    confident = [row for row in summary.rows if ": C" in row.what or "stream" in row.what]
+    assert len(confident) >= 3
+    assert all("better" in row.verdict for row in confident)
+    assert "worse" not in summary.verdict
+    assert summary.verdict.startswith("Not the paper's run: ")
+    assert ("small models on generated clicks, 20,000 rows" in summary.verdict) == (scale == "quick")
+    assert not summary.warnings
+    figures = report.draw(experiment, request)
+    assert len(figures) == 1
+    assert all(len(report.svg(figure, name, caption)) < 150_000 for caption, figure in figures.items())
+
+
+def test_a_loss_is_said_to_be_one() -> None:
+    for name in TABLES:
+        experiment = catalogue.find(name)
+        verdict = experiment.summary(results_of(experiment, Plan("full", 3), lambda cell: -gains(cell))).verdict
+        assert "CAdam worse" in verdict
+        assert "better" not in verdict
+
+
+def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
+    experiment = catalogue.find("tab-criteo")
+    tuning = experiment.cells(Plan("full", 3), Results())
+    assert len(tuning) == 5 * 8 * 5
+    assert {cell.lr for cell in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
+    assert {cell.model for cell in tuning} == set(study.MODELS)
+    results = results_of(experiment, Plan("full", 3), gains)
+    assert len(results) == 200 + 8 * 5 * 3 + 2 * 5 * 3
+    assert {r.cell.lr for r in results.tests().where(model="PNN")} == {2e-3}
+    assert {r.cell.lr for r in results.tests().where(model="DNN")} == {5e-4}
+    assert {r.cell.settings["rows"] for r in results} == {45_840_617}
+    assert {r.cell.settings["batch"] for r in results} == {10_000}
+
+
+def test_the_paper_stands_beside_what_was_measured() -> None:
+    rows = {}
+    for name in TABLES:
+        experiment = catalogue.find(name)
+        for row in experiment.summary(results_of(experiment, Plan("full", 3), gains)).rows:
+            rows[name, row.what] = row
+    assert rows["tab-criteo", "mean of the models: CAdam against Adam"].paper == "CAdam 80.94, Adam 80.92"
+    assert rows["tab-criteo", "PNN: CAmsGrad against AmsGrad"].paper == "CAmsGrad 80.94, AmsGrad 80.92"
+    assert rows["tab-criteo", "mean of the models: Yogi against Adam"].paper == "Yogi 80.54, Adam 80.92"
+    noisy = rows["tab-criteo-noise", "lr best on noisy data: DCN: CAdam against Adam"]
+    assert noisy.paper == "CAdam 80.77, Adam 80.51"
+    sgdm = rows["tab-ablation-criteo", "mean of the models: CSGDM against SGDM"]
+    assert sgdm.paper == "CSGDM 77.71, SGDM 77.16"
+    assert sgdm.values["difference"] == pytest.approx(1, abs=0.1)
+    assert sgdm.seeds == 3
+    assert "±" in sgdm.noise_floor
+
+
+def test_noise_is_read_in_three_ways() -> None:
+    """Where the learning rate best on noisy data differs, all three readings have rates of their own."""
+    experiment = catalogue.find("tab-criteo-noise")
+
+    def gain(cell: Cell) -> float:
+        return 5.0 * (cell.settings["noise"] > 0 and cell.lr == 5e-3)
+
+    results = results_of(experiment, Plan("full", 3), gain)
+    noisy = results.tests().where(condition=study.NOISY, optimizer="CAdam", model="DNN")
+    assert {r.cell.lr for r in noisy} == {5e-4, 1e-3, 5e-3}
+    assert {r.cell.settings["noise"] for r in noisy} == {0.01}
+    summary = experiment.summary(results)
+    found = {row.what: row.verdict for row in summary.rows}
+    assert "better" in found["lr best on noisy data: DNN: CAdam against Adam"]
+    assert found["lr best on clean data: DNN: CAdam against Adam"] == "no difference at all"
+    assert found["default lr 0.001: DNN: CAdam against Adam"] == "no difference at all"
+    assert any("at an end of the grid" in warning for warning in summary.warnings)
+
+
+def test_a_row_costs_what_its_own_runs_cost() -> None:
+    experiment = catalogue.find("tab-criteo-noise")
+    results = results_of(experiment, Plan("full", 3), lambda c: 5.0 * (c.settings["noise"] > 0 and c.lr == 5e-3))
+    seconds = {row.what: row.seconds for row in experiment.summary(results).rows}
+    for reading in ("lr best on clean data", "default lr 0.001", "lr best on noisy data"):
+        assert seconds[f"{reading}: DNN: CAdam against Adam"] == 2 * 3
+        assert seconds[f"{reading}: mean of the models: CAdam against Adam"] == 2 * 3 * 5
+    assert seconds["lost by noise, mean of the models, lr best on clean data"] == 2 * 2 * 3 * 5
+
+
+def test_only_all_of_criteo_is_the_papers_run() -> None:
+    cell = study.cell(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
+
+    def about(rows: str, lines: int | None) -> str:
+        data = f"a file of Criteo's format, train.txt, all lines, {rows} rows, sha256 0"
+        other = replace(cell, data=data, settings={**cell.settings, "source": "file", "rows": lines})
+        return study._about(Results([Result(other, Outcome({}), COST)]))
+
+    whole = about("45,840,617", None)
+    assert whole.startswith(
+        "On a file of Criteo's format, train.txt, all lines, 45,840,617 rows, sha256 0: the paper's"
+    )
+    assert "if the file is Criteo's own" in whole  # a generated one can be as long
+    assert about("2,000", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
+    assert about("145,840,617", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
+
+
+def test_a_mean_over_models_counts_a_divergence() -> None:
+    experiment = catalogue.find("tab-criteo")
+    bad = results_of(experiment, Plan("full", 3), lambda c: math.nan if (c.model, c.seed) == ("DCN", 1) else 1.0)
+    row = next(row for row in experiment.summary(bad).rows if row.what == "mean of the models: CAdam against Adam")
+    assert row.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
+
+
+def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
+    experiments = [catalogue.find(name) for name in NAMES]
+    assert {experiment.compute for experiment in experiments} == {runs.compute}
+    assert len({experiment.version for experiment in experiments}) == 1
+    cells = {name: {r.cell for r in results_of(catalogue.find(name), Plan("full", 3), gains)} for name in NAMES}
+    alone = cells["tab-ablation-criteo"] - cells["tab-criteo"]
+    assert {cell.optimizer for cell in alone} == {"SGDM", "CSGDM"}
+    assert {c.condition for c in cells["tab-criteo-noise"] - cells["tab-criteo"]} == {study.NOISY}
+
+
+def test_other_data_is_another_cell() -> None:
+    one, other = (study.cell(Plan("quick", 1, rows=rows), "DNN", "Adam", 1e-3, study.TABLE, 0) for rows in (None, 3000))
+    assert one.data != other.data
+    assert "3,000 rows" in other.data
+    with pytest.raises(ValueError, match="the cell is about 'something else'"):
+        runs.compute(replace(one, data="something else"))
+
+
+# Real runs -----------------------------------------------------------------------------------------------------
+
+CONDITIONS = [study.TABLE, study.TABLE_NOISY, study.STREAMS[1]]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_a_cell_gives_the_same_outcome_each_time(condition: study.Condition) -> None:
+    cell = study.cell(Plan("quick", 1, rows=4000), "DeepFM", "CAdam", 1e-2, condition, 0)
+    first, again = runs.compute(cell), runs.compute(cell)
+    assert first.metrics == again.metrics
+    assert all(np.array_equal(first.curves[name], again.curves[name]) for name in first.curves)
+    assert 55 < first.metrics[condition.result] < 85
+    assert first.metrics[condition.tuned_by] > 55
+
+
+def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
+    experiment = catalogue.find("stream-criteo")
+    request = runner.Request(experiment, experiment.plan("quick", 2, rows=1500))
+    runner.run([request], Cache(tmp_path), jobs=1, tell=lambda event: None)
+    assert request.complete
+    summary = experiment.summary(request.results)
+    assert len(summary.rows) == 3
+    assert "generated clicks, 1,500 rows" in summary.verdict
+    assert Cache(tmp_path).last_plan(experiment) == request.plan
+
+
+def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells name the file by its content; a file that has changed since is refused."""
+    monkeypatch.setattr(runs, "own", runs.own.__wrapped__)
+    path = tmp_path / "train.txt"
+    text.write(runs.generated(2500, 40, "none"), path)
+    plan = Plan("quick", 1, str(path), 2000)
+    cell = study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0)
+    assert "sha256" in cell.data
+    assert str(tmp_path) not in cell.key()
+    monkeypatch.delenv(OWN_DATA, raising=False)
+    with pytest.raises(ValueError, match=f"set {OWN_DATA}"):
+        runs.compute(cell)
+    monkeypatch.setenv(OWN_DATA, str(path))
+    outcome = runs.compute(cell)
+    assert math.isfinite(outcome.metrics["test_auc"])
+    streamed = study.stream_cells(plan, Results())
+    assert {c.condition for c in streamed} == {"stream, as it comes"}
+    monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
+    assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == cell, "it is what read the file that counts"
+    text.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
+    assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != cell.data
+    with pytest.raises(ValueError, match="and what is there is"):
+        runs.compute(cell)
+
+
+def test_an_optimizer_that_diverges_everywhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(study.GRIDS, "quick", (1e30,))
+    command = ["reproduce", "stream-criteo", "--rows", "1000", "--jobs", "1", "--cache", str(tmp_path)]
+    for _ in range(2):
+        assert cli.main(command) == 1
+        assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
+    assert cli.main(["list", "--cache", str(tmp_path)]) == 0
+    assert "not known: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
+
+
+def test_looking_at_results_never_reads_the_users_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the numbers of a file are gone, that is said with what brings them back; then the results are there."""
+    monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
+    monkeypatch.delenv(OWN_DATA, raising=False)
+    path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"
+    text.write(runs.generated(2500, 40, "none"), path)
+    run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", cache]
+    assert cli.main(run) == 0
+    listing, page = ["list", cache], ["report", cache, f"--output={tmp_path / 'report.html'}"]
+    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert "done (quick, 1 seeds)" in capsys.readouterr().out
+
+    cache = tmp_path / "my train.txt.cache"
+    shutil.rmtree(cache)
+    runs.own.cache_clear()
+    assert [cli.main(listing), cli.main(page), cli.main([*page, "stream-criteo"])] == [0, 4, 4]
+    told = capsys.readouterr()
+    advice = f"cadam criteo '{path}' --rows 1500"
+    assert f"not known: the numbers of {path} are not in {cache / 'first-1500'}: run `{advice}`" in told.out
+    assert advice in told.err
+    assert not cache.exists()
+
+    assert cli.main(["criteo", str(path), "--rows", "1500"]) == 0
+    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert "done (quick, 1 seeds)" in capsys.readouterr().out
+
+
+def test_reading_the_users_file_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "train.txt"
+    text.write(runs.generated(2500, 40, "none"), path)
+    monkeypatch.setattr(preprocess, "_encode", stopped)
+    command = ["reproduce", "stream-criteo", "--data", str(path), f"--cache={tmp_path / 'store'}"]
+    assert cli.main(command) == 130
+    assert "interrupted: what is read is kept" in capsys.readouterr().err
+
+
+def test_a_plan_of_fewer_rows_takes_less_time() -> None:
+    experiment = catalogue.find("tab-criteo")
+    whole = experiment.estimate(experiment.plan("full"))
+    assert whole == experiment.seconds["full"]
+    assert experiment.estimate(experiment.plan("full", rows=4_584_062)) == pytest.approx(whole / 10, rel=1e-3)
+    assert experiment.estimate(experiment.plan("quick", rows=60_000)) == 3 * experiment.seconds["quick"]
+    assert experiment.estimate(experiment.plan("full", 6, "train.txt")) == 2 * whole
+
+
+def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = f"--cache={tmp_path / 'store'}"
+    assert cli.main(["reproduce", "fig-shift", "--data", str(tmp_path), cache]) == 2
+    assert "--data and --rows are not for fig-shift" in capsys.readouterr().err
+    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), cache]) == 3
+    assert "there is nothing at" in capsys.readouterr().err
+    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path), cache]) == 3
+    assert "has no train.txt" in capsys.readouterr().err
+    assert cli.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
+    assert "rows must be at least 10" in capsys.readouterr().err
+    plan = Plan("quick", 3, "/my data/train.txt", 5000)
+    again = report.command(catalogue.find("tab-criteo"), plan)
+    assert again == "cadam reproduce tab-criteo --quick --data '/my data/train.txt' --rows 5000"

@@ -1,0 +1,215 @@
+"""The numerical study: the paper's settings, pairing and independence of runs, and what is drawn from the results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cadam
+from cadam.trials.experiment import Cell, Experiment, Outcome, Provenance, Result, Results, metric_name
+from cadam_paper import numerical
+
+EXPERIMENTS = {
+    "fig-shift": numerical.FIG_SHIFT,
+    "fig-noise": numerical.FIG_NOISE,
+    "fig-no-noise": numerical.FIG_NO_NOISE,
+    "sweep-cycle": numerical.SWEEP_CYCLE,
+    "sweep-lr": numerical.SWEEP_LR,
+}
+
+
+def small(experiment: Experiment, seeds: int = 2) -> list[Cell]:
+    """The experiment's cells, with few steps and runs."""
+    cells = experiment.cells(experiment.plan("quick", seeds), Results())
+    return [replace(cell, settings={**cell.settings, "runs": 2, "steps": 20}) for cell in cells]
+
+
+def results(experiment: Experiment, cells: list[Cell]) -> Results:
+    return Results([Result(cell, experiment.compute(cell), Provenance(0.0, 0, "cpu", {})) for cell in cells])
+
+
+def test_every_optimizer_of_the_catalogue_takes_part() -> None:
+    catalogue = {
+        name
+        for name in cadam.__all__
+        if isinstance(found := getattr(cadam, name), type)
+        and issubclass(found, cadam.Optimizer)
+        and found is not cadam.Optimizer
+    }
+    assert set(numerical.ARMS) == catalogue
+    for arm, baseline in numerical.PAIRS:
+        assert getattr(cadam, arm).confidence
+        assert not getattr(cadam, baseline).confidence
+        assert issubclass(getattr(cadam, arm), getattr(cadam, baseline))
+
+
+REGRETS = {
+    ("L1", "sudden"): (14.85, 7.87),
+    ("L1", "linear"): (6.42, 4.78),
+    ("L1", "sine"): (12.17, 7.70),
+    ("L2", "sudden"): (8.25, 3.56),
+    ("L2", "linear"): (0.93, 0.47),
+    ("L2", "sine"): (0.29, 0.48),
+}
+"""Regret of Adam and CAdam at the paper's settings, from an independent check; the paper prints curves, no numbers."""
+
+
+def test_regrets_at_the_papers_settings() -> None:
+    """To two digits those of an independent check."""
+    first = {c.optimizer: c for c in numerical.shift_cells(numerical.FIG_SHIFT.plan("full"), Results()) if c.seed == 0}
+    adam, cadam_ = (numerical.compute_shift(first[arm]).metrics for arm in ("Adam", "CAdam"))
+    for (loss, target), expected in REGRETS.items():
+        name = metric_name("paper regret", loss, target)
+        assert (round(adam[name], 2), round(cadam_[name], 2)) == expected
+
+
+def test_a_chase_is_what_autograd_and_one_parameter_give() -> None:
+    """One panel computed plainly: loss by autograd, one element, regret added up on the way."""
+    starts, phases = np.array([0.3, -0.7]), np.array([0.0, 0.4])
+    found = numerical.chase("CAdam", 0.5, [10, 40], starts, phases, 50)
+    panel, cycle, run = numerical.SHIFTS.index(("L2", "sine")), 1, 1
+    x = torch.tensor([starts[run]], dtype=torch.float64, requires_grad=True)
+    opt, regret = cadam.CAdam([x], lr=0.5), 0.0
+    for t in range(1, 51):
+        loss = (x - np.sin(2 * np.pi * (t / 40 + phases[run]))).square().sum()
+        regret += loss.item()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    assert found.regret[panel, cycle, run] == pytest.approx(regret, rel=1e-12)
+    assert found.path[-1, panel, cycle, run] == pytest.approx(x.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", numerical.LANDSCAPES)
+def test_gradients_of_landscapes_are_autograds(name: str) -> None:
+    formulas: dict[str, Any] = {
+        "separable L1": lambda x, y: x.abs() + y.abs(),
+        "inseparable L1": lambda x, y: (x + y).abs() + (x - y).abs() / 10,
+        "inseparable L2": lambda x, y: (x + y) ** 2 + (x - y) ** 2 / 10,
+        "Rosenbrock": lambda x, y: (1 - x) ** 2 + 100 * (y - x**2) ** 2,
+    }
+    landscape = numerical.LANDSCAPES[name]
+    points = np.random.default_rng(0).uniform(-2, 2, (2, 50))
+    x, y = (torch.tensor(p, requires_grad=True) for p in points)
+    value = formulas[name](x, y)
+    value.sum().backward()
+    np.testing.assert_allclose(landscape.value(*points), value.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(landscape.gradient(*points), [x.grad.numpy(), y.grad.numpy()], rtol=1e-9)
+    assert landscape.value(*np.array(landscape.minimum)) == 0
+
+
+def test_the_noise_is_what_the_paper_says() -> None:
+    component, whole = np.moveaxis(numerical.noise(7, 200, 300), 1, 0)
+    for factors in (component[..., 0], component[..., 1], whole[..., 0]):
+        scaled = factors[factors != 1]
+        assert scaled.size / factors.size == pytest.approx(0.5, abs=0.01)
+        assert -1 <= scaled.min() < -0.99
+        assert 0.99 < scaled.max() < 1
+        assert scaled.mean() == pytest.approx(0, abs=0.02)
+    assert np.array_equal(whole[..., 0], whole[..., 1])
+    assert abs(np.corrcoef(component[..., 0].ravel(), component[..., 1].ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("optimizer", numerical.ARMS)
+def test_runs_do_not_feel_each_other(optimizer: str) -> None:
+    """Bit for bit, a run in a batch of odd size is the run alone, even beside one that diverges."""
+    start = np.random.default_rng(0).uniform(-2, 2, 37)
+    start[5] = 1e300
+
+    def gradient(x: np.ndarray, t: int) -> np.ndarray:
+        return 2 * x**3 - np.sin(t)
+
+    path, _ = numerical.descend(optimizer, start, gradient, 30, lr=0.01)
+    for run in (0, 4, 6, 31, 36):
+        alone, _ = numerical.descend(optimizer, start[run : run + 1], gradient, 30, lr=0.01)
+        assert path[:, run].tobytes() == alone[:, 0].tobytes()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_cell_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    cell = next(c for c in small(experiment) if c.optimizer == "CAdam")
+    first, again, other = (experiment.compute(c) for c in (cell, cell, replace(cell, seed=cell.seed + 1)))
+    assert first.metrics == again.metrics
+    assert all(first.curves[k].tobytes() == again.curves[k].tobytes() for k in first.curves)
+    assert first.metrics != other.metrics
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_optimizers_meet_the_same_starts_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one seed, whatever the optimizer; under another seed, others."""
+    seen: list[np.ndarray] = []
+
+    def record(_: str, start: np.ndarray, gradient: Any, steps: int, **__: Any) -> tuple[np.ndarray, float]:
+        seen.append(np.stack([start, *(gradient(start, t).copy() for t in range(1, 1 + steps))]))
+        return seen[-1], 1.0
+
+    monkeypatch.setattr(numerical, "descend", record)
+    cell = small(EXPERIMENTS[name])[0]
+    for changes in ({"optimizer": "Adam"}, {"optimizer": "CLion"}, {"optimizer": "Adam", "seed": cell.seed + 1}):
+        EXPERIMENTS[name].compute(replace(cell, **changes))
+    assert np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+
+
+def test_a_diverged_run_is_not_hidden() -> None:
+    cell = next(c for c in numerical.lr_cells(numerical.SWEEP_LR.plan("quick", 1), Results()) if c.optimizer == "SGDM")
+    outcome = numerical.compute_landscapes(replace(cell, lr=1.0, settings={**cell.settings, "steps": 60, "runs": 4}))
+    assert not np.isfinite(outcome.metrics["loss_rosenbrock_component"])
+    assert np.isfinite(outcome.metrics["loss_separable_l1_component"])
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_summary_and_figures_are_made_from_the_results(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    found = results(experiment, small(experiment))
+    summary = experiment.summary(found)
+    assert summary.verdict
+    assert len(summary.rows) >= len(numerical.PAIRS) - 1
+    figures = experiment.figures(found)
+    assert figures
+    for figure in figures.values():
+        figure.savefig("/dev/null", format="svg")
+    better = Results([_improved(r) if r.cell.optimizer == "CAdam" else r for r in found])
+    assert experiment.summary(better).rows[0].values["CAdam"] < summary.rows[0].values["CAdam"]
+
+
+def _improved(result: Result) -> Result:
+    metrics = {name: value - 1 for name, value in result.outcome.metrics.items()}
+    return replace(result, outcome=Outcome(metrics, result.outcome.curves))
+
+
+@pytest.mark.parametrize("name", ["fig-shift", "fig-noise"])
+def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
+    found = EXPERIMENTS[name]
+    rows = found.summary(results(found, small(found, seeds=1))).rows
+    family = [row for row in rows if " against " in row.what]
+    assert len(family) == len(numerical.PAIRS) - 1
+    assert {row.verdict for row in family} == {"one seed: no verdict"}
+    family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.what]
+    for row in family:
+        kinds = ("better", "same", "worse", "diverged")
+        assert row.verdict == ", ".join(f"{kind} {row.values[kind]:.0f}" for kind in kinds)
+        assert sum(row.values[kind] for kind in kinds) == row.values["problems"]
+        assert row.interval == ""
+
+
+def test_the_papers_start_and_random_starts_are_told_apart() -> None:
+    """Worse from the paper's start, better from random ones: the headline says both."""
+    found = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
+    changed = []
+    for result in found:
+        sign = 1 if result.cell.optimizer == "CAdam" else 0
+        metrics = {
+            metric: value + sign * (1e3 if metric == "paper_regret_l2_sine" else -1e3)
+            for metric, value in result.outcome.metrics.items()
+        }
+        changed.append(replace(result, outcome=Outcome(metrics, result.outcome.curves)))
+    verdict = numerical.FIG_SHIFT.summary(Results(changed)).verdict
+    assert "5 of the paper's 6 panels, one run from x0 = 0 each, not in L2 sine." in verdict
+    assert "lower in 6 of 6 panels, higher in 0, undecided in 0." in verdict
+    assert verdict.endswith("So L2 sine is higher from that one start, and lower on average.")

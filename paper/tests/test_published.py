@@ -1,0 +1,136 @@
+"""What is published in results/: complete, unchanged since it was published, and what today's code gives."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import tarfile
+import zlib
+from functools import cache as once
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cadam.trials import archive as archives
+from cadam.trials import runner
+from cadam.trials.archive import Archive
+from cadam.trials.experiment import Cell, metric_name
+from cadam_paper import catalogue
+from tables import begins_with
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "results"
+BEFORE = "f09aa8e9cfb1167e36070801e3df73b209161bbd"
+"""The last commit that kept results as a file each."""
+
+STUDIES = sorted(path.stem for path in PUBLISHED.glob("*.parquet"))
+
+
+def git(*arguments: str) -> bytes:
+    found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
+    if found.returncode:
+        pytest.skip(f"needs the repository's history: {found.stderr.decode().strip()}")
+    return found.stdout
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_earlier_rows_of_a_study_never_change(study: str) -> None:
+    """Each version of the file in the history, and the one on the disk, begins with the rows of the one before."""
+    name = f"results/{study}.parquet"
+    commits = git("log", "--format=%H", "-3", "--", name).decode().split()
+    versions = [git("show", f"{commit}:{name}") for commit in reversed(commits)] + [(ROOT / name).read_bytes()]
+    tables = [pq.read_table(io.BytesIO(content)) for content in versions]
+    for before, after in pairwise(tables):
+        assert begins_with(after, before)
+
+
+@once
+def kept_before() -> dict[Cell, dict[str, Any]]:
+    """The results that were a file each, by their cell."""
+    content = git("archive", BEFORE, "results/kept")
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as files:
+        for member in files:
+            file = files.extractfile(member) if member.name.endswith(".json") else None
+            body = json.load(file) if file is not None and not member.name.endswith("plan.json") else None
+            if body is not None:
+                found[Cell(**body["cell"])] = body
+    return found
+
+
+def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
+    kept = kept_before()
+    assert len(kept) == 811
+    archived = {
+        r.cell: r for name in {cell.experiment for cell in kept} for r in Archive(PUBLISHED).study(name).results()
+    }
+    for cell, body in kept.items():
+        found = archived[cell]
+        assert found.outcome.metrics.keys() == {metric_name(name) for name in body["metrics"]}
+        for name, value in body["metrics"].items():
+            assert np.float64(found.outcome.metrics[metric_name(name)]).tobytes() == np.float64(value).tobytes()
+        assert found.outcome.curves.keys() == {metric_name(name) for name in body["curves"]}
+        for name, packed in body["curves"].items():
+            raw = zlib.decompress(base64.b64decode(packed["data"]))
+            curve = found.outcome.curves[metric_name(name)]
+            assert (curve.dtype.str, list(curve.shape), curve.tobytes()) == (packed["dtype"], packed["shape"], raw)
+        cost, provenance = body["cost"], found.provenance
+        assert (provenance.code, provenance.commit, provenance.dirty) == (body["code"], None, None)
+        assert (provenance.seconds, provenance.peak_memory, provenance.device, provenance.versions) == (
+            cost["seconds"],
+            cost["peak_memory"],
+            cost["device"],
+            cost["versions"],
+        )
+
+
+def test_it_says_which_results_carry_the_hash_of_later_code() -> None:
+    """As docs/images.md and docs/ab.md count them."""
+    images = [r for r in Archive(PUBLISHED).study("images").results() if r.provenance.code is not None]
+    stamped = [r.cell.model for r in images if r.provenance.restamped]
+    assert (stamped.count("VGG-16") + stamped.count("ResNet-18"), stamped.count("DenseNet-121")) == (396, 21)
+    fresh = [r.cell.model for r in images if not r.provenance.restamped]
+    assert (fresh.count("VGG-16"), fresh.count("DenseNet-121"), len(fresh)) == (6, 27, 33)
+
+
+def test_every_published_row_says_where_it_comes_from() -> None:
+    for study in STUDIES:
+        for found in Archive(PUBLISHED).study(study).results():
+            assert (found.provenance.commit is None) != (found.provenance.code is None), found.cell
+            assert found.provenance.seconds > 0
+            assert found.provenance.versions.keys() == set(archives.VERSIONS)
+
+
+RECOMPUTED = [
+    pytest.param(name, place, id=f"{name}-{place}")
+    for name, count in (("fig-shift", 3), ("fig-no-noise", 1), ("theorem", 3))
+    for place in range(count)
+]
+
+
+@pytest.mark.parametrize(("name", "place"), RECOMPUTED)
+def test_published_results_come_out_again(name: str, place: int) -> None:
+    """Some cheap cells, computed anew by the code as it is, within the tolerance that the experiment states."""
+    experiment = catalogue.find(name)
+    results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)
+    published = results[place * len(results) // 12]
+    found = runner.measure(experiment, published.cell).outcome
+    assert experiment.tolerance > 0
+    assert found.metrics.keys() == published.outcome.metrics.keys()
+    for metric, value in published.outcome.metrics.items():
+        assert found.metrics[metric] == pytest.approx(value, rel=experiment.tolerance, abs=1e-12, nan_ok=True), metric
+
+
+def test_the_tables_can_be_opened_with_pandas_columns() -> None:
+    table = pq.read_table(PUBLISHED / "images.parquet")
+    assert {"model", "optimizer", "lr", "condition", "seed", "accuracy", "seconds", "device", "commit"} <= set(
+        table.schema.names
+    )
+    assert pa.types.is_floating(table.schema.field("accuracy").type)

@@ -1,0 +1,10 @@
+"""The command `cadam` with the experiments of the tests, to be run as a process of its own."""
+
+import sys
+
+from cadam import cli
+from cadam_paper import catalogue, commands
+
+if __name__ == "__main__":
+    catalogue.PLACES = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
+    sys.exit(cli.main(sys.argv[1:], [commands.add_commands]))

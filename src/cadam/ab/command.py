@@ -1,0 +1,234 @@
+"""`cadam ab`: the A/B as a study of a user's own stream and model."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from cadam.online.beforehand import check_columns, check_uri
+from cadam.online.commands import load, model_of, optimizer_of, schema_of
+from cadam.online.events import Batch
+from cadam.online.metrics import clicks
+from cadam.online.schema import Schema
+from cadam.online.sources import Source, open_source
+
+from ..exits import NO_PACKAGE, USAGE
+from ..trials import command
+from ..trials.cache import Cache
+from ..trials.experiment import Experiment
+from ..trials.report import Heading
+from ..trials.runner import Request
+from ..trials.scoreboard import Scoreboard
+from . import runs
+from .study import AS_IT_IS as AS_IT_IS
+from .study import MAIN, Study, experiment_of
+
+SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
+"""What the scoreboard shows."""
+NOTES = (
+    "GAUC is by impressions. Seeds change the initial weights; the events are the same in every run.",
+    "Runs meet the whole stream and are measured after its first part, on which learning rates were chosen with other "
+    "seeds.",
+    "What is watched is the mean over blocks of the GAUC within each block, another number than the GAUC of the whole.",
+)
+
+
+def add_commands(commands: Any) -> None:
+    """Add `ab` to the commands of the parser."""
+    summary = "Compare optimizers on a stream of yours: paired, with a confidence sequence and a verdict."
+    parser = commands.add_parser(
+        "ab",
+        help=summary,
+        description=summary,
+        epilog=command.EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.cache_arguments(parser)
+    add_arguments(parser)
+    parser.add_argument(
+        "--seeds", type=command.positive, default=5, metavar="N", help="starts of each arm (default: 5)"
+    )
+    parser.add_argument("--force", action="store_true", help="compute again what is there")
+    command.output_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    if not command.can_draw():
+        return NO_PACKAGE
+    if not command.can_write("ab", cache=options.cache, output=options.output):
+        return USAGE
+    try:
+        study, asked = experiment(options)
+    except ImportError as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return NO_PACKAGE
+    except (ValueError, OSError, AttributeError) as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return USAGE
+    title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
+    board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
+    requests = [Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))]
+    return command.with_scoreboard(requests, board, Cache(options.cache), Heading(f"A/B: {asked.title}"), options)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the study is about."""
+    parser.add_argument(
+        "--model", required=True, metavar="FILE.py:FUNCTION", help="a function without arguments that builds the model"
+    )
+    parser.add_argument(
+        "--data", required=True, metavar="URI", help="the stream, as parquet:PATH, csv:PATH, jsonl:PATH"
+    )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
+    parser.add_argument(
+        "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
+    )
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
+    parser.add_argument("--events", type=int, metavar="N", help="use the first N, in whole batches (default: all)")
+    parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
+    parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
+    planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
+    planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
+    planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
+    planted.add_argument("--delay", type=float, metavar="T", help="labels come this much later on average")
+
+
+def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
+    """The study that the options ask for. ValueError and the like say what is wrong with them."""
+    module, build = load(options.model)
+    schema = schema_of(options, module)
+    if options.data.partition(":")[2] == "-":
+        raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
+    arms = tuple(_optimizer(name) for name in options.arms.split(","))
+    if len(set(arms)) < 2 or len(set(arms)) < len(arms):
+        raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
+    grid = tuple(_rate(text) for text in options.lr.split(","))
+    planted = _planted(options, schema)
+    check_uri(options.data)
+    source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
+    check_columns(source, schema)
+    model_of(options.model, build, schema)
+    events, poison, first = _count(source, options.data)
+    if poison:
+        print(f"{poison} events of {options.data} cannot be used and are left out; {first}")
+    if options.events is not None:
+        events = min(events, -(-options.events // options.batch_size) * options.batch_size)
+    if schema.user is None:
+        print("the schema names no user: GAUC is then that of all events together, the AUC")
+    file = options.model.rpartition(":")[0]
+    more = {
+        "schema": {part.name: getattr(schema, part.name) for part in fields(schema) if part.init},
+        "model file": _digest([Path(file)]),
+        "data": _digest(_files(options.data)),
+    }
+    study = Study(
+        name=f"ab-{hashlib.sha256(f'{options.model} {options.data}'.encode()).hexdigest()[:8]}",
+        data=options.data,
+        model=options.model,
+        arms=arms,
+        batch_size=options.batch_size,
+        grid=grid,
+        tuning_share=options.tuning_share,
+        blocks=options.blocks,
+        events={"quick": events, "full": events},
+        planted=planted,
+        more=more,
+    )
+    runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
+    seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
+    title = f"{' against '.join(reversed(arms))} on {options.data}"
+    shows = f"{events:,} events, predicted by the model of {options.model} and then learnt from."
+    return study, experiment_of(
+        study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim="", notes=NOTES
+    )
+
+
+def again(options: argparse.Namespace) -> str:
+    """What to type to go on with the study of these options."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    named = [action.dest for action in parser._actions if action.dest != "help"]
+    changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
+    words = [
+        word
+        for name in (*changed, "seeds", "cache", "output")
+        for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
+    ]
+    return shlex.join(["cadam", "ab", *words])
+
+
+def _optimizer(name: str) -> str:
+    """The name of an optimizer as `cadam` spells it."""
+    return type(optimizer_of(name.strip(), nn.Linear(1, 1), 1e-3)).__name__
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise ValueError(f"learning rates must be above 0, got {text!r}")
+    return rate
+
+
+def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mapping[str, Any]]:
+    planted: dict[str, Mapping[str, Any]] = {}
+    if options.change is not None:
+        sizes = {name: kind.size for name, kind in schema.kinds.items() if kind.size and not kind.length}
+        if options.change not in sizes:
+            raise ValueError(
+                f"--change needs a categorical feature, got {options.change!r}; there are {', '.join(sizes)}"
+            )
+        moments = [options.blocks // 3, 2 * options.blocks // 3]
+        planted[f"with a change of {options.change}"] = {"change": {"feature": options.change, "blocks": moments}}
+    if options.noise is not None:
+        planted[f"with {options.noise:.0%} of the labels wrong"] = {"noise": options.noise}
+    if options.delay is not None:
+        planted[f"with labels {options.delay:g} later"] = {"delay": options.delay}
+    return planted
+
+
+def _count(source: Source, uri: str) -> tuple[int, int, str]:
+    """How many events the stream has, how many things that cannot be used, and the first of them in words.
+
+    ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
+    """
+    events = poison = 0
+    first = ""
+    for batch in source:
+        if isinstance(batch, Batch):
+            events += 0 if batch.events is None else len(batch.events)
+            poison += len(batch.poison)
+            if batch.poison and not first:
+                first = f"the first, {batch.poison[0].where}: {batch.poison[0].reason}"
+            for given in (batch.events, batch.labels):
+                if given is not None and given.labels is not None:
+                    clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
+    if poison and not events:
+        raise ValueError(f"none of {poison} events of {uri} can be used; {first}")
+    return events, poison, first
+
+
+def _files(uri: str) -> list[Path]:
+    """The files of a stream, none if it is not in files."""
+    path = Path(uri.partition(":")[2])
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
+
+
+def _digest(files: list[Path]) -> str:
+    """A hash of the content of files, so that results are computed anew where it changed."""
+    total = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+    return total.hexdigest()[:20]

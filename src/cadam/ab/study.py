@@ -1,0 +1,500 @@
+"""The A/B of two optimizers on a stream: its cells, what they say together, and the real streams it was tried on.
+
+Both arms meet the same events from the same start, each with the learning rate that was best for it on the first part
+of the stream. The verdict is about GAUC and comes from three intervals for the paired difference, which answer
+different questions: over seeds (other starts), over users (other people), and watched over blocks of time (a later
+look). Only where all three agree is one arm called better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cadam.intervals import Interval
+from cadam.online.evidence import (
+    FIRST_LOOK,
+    changes,
+    confidence_sequence,
+    first_alarm,
+    over_blocks,
+    over_users,
+    recovery,
+    relatedness,
+)
+
+from ..trials import palette
+from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
+from ..trials.statistics import Better, Choice, Comparison, choose_lr, compare, row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AS_IT_IS = "as it is"
+MAIN = "gauc_by_impressions"
+AT_ANOTHER_TIME = "at another time"
+SAME = "no difference within any block"
+ALIKE = "too few blocks differ from the one before to say whether it holds at another time"
+TOO_FEW = "too few independent blocks to say whether it holds at another time: it takes more events"
+LEAST_COST = 0.02
+"""A planted change that adds less than this share to the log loss leaves nothing to recover from."""
+NAMES = {MAIN: "GAUC by impressions", "gauc_by_user": "GAUC by user", "auc": "AUC", "log_loss": "log loss"}
+BETTER: Mapping[str, Better] = {MAIN: "higher", "gauc_by_user": "higher", "auc": "higher", "log_loss": "lower"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, on what."""
+
+    name: str
+    data: str
+    arms: tuple[str, ...]
+    """Optimizers of `cadam`; the first is the baseline."""
+    batch_size: int
+    model: str = "small DeepFM"
+    grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    tuning_seeds: int = 2
+    tuning_share: float = 0.2
+    blocks: int = 50
+    events: Mapping[Scale, int] = field(default_factory=dict, hash=False)
+    """How many of the first events are used; all where it does not say."""
+    planted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """What is done to the stream, by condition; see `runs.source`."""
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Whatever else a result depends on."""
+
+    @property
+    def baseline(self) -> str:
+        return self.arms[0]
+
+    def cell(self, plan: Plan, arm: str, lr: float, seed: int, condition: str, tuning: bool = False) -> Cell:
+        settings = {
+            "events": self.events.get(plan.scale),
+            "batch_size": self.batch_size,
+            "tuning_share": self.tuning_share,
+            "blocks": self.blocks,
+            "tuning": tuning,
+            **self.planted.get(condition, {}),
+            **self.more,
+        }
+        return Cell(self.name, self.model, self.data, arm, lr, condition, seed, settings)
+
+
+def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
+    """Every learning rate on tuning seeds; then each arm at its best, in every condition, and the baseline's A/A.
+
+    The other learning rates run along the stream as it is too, under one seed: to see whether the choice held.
+    """
+    tuning = [
+        study.cell(plan, arm, lr, seed, AS_IT_IS, tuning=True)
+        for arm in study.arms
+        for lr in study.grid
+        for seed in tuning_seeds(study.tuning_seeds)
+    ]
+    if len(found) < len(tuning):
+        return tuning
+    best = {arm: choice.lr for arm, choice in choices(study, found).items()}
+    tests = [
+        study.cell(plan, arm, best[arm], seed, condition)
+        for condition in (AS_IT_IS, *study.planted)
+        for seed in plan.test_seeds()
+        for arm in study.arms
+    ]
+    again = [study.cell(plan, study.baseline, best[study.baseline], s, AS_IT_IS) for s in plan.repeat_seeds()]
+    looking_back = [
+        study.cell(plan, arm, lr, plan.test_seeds()[0], AS_IT_IS)
+        for arm in study.arms
+        for lr in study.grid
+        if lr != best[arm]
+    ]
+    return [*tuning, *tests, *again, *looking_back]
+
+
+def choices(study: Study, results: Results) -> dict[str, Choice]:
+    """The learning rate of each arm: the least log loss on the tuning part."""
+    tuning = results.tuning()
+    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log_loss", "lower") for arm in study.arms}
+
+
+def at_their_best(study: Study, results: Results) -> Results:
+    """The test runs at the learning rates that were chosen."""
+    rates = {arm: choice.lr for arm, choice in choices(study, results).items()}
+    return Results([result for result in results.tests() if result.cell.lr == rates[result.cell.optimizer]])
+
+
+def looking_back(
+    study: Study, results: Results, metric: str = "log_loss", better: Better = "lower"
+) -> dict[str, Choice]:
+    """What the choice by a metric would have been, had one known the measured part: by one seed."""
+    seed = min(result.cell.seed for result in results.tests())
+    tests = results.tests().where(condition=AS_IT_IS, seed=seed)
+    return {arm: choose_lr(arm, tests.where(optimizer=arm), metric, better) for arm in study.arms}
+
+
+# Evidence ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The paired difference of one metric, averaged over seeds, as blocks and users show it."""
+
+    by_block: Array
+    low: Array
+    high: Array
+    """Ends of the confidence sequence after each block."""
+    blocks: Interval
+    users: Interval | None
+
+    @property
+    def watched(self) -> Interval:
+        """What the sequence says at the end."""
+        if len(self.by_block) == 0:
+            return Interval(math.nan, -math.inf, math.inf, 0)
+        return Interval(float(self.by_block.mean()), float(self.low[-1]), float(self.high[-1]), len(self.by_block))
+
+    @property
+    def alarm(self) -> int:
+        """The block after which the sequence first excluded 0; 0 if it never did."""
+        return int(first_alarm(self.low, self.high)) if len(self.by_block) else 0
+
+    @property
+    def silent(self) -> str:
+        """Why the sequence says nothing at the end; empty if it does."""
+        if math.isfinite(self.watched.low):
+            return ""
+        if len(self.by_block) < FIRST_LOOK:
+            return TOO_FEW
+        if not self.by_block.any():
+            return SAME
+        return ALIKE if changes(self.by_block)[-1] < FIRST_LOOK // 2 else TOO_FEW
+
+
+def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
+    """From results in the same order of seeds; None if a run diverged, wholly or so that it lost events.
+
+    Blocks in which the metric does not exist (one class) are left out; a single user gives no interval over users.
+    """
+    if not all(math.isfinite(result.outcome.metrics[metric]) for result in (*arm, *baseline)):
+        return None
+    if len({result.outcome.metrics["events"] for result in (*arm, *baseline)}) > 1:
+        return None
+    by_block = (arm.curve(metric) - baseline.curve(metric)).mean(0)
+    by_block = by_block[np.isfinite(by_block)]
+    low, high = confidence_sequence(by_block)
+    users = None
+    if metric.startswith("gauc"):
+        difference = (arm.curve("user_auc") - baseline.curve("user_auc")).mean(0)
+        users = over_users(difference, baseline.curve("user_impressions")[0]) if len(difference) > 1 else None
+    return Evidence(by_block, low, high, over_blocks(by_block), users)
+
+
+def verdict(seeds: Comparison, found: Evidence) -> str:
+    """The comparison in words: better only where seeds, users and the watched sequence all say so."""
+    if seeds.outcome == "unknown":
+        return seeds.verdict
+    watched = found.watched
+    wanted = 1 if seeds.better == "higher" else -1
+    told = {"with other seeds": seeds.difference, "with other users": found.users, AT_ANOTHER_TIME: watched}
+    signs = {what: _sign(i) for what, i in told.items() if i is not None}
+    open_to = [what for what, sign in signs.items() if sign == 0]
+    if len(open_to) == len(signs):
+        return "no difference seen"
+    if open_to or len(set(signs.values())) > 1:
+        if found.silent:
+            others = [what for what in open_to if what != AT_ANOTHER_TIME]
+            otherwise = f"it might be otherwise {' and '.join(others)}, and " if others else ""
+            return f"not settled: {otherwise}{found.silent}"
+        return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
+    name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
+    return f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}{seeds.qualifier}"
+
+
+def _sign(interval: Interval) -> int:
+    """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
+    return int(interval.low > 0) - int(interval.high < 0)
+
+
+# Summary -------------------------------------------------------------------------------------------------------
+
+
+def summary(study: Study, results: Results) -> Summary:
+    chosen = choices(study, results)
+    tests, repeats = at_their_best(study, results), results.repeats()
+    rows: list[Row] = []
+    verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
+    baseline = tests.where(optimizer=study.baseline)
+    floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log_loss")}
+    same = floors[MAIN]
+    for arm in study.arms[1:]:
+        undisturbed: Evidence | None = None
+        for condition in (AS_IT_IS, *study.planted):
+            pair = tests.where(optimizer=arm, condition=condition), baseline.where(condition=condition)
+            plain = condition == AS_IT_IS
+            compared = {
+                metric: _compared(pair, metric, repeats if plain else None)
+                for metric in (NAMES if plain else (MAIN, "log_loss"))
+            }
+            evident = {metric: evidence(*pair, metric) for metric in floors}
+            found = evident[MAIN]
+            undisturbed = found if plain else undisturbed
+            for metric, comparison in compared.items():
+                what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
+                paper = "+0.0026, other data" if metric == MAIN and plain else ""
+                rows.append(row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4))
+                more = evident.get(metric)
+                if more is not None:
+                    rows += _evidence_rows(condition, more, floors[metric] if plain else None, len(pair[0]))
+            words = "not comparable: a run diverged" if found is None else verdict(compared[MAIN], found)
+            difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
+            verdicts.append(f"{condition[0].upper()}{condition[1:]}: {words}{difference}.")
+            if plain:
+                rows.append(_hindsight_row(study, results, arm))
+            if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
+                rows.append(_recovery_row(study, results, arm, condition))
+    rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
+    if same is not None and same.alarm:
+        warnings.append(
+            f"the A/A sequence excludes 0 after block {same.alarm}: other starts of {study.baseline} differ for longer "
+            "than the blocks can tell, so trust the seeds more than the sequence"
+        )
+    if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
+        warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
+    users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
+    text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(verdicts)}"
+    return Summary(f"{text} Learning rates: {rates}, chosen on the first part of the stream.", rows, warnings)
+
+
+def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | None) -> Comparison:
+    return compare(
+        pair[0].metric(metric),
+        pair[1].metric(metric),
+        names=(pair[0][0].cell.optimizer, pair[1][0].cell.optimizer),
+        better=BETTER[metric],
+        repeat=None if repeats is None else repeats.metric(metric),
+    )
+
+
+def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds: int) -> list[Row]:
+    """The same difference as users and blocks of time show it, and the baseline against itself beside it."""
+    floors = (None, None, None) if same is None else (same.users, same.blocks, same.watched)
+    lines = (("over users", found.users), ("over blocks of time", found.blocks))
+    rows = []
+    for (what, interval), floor in zip((*lines, ("watched after every block", found.watched)), floors, strict=True):
+        if interval is None:
+            continue
+        unit = "users" if what == "over users" else "blocks"
+        words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
+        if what.startswith("watched") and found.silent:
+            words = found.silent
+        if what.startswith("watched") and found.alarm:
+            words += f" since block {found.alarm}" if _sign(interval) else f"; excluded 0 at block {found.alarm}"
+        rows.append(
+            Row(
+                f"{condition}: the same, {what}",
+                "",
+                f"{interval.count} {unit}, mean of {seeds} seeds",
+                f"{interval:+.4f}",
+                seeds,
+                0.0,
+                words,
+                "" if floor is None else f"{floor:+.4f}",
+                {"difference": interval.mean, "low": interval.low, "high": interval.high},
+            )
+        )
+    return rows
+
+
+def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
+    """Each arm at the learning rate with the best value of what the verdict goes by: a check of the choice."""
+    chosen = looking_back(study, results, MAIN, "higher")
+    seed = min(result.cell.seed for result in results.tests())
+    value = {
+        name: results.where(optimizer=name, lr=chosen[name].lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]
+        for name in (arm, study.baseline)
+    }
+    texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
+    difference = value[arm] - value[study.baseline]
+    what = f"{AS_IT_IS}: {NAMES[MAIN]}, learning rates of hindsight"
+    words = "one seed, chosen on what is measured: a check of the choice, no result"
+    return Row(what, "", ", ".join(texts), f"{difference:+.4f}", 1, 0.0, words, "", {**value, "difference": difference})
+
+
+def recovery_times(study: Study, results: Results, arm: str, condition: str) -> dict[int, float]:
+    """By seed: how many events it takes, after a planted change, to be as good as without it, on average over changes.
+
+    The gap is the log loss with the change minus that without it in the same block, under the same seed; it counts as
+    closed when nine tenths of its peak are made up. One that is not closed counts until the next change.
+    """
+    tests = at_their_best(study, results).where(optimizer=arm)
+    moments = [*study.planted[condition]["change"]["blocks"], study.blocks]
+    times = {}
+    for changed, plain in zip(tests.where(condition=condition), tests.where(condition=AS_IT_IS), strict=True):
+        better = plain.outcome.curves["log_loss"] - changed.outcome.curves["log_loss"]
+        taken = []
+        for start, end in pairwise(moments):
+            blocks = recovery(better[:end], start)
+            taken.append(end - start if blocks is None else blocks)
+        times[changed.cell.seed] = float(np.mean(taken)) * changed.outcome.metrics["events"] / study.blocks
+    return times
+
+
+def cost_of_change(study: Study, results: Results, condition: str) -> float:
+    """How much log loss a planted change adds in the three blocks after it, as a share of that without it."""
+    tests = at_their_best(study, results)
+    blocks = [b + n for b in study.planted[condition]["change"]["blocks"] for n in range(3) if b + n < study.blocks]
+    changed, plain = (tests.where(condition=c).curve("log_loss")[:, blocks].mean() for c in (condition, AS_IT_IS))
+    return float(changed / plain - 1)
+
+
+def _recovery_row(study: Study, results: Results, arm: str, condition: str) -> Row:
+    what = f"{condition}: events until recovered (lower is better)"
+    if (cost := cost_of_change(study, results, condition)) < LEAST_COST:
+        measured = f"the change adds {cost:.1%} to the log loss"
+        return Row(
+            what,
+            "",
+            measured,
+            "",
+            len({result.cell.seed for result in results.tests()}),
+            0.0,
+            "nothing to recover from",
+            "",
+            {"cost": cost},
+        )
+    both = [recovery_times(study, results, name, condition) for name in (arm, study.baseline)]
+    compared = compare(*both, names=(arm, study.baseline), better="lower")
+    return row(what, "", compared, 0.0, digits=0)
+
+
+# Figures -------------------------------------------------------------------------------------------------------
+
+
+def figures(study: Study, results: Results) -> Mapping[str, Figure]:
+    """Both arms along the stream, the difference as one who watches sees it, and what the learning rate does."""
+    from matplotlib.figure import Figure
+
+    tests = at_their_best(study, results)
+    chosen, after = choices(study, results), looking_back(study, results)
+    colours = dict(zip((study.arms[-1], study.baseline, *study.arms[1:-1]), palette.SERIES, strict=False))
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    along, watched, rates = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+    for arm in study.arms:
+        curve = tests.where(optimizer=arm, condition=AS_IT_IS).curve("auc").mean(0)
+        along.plot(_smooth(curve), color=colours[arm], label=arm, lw=1.2)
+        means = chosen[arm].means
+        rates.plot(list(means), list(means.values()), "o-", ms=4, color=colours[arm])
+        rates.plot(chosen[arm].lr, means[chosen[arm].lr], "o", ms=10, mfc="none", color=colours[arm])
+        means = after[arm].means
+        rates.plot(list(means), list(means.values()), "x:", ms=4, lw=1, color=colours[arm])
+    along.set(xlabel="block of time", ylabel="AUC, five blocks", title="Along the stream")
+    along.legend(loc="best")
+    rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Rates (ring: chosen)")
+    least = min(min(choice.means.values()) for choice in (*chosen.values(), *after.values()))
+    rates.set_ylim(0.95 * least, 1.4 * least)  # the worst rates are far off
+    baseline = tests.where(optimizer=study.baseline, condition=AS_IT_IS)
+    pairs = {
+        f"{arm} - {study.baseline}": (tests.where(optimizer=arm, condition=AS_IT_IS), colours[arm])
+        for arm in study.arms[1:]
+    }
+    reach = 0.0
+    for name, (arm_results, colour) in {"A/A": (results.repeats(), palette.TARGET), **pairs}.items():
+        found = evidence(arm_results, baseline, MAIN)
+        if found is not None:
+            _draw_watched(watched, found, name, colour)
+            end = found.watched
+            reach = max(reach, abs(end.mean) + 3 * end.half_width if math.isfinite(end.low) else 0.0)
+    if reach > 0:
+        watched.set_ylim(-reach, reach)  # the first looks are too wide to show
+    if watched.lines:
+        watched.legend(loc="best")
+    watched.axhline(0, color=palette.INK, lw=0.8)
+    watched.set(
+        xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Watched: mean so far, valid interval"
+    )
+    made = {
+        "Left: prediction of the next events, mean over seeds. Middle: the difference as it was seen after each block, "
+        "with the interval that may be watched; grey is the baseline against itself. Right: log loss by learning rate, "
+        "on the part it was chosen on and, dotted, on the part that is measured.": figure
+    }
+    changed = [condition for condition in study.planted if "change" in study.planted[condition]]
+    for condition in changed:
+        made[
+            f"{condition[0].upper()}{condition[1:]}: log loss above that of the same events without the change, mean "
+            "over seeds. Dotted: the change."
+        ] = _recovery_figure(study, results, condition, colours)
+    return made
+
+
+def _draw_watched(axes: Any, found: Evidence, name: str, colour: str) -> None:
+    looks = np.flatnonzero(np.isfinite(found.low)) + 1
+    if len(looks) == 0:
+        return
+    mean = np.cumsum(found.by_block) / np.arange(1, len(found.by_block) + 1)
+    axes.plot(looks, mean[looks - 1], color=colour, lw=1.2, label=name)
+    axes.fill_between(looks, found.low[looks - 1], found.high[looks - 1], color=colour, alpha=0.2, lw=0)
+
+
+def _smooth(curve: Array, width: int = 5) -> Array:
+    """The mean of so many blocks."""
+    smooth: Array = np.convolve(curve, np.ones(width) / width, "valid")
+    return smooth
+
+
+def _recovery_figure(study: Study, results: Results, condition: str, colours: Mapping[str, str]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    axes = figure.subplots()
+    for arm in study.arms:
+        tests = at_their_best(study, results).where(optimizer=arm)
+        gap = tests.where(condition=condition).curve("log_loss") - tests.where(condition=AS_IT_IS).curve("log_loss")
+        axes.plot(gap.mean(0), color=colours[arm], label=arm, lw=1.2)
+    for block in study.planted[condition]["change"]["blocks"]:
+        axes.axvline(block, color=palette.TARGET, lw=1, ls=":")
+    axes.set(xlabel="block of time", ylabel="log loss added")
+    axes.legend(loc="best")
+    return figure
+
+
+# Experiments ---------------------------------------------------------------------------------------------------
+
+
+MEASURE = (
+    "GAUC: how often, within a user, an event that happened is ranked above one that did not, averaged over users (by "
+    "impressions: each as often as they come); 0.5 is guessing. Log loss: how surprising the labels are, less is "
+    "better. Watched: the interval may be looked at after every block; over all looks together it holds the truth with "
+    "about 95% certainty, if blocks are long enough that what is left of their dependence dies out over a few of them. "
+    "Ups and downs about as long as the stretch watched make it too sure."
+)
+
+
+def experiment_of(
+    study: Study, title: str, shows: str, seconds: Mapping[Scale, float], seeds: Mapping[Scale, int], **more: Any
+) -> Experiment:
+    """The study as an experiment."""
+    return Experiment(
+        name=study.name,
+        title=title,
+        shows=shows,
+        measure=MEASURE,
+        cells=partial(cells, study),
+        compute=more.pop("compute", runs_compute),
+        summary=partial(summary, study),
+        figures=partial(figures, study),
+        seconds=seconds,
+        seeds=seeds,
+        **more,
+    )
+
+
+def runs_compute(cell: Cell) -> Any:
+    """`runs.compute`, imported only where something is computed."""
+    from . import runs
+
+    return runs.compute(cell)

@@ -1,0 +1,180 @@
+"""What the commands that run experiments share: their options, what they print and the page they write."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .. import folders
+from ..exits import DONE, FAILED, INTERRUPTED, stop_printing
+from . import console, palette, report, runner
+from .cache import Cache
+from .scoreboard import Scoreboard
+
+EXIT_CODES = """exit codes:
+  0    everything asked for is there
+  1    a cell failed, or is missing from a report; the others are cached
+  2    the command was not understood: a name or an option that does not exist, a folder that cannot be written to
+  3    data or a CUDA device is missing; nothing was computed
+  4    there is nothing to report yet
+  5    a package is missing; nothing was computed
+  130  interrupted; the same command goes on from there
+  141  whoever read the output has closed it, as `| head` does; the same command goes on from there
+"""
+
+
+def cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        metavar="FOLDER",
+        help="where results are cached (default: $CADAM_CACHE, else results/cache)",
+    )
+    parser.add_argument("--store", action=_Store, dest="cache", help=argparse.SUPPRESS)
+
+
+class _Store(argparse.Action):
+    """The old name of --cache, for one more release."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print("--store is now --cache; the old name goes with the next release", file=sys.stderr)
+        namespace.cache = Path(values)
+
+
+def default_cache() -> Path:
+    if "CADAM_CACHE" not in os.environ and "CADAM_STORE" in os.environ:
+        print("CADAM_STORE is now CADAM_CACHE; the old name goes with the next release", file=sys.stderr)
+        return Path(os.environ["CADAM_STORE"])
+    return Path(os.environ.get("CADAM_CACHE", "results/cache"))
+
+
+def output_argument(parser: argparse.ArgumentParser) -> None:
+    path = Path("results/report.html")
+    parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
+
+
+def positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines, as many as are wanted: a reader such as `head` may close the pipe before the last."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        stop_printing()
+
+
+def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, tell: runner.Tell) -> int:
+    try:
+        runner.run(requests, cache, jobs=jobs, force=force, tell=tell)
+    except KeyboardInterrupt:
+        for request in requests:  # count anew: cells were done since the run last looked
+            known = runner.read(cache, request.experiment, request.plan)
+            request.results, request.missing = known.results, known.missing
+        print("interrupted: what is done is cached, the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
+    return FAILED if any(request.failed for request in requests) else DONE
+
+
+def command_of(request: runner.Request, cache: Path) -> str:
+    """What to type to go on."""
+    experiment, elsewhere = request.experiment, cache != default_cache()
+    command = report.command(experiment, request.plan)
+    return f"{command} --cache {shlex.quote(str(cache))}" if elsewhere and not experiment.again else command
+
+
+def summary_lines(request: runner.Request, cache: Path) -> list[str]:
+    """The verdict, and that of each row with its difference, no wider than the terminal but for what is to be typed."""
+    experiment = request.experiment
+    lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
+    if not request.complete:
+        failed = f", {len(request.failed)} of them failed" if request.failed else ""
+        lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
+        return [*lines, f"  {command_of(request, cache)}"]
+    summary = experiment.summary(request.results)
+    if experiment.claim:
+        lines += _wrapped("  paper:    ", experiment.claim)
+    lines += _wrapped("  meaning:  ", experiment.measure)
+    lines += _wrapped("  measured: ", summary.verdict)
+    for warning in summary.warnings:
+        lines += _wrapped("  beware:   ", warning)
+    for row in summary.rows:
+        difference = f" ({row.interval})" if row.interval else ""
+        lines += _wrapped("  - ", f"{row.what}: {row.verdict or row.measured}{difference}")
+    return lines
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+
+
+def can_write(command: str, **places: Path | None) -> bool:
+    """Whether the places that options name can be written; says so if not. The cache and images are folders."""
+    try:
+        for option, place in places.items():
+            if place is not None:
+                (folders.check_file if option == "output" else folders.check_folder)(place, f"--{option}")
+    except folders.UnwritableError as error:
+        print(f"cadam {command}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def can_draw() -> bool:
+    """Whether figures can be drawn; says so if not."""
+    if find_spec("matplotlib") is None:
+        print(palette.NEEDS, file=sys.stderr)
+        return False
+    return True
+
+
+def write_page(requests: Sequence[runner.Request], heading: report.Heading, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    text = report.page(requests, heading)
+    output.write_text(text, encoding="utf-8")
+    print(f"report: {output} ({len(text.encode()) / 1e6:.2f} MB)")
+
+
+def with_scoreboard(
+    requests: Sequence[runner.Request],
+    board: Scoreboard,
+    cache: Cache,
+    heading: report.Heading,
+    options: argparse.Namespace,
+) -> int:
+    """Compute, with a line for each seed as it comes in; then say what came out and write the report."""
+    on_terminal = console.on_terminal()
+    with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
+
+        def note(event: runner.Event) -> None:
+            first = not board.metrics
+            line = board.note(event)
+            if not on_terminal and first and board.metrics:
+                print(board.text(board.head))
+            if not on_terminal and line:
+                print(board.text(line), flush=True)
+            tell(event)
+
+        code = run(requests, cache, None, options.force, note)
+    print_lines([line for request in requests for line in summary_lines(request, options.cache)])
+    if code == DONE:
+        print()
+        write_page(requests, heading, options.output)
+    return code

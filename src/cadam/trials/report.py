@@ -1,0 +1,283 @@
+"""The report: one HTML file that holds everything, in the order a reader asks.
+
+Verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes from the
+cells of a cache or an archive.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from . import palette
+from .experiment import Experiment, Plan, Row
+from .runner import Request
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def command(experiment: Experiment, plan: Plan) -> str:
+    """What to type to compute this."""
+    if experiment.again:
+        return experiment.again
+    seeds = "" if plan.seeds == experiment.seeds[plan.scale] else f" --seeds {plan.seeds}"
+    data = f" --data {shlex.quote(plan.data)}" if plan.data else ""
+    rows = "" if plan.rows is None else f" --rows {plan.rows}"
+    return f"cadam reproduce {experiment.name} --{plan.scale}{seeds}{data}{rows}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def draw(experiment: Experiment, request: Request) -> Mapping[str, Figure]:
+    """The figures of an experiment by caption."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ModuleNotFoundError(palette.NEEDS) from error
+    with matplotlib.rc_context(palette.STYLE):
+        return experiment.figures(request.results)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What stands at the top of a report: its title, and what a reader has to know first, as paragraphs of text."""
+
+    title: str
+    lead: Sequence[str] = ()
+
+
+def page(requests: Sequence[Request], heading: Heading) -> str:
+    """The whole report."""
+    return _PAGE.format(
+        title=escape(heading.title),
+        lead="\n".join(f"<p>{escape(text)}</p>" for text in heading.lead),
+        colours=_colours(),
+        overview="\n".join(_overview(requests)),
+        sections="\n".join(_section(request) for request in requests),
+    )
+
+
+def _overview(requests: Iterable[Request]) -> Iterator[str]:
+    """The verdict of each experiment, with its measure where that comes up for the first time."""
+    told: set[str] = set()
+    for request in requests:
+        experiment = request.experiment
+        verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
+        link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
+        measure = "" if experiment.measure in told else _measure(experiment)
+        told.add(experiment.measure)
+        yield f"<li><strong>{link}</strong><br>{escape(verdict)}{measure}</li>"
+
+
+def _measure(experiment: Experiment) -> str:
+    return f'<p class="measure">{escape(experiment.measure)}</p>' if experiment.measure else ""
+
+
+def _state(request: Request) -> str:
+    if request.unknown:
+        return f"Not known: {request.unknown}."
+    done, missing = len(request.results), len(request.missing)
+    return f"Not complete: {done} of at least {done + missing} cells are there, the others failed or were not run."
+
+
+def _section(request: Request) -> str:
+    experiment, plan = request.experiment, request.plan
+    parts = [
+        f'<section id="{escape(experiment.name)}">',
+        f"<h2>{escape(experiment.title)}</h2>",
+        f"<p>{escape(experiment.shows)}</p>",
+        _measure(experiment),
+    ]
+    if experiment.claim:
+        parts.append(f'<p class="claim"><b>The paper:</b> {escape(experiment.claim)}</p>')
+    if request.complete:
+        summary = experiment.summary(request.results)
+        parts.append(f'<p class="verdict"><b>Measured:</b> {escape(summary.verdict)}</p>')
+        parts += [f'<p class="warning"><b>Beware:</b> {escape(text)}</p>' for text in summary.warnings]
+        figures = [
+            _figure(svg(figure, f"{experiment.name}-{number}", caption), caption)
+            for number, (caption, figure) in enumerate(draw(experiment, request).items(), 1)
+        ]
+        parts += [*figures[:1], _table(summary.rows), *figures[1:]]
+    else:
+        parts.append(f'<p class="warning">{escape(_state(request))} The command below goes on from there.</p>')
+    if experiment.notes:
+        notes = "".join(f"<li>{escape(note)}</li>" for note in experiment.notes)
+        parts.append("<details class='notes'><summary>Choices made here, and slips of the paper</summary>")
+        parts.append(f"<ul>{notes}</ul></details>")
+    parts.append(f"<pre><code>{escape(command(experiment, plan))}</code></pre>")
+    parts.append(f'<p class="facts">{escape(_facts(request))}</p></section>')
+    return "\n".join(parts)
+
+
+def _figure(drawing: str, caption: str) -> str:
+    """A drawing that can be moved sideways where it is wider than the page, and says so there."""
+    text = f'{escape(caption)} <span class="hint">Wider than this page: move it sideways.</span>'
+    return f'<figure><div tabindex="0">{drawing}</div><figcaption>{text}</figcaption></figure>'
+
+
+_COLUMNS = {
+    "what": "",
+    "paper": "paper",
+    "measured": "measured",
+    "difference [95% interval]": "difference",
+    "A/A noise floor": "noise floor",
+    "seeds": "seeds",
+    "verdict": "verdict",
+}
+"""The head of each column, and the label that stands for it on a phone."""
+
+
+def _table(rows: Iterable[Row]) -> str:
+    lines = []
+    for row in rows:
+        measured = (row.measured, row.interval, row.noise_floor, str(row.seeds), row.verdict)
+        texts = (row.what, row.paper or "no number", *measured)
+        cells = (
+            f'<td data-label="{label}">{escape(text)}</td>' if text else '<td class="empty"></td>'
+            for label, text in zip(_COLUMNS.values(), texts, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
+    return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+
+
+def _facts(request: Request) -> str:
+    """Where the numbers come from."""
+    results = request.results
+    if not results:
+        return "Nothing computed yet."
+    versions = _distinct(", ".join(f"{k} {v}" for k, v in r.provenance.versions.items()) for r in results)
+    devices = _distinct(r.provenance.device for r in results)
+    memory = max(r.provenance.peak_memory for r in results) / 1e6
+    beside = request.experiment.side_by_side
+    each = "at once" if beside is not None and any(beside(r.cell) for r in results) else "each"
+    return (
+        f"{len(results)} cells, {duration(results.seconds)} of computing in all, at most {memory:.0f} MB {each}; "
+        f"{devices}; {versions}."
+    )
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(texts))
+
+
+# Figures -------------------------------------------------------------------------------------------------------
+
+
+def svg(figure: Figure, name: str, caption: str) -> str:
+    """A figure as SVG for the page: colours of the palette follow the page, and ids are the page's only ones."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**palette.STYLE, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r">\s+<", "><", text)
+    text = re.sub(r' d="([^"]*)"', _shorter, text)
+    for colour in palette.DARK:
+        text = text.replace(colour, f"var({_variable(colour)})")
+    text = re.sub(r'<svg (.*?)width="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'<svg (.*?)height="[^"]*"', r"<svg \1", text, count=1, flags=re.DOTALL)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
+
+
+def _shorter(path: re.Match[str]) -> str:
+    """The outline of a path, to a tenth of a point."""
+    rounded = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path[1])
+    return f' d="{" ".join(rounded.split())}"'
+
+
+def _variable(colour: str) -> str:
+    return f"--c{colour[1:]}"
+
+
+def _colours() -> str:
+    light = "".join(f"{_variable(colour)}:{colour};" for colour in palette.DARK)
+    dark = "".join(f"{_variable(colour)}:{other};" for colour, other in palette.DARK.items())
+    names = f"--ink:var({_variable(palette.INK)});--muted:var({_variable(palette.MUTED)});"
+    names += f"--line:var({_variable(palette.GRID)});--paper:var({_variable(palette.PAPER)});"
+    names += f"--accent:var({_variable(palette.CADAM)});--warn:var({_variable(palette.ADAM)});"
+    return f":root{{{light}{names}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{colours}
+*{{box-sizing:border-box}}
+body{{margin:0 auto;max-width:68rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
+ font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}}
+h1{{font-size:1.6rem;line-height:1.2;margin:.5rem 0}}
+h2{{font-size:1.25rem;margin:0 0 .5rem}}
+a{{color:var(--accent)}}
+p{{max-width:46rem;margin:.5rem 0}}
+section{{border-top:1px solid var(--line);margin-top:2.5rem;padding-top:1.5rem}}
+.overview{{padding-left:1.2rem}} .overview li{{margin:.6rem 0;max-width:46rem}}
+.claim,.notes,.facts,figcaption,.reading,.measure{{color:var(--muted)}}
+.verdict{{border-left:4px solid var(--accent);padding-left:.8rem}}
+.warning{{border-left:4px solid var(--warn);padding-left:.8rem}}
+.table{{overflow-x:auto;margin:1rem 0}}
+table{{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:tabular-nums}}
+th{{text-align:left;font-weight:600;color:var(--muted);border-bottom:1px solid var(--muted);vertical-align:bottom}}
+th,td{{padding:.35rem .6rem .35rem 0}}
+td{{border-bottom:1px solid var(--line);vertical-align:top}}
+td:nth-child(n+4):nth-child(-n+6){{white-space:nowrap}}
+figure{{margin:1.5rem 0}} figure div{{overflow-x:auto}}
+svg{{display:block;width:100%;min-width:38rem;height:auto}}
+.hint{{display:none}}
+figcaption{{font-size:.85rem;margin-top:.4rem;max-width:46rem}}
+pre{{border:1px solid var(--line);border-radius:.3rem;padding:.6rem .8rem;overflow-x:auto;font-size:.85rem}}
+.notes,.facts,.reading,.measure{{font-size:.85rem}} .notes{{max-width:46rem}} .notes ul{{padding-left:1.2rem}}
+summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
+@media (max-width:44rem){{
+ table,tbody,tr,td{{display:block}} thead,td.empty{{display:none}}
+ tr{{border-bottom:1px solid var(--line);padding:.6rem 0}}
+ td{{border:0;padding:.1rem 0 .1rem 6rem;position:relative}}
+ td:nth-child(n+4):nth-child(-n+6){{white-space:normal}}
+ td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
+ td:first-child{{font-weight:600;padding-left:0}}
+ svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
+}}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{lead}
+<ul class="overview">
+{overview}
+</ul>
+<p class="reading">How to read the tables: both optimizers run with the same seeds, that is the same starts, data and
+noise, and the difference is taken seed by seed. In brackets is its 95% interval: where it holds 0, no difference was
+seen. The A/A noise floor (A against A: the same against the same) is how far apart two means of the same optimizer were
+when only the seeds differed, and ± how far that may be, 19 times in 20; its true value is 0. A difference below that
+is one that other seeds make as well. Each interval stands for itself: of twenty rows without any difference, one will
+seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each experiment.</p>
+{sections}
+</body>
+</html>
+"""

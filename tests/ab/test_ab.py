@@ -1,0 +1,637 @@
+"""The A/B: paired on the same events, resumable by cells, and a verdict that says no more than its intervals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from cadam.ab import runs, study
+from cadam.ab.command import _optimizer, add_arguments, experiment
+from cadam.cli import main
+from cadam.intervals import Interval
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
+from cadam.trials.runner import Event
+from cadam.trials.scoreboard import Scoreboard
+from cadam.trials.statistics import Comparison
+from cadam_paper import catalogue, streams
+from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users = nn.Embedding(200, 4, sparse=True)
+        self.items = nn.Embedding(100, 4, sparse=True)
+        self.bias = nn.Embedding(100, 1, sparse=True)
+        for table in (self.users, self.items, self.bias):
+            nn.init.normal_(table.weight, 0, 0.1)
+
+    def forward(self, user, item):
+        return (self.users(user) * self.items(item)).sum(1) + self.bias(item).squeeze(1)
+
+def build():
+    return Model()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a stream of clicks, its schema and a model."""
+    made = ClickStream(np.random.default_rng(0), {**SETTINGS, "batch_size": 100, "mistakes": 0.0})
+    parts = [made.batch() for _ in range(30)]
+    ids, clicks = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    table = {
+        "user": ids[:, 0],
+        "item": ids[:, 1] - USERS,
+        "click": clicks.astype(float),
+        "at": np.arange(len(ids)) * 1.0,
+    }
+    pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
+    schema = {
+        "features": {"user": f"category:{USERS}", "item": f"category:{ITEMS}"},
+        "label": "click",
+        "user": "user",
+        "time": "at",
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def settings(place: Path, **more: Any) -> dict[str, Any]:
+    schema = json.loads((place / "schema.json").read_text())
+    common = {"events": 3000, "batch_size": 50, "tuning_share": 0.2, "blocks": 24, "tuning": False, "schema": schema}
+    return {**common, **more}
+
+
+def cell(place: Path, arm: str = "Adam", seed: int = 0, lr: float = 0.03, **more: Any) -> Cell:
+    uri = f"parquet:{place / 'clicks.parquet'}"
+    return Cell("ab", f"{place / 'model.py'}:build", uri, arm, lr, "", seed, settings(place, **more))
+
+
+# A run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(place: Path) -> None:
+    first, second = runs.compute(cell(place)), runs.compute(cell(place))
+    assert first.metrics == second.metrics
+    assert all(first.curves[name].tobytes() == second.curves[name].tobytes() for name in first.curves)
+    assert first.metrics["events"] == 2400
+    assert first.metrics["auc"] > 0.55  # it learns
+    assert len(first.curves["log_loss"]) == 24
+    assert first.curves["log_loss"].mean() == pytest.approx(first.metrics["log_loss"])
+    assert first.curves["user_impressions"].sum() <= 2400
+    by_impressions = np.average(first.curves["user_auc"], weights=first.curves["user_impressions"])
+    assert by_impressions == pytest.approx(first.metrics["gauc_by_impressions"])
+    assert runs.compute(cell(place, seed=1)).metrics["auc"] != first.metrics["auc"]
+
+
+def test_arms_start_alike_and_meet_the_same_events(place: Path) -> None:
+    adam, other = (runs.compute(cell(place, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
+    assert adam.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=1e-6)
+    assert np.array_equal(adam.curves["user_impressions"], other.curves["user_impressions"])
+
+
+RANDOM = """
+import random
+import numpy as np
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(1000, 1)
+        self.table.weight.data[:] = torch.from_numpy(np.random.normal(size=(1000, 1))) * random.random()
+
+    def forward(self, user, item):
+        return torch.nn.functional.dropout(self.table(item), 0.5, self.training).squeeze(1)
+
+def build():
+    return Model()
+"""
+
+
+def test_a_model_that_draws_from_any_generator_starts_and_learns_alike(place: Path) -> None:
+    (place / "model.py").write_text(RANDOM)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    first, second = runs.compute(cell(place)), runs.compute(cell(place))
+    assert first.metrics == second.metrics
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert runs.compute(cell(place, seed=1)).metrics != first.metrics
+
+
+def test_labels_that_are_no_clicks_are_refused(place: Path) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    pq.write_table(pa.table({**table, "click": [0.5 * c for c in table["click"]]}), place / "clicks.parquet")
+    with pytest.raises(ValueError, match=r"labels must be 0 or 1 for GAUC and AUC; there is 0\.5"):
+        runs.compute(cell(place))
+
+
+def test_arms_that_did_not_meet_the_same_events_are_no_comparison() -> None:
+    def short(result: Result) -> Result:
+        metrics = {**result.outcome.metrics, **({"events": 4799.0} if result.cell.optimizer == "CAdam" else {})}
+        return replace(result, outcome=replace(result.outcome, metrics=metrics))
+
+    assert "As it is: not comparable" in study.summary(STUDY, Results([short(r) for r in everything(0.02)])).verdict
+
+
+def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
+    tuned = runs.compute(cell(place, tuning=True))
+    table = pq.read_table(place / "clicks.parquet")
+    pq.write_table(table.slice(0, 600), place / "clicks.parquet")
+    assert runs.compute(cell(place, tuning=True)).metrics == tuned.metrics
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [{"noise": 0.4}, {"change": {"feature": "item", "blocks": [8]}}, {"delay": 200.0}],
+    ids=lambda p: next(iter(p)),
+)
+def test_what_is_planted_is_met(place: Path, planted: dict[str, Any]) -> None:
+    plain, changed = runs.compute(cell(place)), runs.compute(cell(place, **planted))
+    assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
+    if "change" in planted:  # not before the moment
+        assert np.array_equal(plain.curves["log_loss"][:8], changed.curves["log_loss"][:8])
+        assert (changed.curves["log_loss"][8:11] > plain.curves["log_loss"][8:11]).all()
+    if "delay" in planted:
+        assert 2200 < changed.metrics["events"] < 2400  # all but those whose labels are still under way at the end
+
+
+def test_a_run_that_diverges_has_no_numbers(place: Path) -> None:
+    assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
+
+
+def test_too_few_events_are_refused(place: Path) -> None:
+    with pytest.raises(ValueError, match="3000 events are too few for 2000 blocks"):
+        runs.compute(cell(place, blocks=2000))
+
+
+# The study -----------------------------------------------------------------------------------------------------
+
+PLANTED = {"with a change": {"change": {"feature": "item", "blocks": [16]}}}
+STUDY = study.Study("ab-made", "made", ("Adam", "CAdam"), 50, grid=(0.01, 0.1), blocks=48, planted=PLANTED)
+
+
+def made(cell: Cell, gain: float, noise: float = 0.01, users: int = 60) -> Result:
+    """An outcome as if CAdam were better by `gain`, in every block, user and seed alike but for noise."""
+    random = np.random.default_rng([cell.seed, len(cell.condition), cell.optimizer == "CAdam"])
+    better = gain * (cell.optimizer == "CAdam")
+    gauc = 0.7 + better + noise * random.normal(size=48)
+    loss = 0.5 - better + noise * random.normal(size=48)
+    if "change" in cell.condition:
+        loss[16:] += 0.3 * (0.3 if cell.optimizer == "CAdam" else 0.8) ** np.arange(32)
+    curves = {"gauc_by_impressions": gauc, "auc": gauc, "log_loss": loss}
+    within = {"user_auc": 0.7 + better + noise * random.normal(size=users), "user_impressions": np.arange(1, users + 1)}
+    metrics = {
+        name: 0.7 + better + noise / 7 * random.normal() for name in ("gauc_by_impressions", "gauc_by_user", "auc")
+    }
+    metrics |= {"log_loss": 0.5 - better + abs(cell.lr - 0.1) + noise / 7 * random.normal(), "events": 4800.0}
+    metrics |= {"users_of_both_classes": float(users)}
+    return Result(cell, Outcome(metrics, {**curves, **within}), Provenance(0.0, 0, "", {}))
+
+
+def everything(gain: float, seeds: int = 4) -> Results:
+    plan = Plan("full", seeds)
+    tuning = study.cells(STUDY, plan, Results())
+    found = Results([made(c, gain) for c in tuning])
+    return Results([made(c, gain) for c in study.cells(STUDY, plan, found)])
+
+
+def test_cells_are_tuned_first_and_tested_on_other_seeds() -> None:
+    plan = Plan("full", 4)
+    tuning = study.cells(STUDY, plan, Results())
+    assert all(c.settings["tuning"] and c.seed >= 10_000 for c in tuning)
+    results = everything(0.0)
+    tests = [r.cell for r in results.tests()]
+    rates = [(c.seed, c.condition) for c in tests if c.lr != 0.1]  # the better of the two
+    assert rates == [(0, "as it is")] * 2  # the other one is only looked back at
+    assert {(c.optimizer, c.condition) for c in tests} == {
+        (arm, condition) for arm in STUDY.arms for condition in ("as it is", "with a change")
+    }
+    assert {c.optimizer for c in (r.cell for r in results.repeats())} == {"Adam"}
+    assert not any(c.settings["tuning"] for c in tests)
+
+
+def test_a_planted_difference_is_found_and_none_is_not() -> None:
+    better = study.summary(STUDY, everything(0.02))
+    assert re.search(r"As it is: CAdam better, known after block \d+ of 48 \(\+0\.01[89]", better.verdict)
+    worse = study.summary(STUDY, everything(-0.02))
+    assert "As it is: CAdam worse" in worse.verdict
+    none = study.summary(STUDY, everything(0.0, seeds=6))
+    assert "As it is: no difference seen" in none.verdict
+    whats = [line.what for line in better.rows]
+    for part in ("over users", "over blocks of time", "watched after every block"):
+        assert f"as it is: the same, {part}" in whats
+    assert all(
+        line.noise_floor for line in better.rows if line.what.startswith("as it is") and "hindsight" not in line.what
+    )
+
+
+def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
+    def turned(result: Result) -> Result:
+        """On the measured part Adam's other learning rate has the better GAUC, which decides, at a worse log loss."""
+        adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == 0.01
+        metrics = {**result.outcome.metrics, **({"log_loss": 9.0, "gauc_by_impressions": 0.9} if adam else {})}
+        return replace(result, outcome=replace(result.outcome, metrics=metrics))
+
+    summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
+    assert "As it is: CAdam better" in summary.verdict  # by the rule that was set beforehand
+    line = next(line for line in summary.rows if "hindsight" in line.what)
+    assert line.what == "as it is: GAUC by impressions, learning rates of hindsight"
+    assert "Adam 0.9000 (at 0.01)" in line.measured
+    assert line.values["difference"] < -0.15
+
+
+def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> None:
+    results = everything(0.0, seeds=6)
+    times = {arm: study.recovery_times(STUDY, results, arm, "with a change") for arm in STUDY.arms}
+    assert 0 < np.mean(list(times["CAdam"].values())) < np.mean(list(times["Adam"].values())) < 32 * 100
+    line = next(r for r in study.summary(STUDY, results).rows if "until recovered" in r.what)
+    assert line.verdict.startswith("CAdam better")
+
+
+def test_a_change_that_costs_nothing_leaves_nothing_to_recover_from() -> None:
+    def unmoved(result: Result) -> Result:
+        curves = {**result.outcome.curves, "log_loss": np.full(48, 0.5)}
+        return replace(result, outcome=replace(result.outcome, curves=curves))
+
+    summary = study.summary(STUDY, Results([unmoved(r) for r in everything(0.0)]))
+    line = next(r for r in summary.rows if "until recovered" in r.what)
+    assert (line.verdict, line.measured) == ("nothing to recover from", "the change adds 0.0% to the log loss")
+
+
+def comparison(difference: Interval, noise: Interval | None = None) -> Comparison:
+    return Comparison("CAdam", "Adam", "higher", 0.71, 0.7, difference, 0, 0, 5, True, noise)
+
+
+def evidence(low: float, users: Interval | None) -> study.Evidence:
+    by_block = np.full(30, low + 0.01)
+    ends = np.where(np.arange(30) < 19, -np.inf, low)
+    return study.Evidence(by_block, ends, np.full(30, low + 0.02), Interval(low + 0.01, low, low + 0.02, 30), users)
+
+
+ABOVE, BELOW, AROUND = Interval(0.02, 0.01, 0.03, 5), Interval(-0.02, -0.03, -0.01, 5), Interval(0.0, -0.01, 0.01, 5)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "users", "low", "words"),
+    [
+        (ABOVE, ABOVE, 0.005, "CAdam better, known after block 20 of 30"),
+        (BELOW, BELOW, -0.03, "CAdam worse, known after block 1 of 30"),
+        (AROUND, AROUND, -0.01, "no difference seen"),
+        (ABOVE, AROUND, 0.005, "not settled: it might be otherwise with other users"),
+        (ABOVE, ABOVE, -0.01, "not settled: it might be otherwise at another time"),
+        (AROUND, ABOVE, -0.01, "not settled: it might be otherwise with other seeds and at another time"),
+        (
+            ABOVE,
+            BELOW,
+            0.005,
+            "not settled: it might be otherwise with other seeds and with other users and at another time",
+        ),
+        (ABOVE, None, 0.005, "CAdam better, known after block 20 of 30"),
+        (Interval(0.02, math.nan, math.nan, 1), ABOVE, 0.005, "one seed: no verdict"),
+    ],
+)
+def test_the_verdict_says_better_only_where_all_agree(
+    seeds: Interval, users: Interval | None, low: float, words: str
+) -> None:
+    assert study.verdict(comparison(seeds), evidence(low, users)) == words
+
+
+def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
+    noisy = comparison(ABOVE, noise=Interval(0.0, -0.05, 0.05, 10))
+    assert study.verdict(noisy, evidence(0.005, ABOVE)).endswith(", by less than seeds alone move Adam")
+
+
+def test_without_users_the_other_intervals_decide() -> None:
+    def alone(result: Result) -> Result:
+        whole = {"user_auc": np.array([result.outcome.metrics["auc"]]), "user_impressions": np.array([4800])}
+        return replace(result, outcome=replace(result.outcome, curves={**result.outcome.curves, **whole}))
+
+    summary = study.summary(STUDY, Results([alone(r) for r in everything(0.02)]))
+    assert "As it is: CAdam better" in summary.verdict
+    assert not any("over users" in line.what for line in summary.rows)
+
+
+def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
+    def empty(result: Result) -> Result:
+        curves = {**result.outcome.curves, "gauc_by_impressions": np.full(48, math.nan)}
+        return replace(result, outcome=replace(result.outcome, curves=curves))
+
+    summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
+    words = "too few independent blocks to say whether it holds at another time: it takes more events"
+    assert f"As it is: not settled: {words}" in summary.verdict
+
+
+@pytest.mark.parametrize(
+    ("by_block", "words"),
+    [
+        (np.zeros(48), "no difference within any block"),
+        (np.full(48, 0.01), "too few blocks differ from the one before to say whether it holds at another time"),
+        (np.arange(10.0), study.TOO_FEW),
+        (np.arange(48.0), study.TOO_FEW),
+    ],
+)
+def test_why_nothing_is_said_of_another_time(by_block: np.ndarray, words: str) -> None:
+    found = study.Evidence(by_block, *study.confidence_sequence(by_block), study.over_blocks(by_block), ABOVE)
+    assert found.silent == words
+    assert study.verdict(comparison(ABOVE), found) == f"not settled: {words}"
+    assert study.verdict(comparison(AROUND), replace(found, users=AROUND)) == "no difference seen"
+
+
+def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
+    def same(result: Result) -> Result:
+        return replace(result, outcome=replace(result.outcome, curves=everything(0.0)[0].outcome.curves))
+
+    summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
+    assert "As it is: no difference seen" in summary.verdict
+    line = next(line for line in summary.rows if line.what == "as it is: the same, watched after every block")
+    assert line.verdict == "no difference within any block"
+
+
+def test_a_diverged_run_is_no_comparison() -> None:
+    results = everything(0.02)
+    lost = next(i for i, r in enumerate(results) if r.cell.seed == 0 and r.cell.optimizer == "CAdam")
+    numbers = results[lost].outcome
+    nothing = {name: np.full(48, math.nan) for name in runs.BY_BLOCK}
+    outcome = Outcome(dict.fromkeys(numbers.metrics, math.nan), nothing)
+    broken = Results([replace(r, outcome=outcome) if i == lost else r for i, r in enumerate(results)])
+    assert "As it is: not comparable" in study.summary(STUDY, broken).verdict
+    assert len(study.figures(STUDY, broken)) == 2
+
+
+def test_figures_are_drawn_and_small() -> None:
+    from cadam.trials import report
+
+    drawn = study.figures(STUDY, everything(0.01))
+    assert len(drawn) == 2
+    assert all(len(report.svg(figure, "x", "y").encode()) < 60_000 for figure in drawn.values())
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def command(place: Path, *more: str) -> list[str]:
+    return [
+        "ab",
+        *("--model", f"{place / 'model.py'}:build", "--data", f"parquet:{place / 'clicks.parquet'}"),
+        *("--schema", str(place / "schema.json"), "--cache", str(place / "cells")),
+        *("--output", str(place / "report.html"), "--batch-size", "50", "--blocks", "24", "--seeds", "2"),
+        *more,
+    ]
+
+
+def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(place, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item", "--events", "1500")
+    assert main(arguments) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "SGDM GAUC" in output
+    assert re.search(r"As it is: (Adam better|not settled|no difference)", output)
+    page = (place / "report.html").read_text()
+    assert "with a change of item" in page
+    assert "cadam ab --model" in page
+    assert "cadam reproduce" not in page
+    stored = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
+    assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
+    assert main(arguments) == 0
+    again = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
+    assert again == stored
+    (place / "model.py").write_text(MODEL.replace("4, sparse", "5, sparse"))
+    assert main(arguments) == 0
+    assert len([p for p in (place / "cells").rglob("*.json") if p.name != "plan.json"]) == 2 * len(stored)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--arms", "adam"], "two or more different optimizers"),
+        (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
+        (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
+        (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
+        (["--blocks", "5000"], "too few for 5000 blocks"),
+        (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
+        (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),
+    ],
+)
+def test_what_the_command_cannot_do_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main(command(place, *more)) == 2
+    assert message in capsys.readouterr().err
+    assert not (place / "cells").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"features": {"user": "category:200", "itme": "category:100"}},
+            "clicks.parquet has no column 'itme', which the schema asks for; it has user, item, click, at",
+        ),
+        ({"label": "clicked"}, "clicks.parquet has no column 'clicked', which the schema asks for; it has user, item"),
+        ({"user": "person"}, "clicks.parquet has no column 'person', which the schema asks for"),
+        (
+            {"features": {"item": "category:100"}},
+            "model.py:build cannot be called with the features by name: its forward takes user, item; "
+            "the schema has item (missing a required argument: 'user')",
+        ),
+        (
+            {"features": {"user": "category:200", "item": "category:100", "at": "number"}},
+            "its forward takes user, item; the schema has user, item, at (got an unexpected keyword argument 'at')",
+        ),
+        (
+            {"features": {"user": "category:1", "item": "category:1"}},
+            "events of parquet:PLACE/clicks.parquet can be used; the first, PLACE/clicks.parquet, row 0: user: ",
+        ),
+    ],
+)
+def test_names_that_do_not_fit_are_said_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    kept = {name: [v for v, user in zip(table[name], table["user"], strict=True) if user] for name in table}
+    pq.write_table(pa.table(kept), place / "clicks.parquet")  # no user is 0
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, **change}))
+    assert main(command(place)) == 2
+    error = capsys.readouterr().err
+    assert message.replace("PLACE", str(place)) in error
+    assert error.count("\n") == 1
+    assert not (place / "cells").exists()
+
+
+def test_labels_that_are_no_clicks_are_said_once_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    pq.write_table(pa.table({**table, "click": [0.3, *table["click"][1:]]}), place / "clicks.parquet")
+    assert main(command(place)) == 2
+    error = capsys.readouterr().err
+    assert "labels must be 0 or 1 for GAUC, which decides the A/B on parquet:" in error
+    assert "there is 0.3" in error
+    assert error.count("\n") == 1
+    assert not (place / "cells").exists()
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, "binary": True}))
+    main([*command(place), "--lr", "0.03", "--seeds", "1"])
+    told = capsys.readouterr()
+    assert "row 0: click: 0.3" in told.out
+    assert "failed" not in told.out + told.err
+
+
+def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
+    place: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
+    pq.write_table(pa.table({**table, "user": wrong}), place / "clicks.parquet")
+    runs.compute(cell(place, events=2998))
+    assert "set aside" not in caplog.text
+    arguments = [*command(place), "--lr", "0.03", "--seeds", "1"]
+    main(arguments)
+    told = capfd.readouterr()
+    first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
+    assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
+    assert "set aside" not in told.out + told.err
+
+
+def test_a_study_that_failed_names_the_command_that_goes_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "model.py").write_text(MODEL.replace("(self.users(user)", "(self.nobody(user)"))
+    arguments = command(place, "--lr", "0.03,0.01", "--events", "1500")
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("  cadam ab ")]
+    assert sorted(line) == sorted(["cadam", *arguments])
+    assert "cadam reproduce" not in out
+
+
+@pytest.mark.parametrize("option", ["--cache", "--output"])
+def test_a_folder_that_cannot_be_written_to_is_said_before_any_work(
+    place: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (place / "file").touch()
+    arguments = command(place, option, str(place / "file" / "below"))
+    assert main([*arguments, "--model", "nowhere.py:build"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam ab: {option}: {place / 'file'}")
+    assert error.endswith(f"cannot be written to: {place / 'file'} is not a folder\n")
+
+
+def test_without_pyarrow_the_command_says_what_to_install(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(command(place)) == 5
+    assert capsys.readouterr().err.endswith("need pyarrow: pip install pyarrow\n")
+    monkeypatch.setenv("CADAM_DATA", str(place))
+    (place / "elec2.parquet").touch()
+    assert main(["reproduce", "ab-electricity", "--cache", str(place / "cells")]) == 5
+    assert capsys.readouterr().err == "cadam reproduce: pyarrow missing: pip install pyarrow\n"
+    assert not (place / "cells").exists()
+
+
+def test_a_number_of_events_is_said_as_whole_batches(place: Path) -> None:
+    options = argparse.ArgumentParser()
+    add_arguments(options)
+    options.add_argument("--seeds", type=int, default=1)
+    arguments = command(place, "--events", "1480")[1:]
+    study, _ = experiment(options.parse_known_args(arguments)[0])
+    assert study.events == {"quick": 1500, "full": 1500}
+    outcome = runs.compute(study.cell(Plan("full", 1), "Adam", 0.03, 0, "as it is"))
+    assert outcome.metrics["events"] == 1500 - 300
+
+
+def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [a for a in command(place, "--lr", "0.03", "--seeds", "1") if not a.endswith("schema.json")]
+    arguments.remove("--schema")
+    assert main(arguments) == 2
+    assert "has no SCHEMA, and --schema is not given" in capsys.readouterr().err
+    schema = f"Schema({json.loads((place / 'schema.json').read_text())['features']}, label='click', user='user')"
+    (place / "model.py").write_text(f"{MODEL}\nfrom cadam.online import Schema\nSCHEMA = {schema}\n")
+    assert main(arguments) == 0
+    assert "one seed: no verdict" in " ".join(capsys.readouterr().out.split())
+
+
+def test_optimizers_by_name() -> None:
+    assert [_optimizer(name) for name in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
+
+
+# Real streams --------------------------------------------------------------------------------------------------
+
+DATA = {
+    "flights": streams.FLIGHTS_DATA,
+    "movielens": streams.MOVIELENS_DATA,
+    "electricity": streams.ELECTRICITY_DATA,
+    "forest": streams.FOREST_DATA,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "users", "rate"),
+    [
+        ("flights", 327_346, 4037, 0.2371),
+        ("movielens", 100_836, 610, 0.4818),
+        ("electricity", 45_312, 48, 0.4245),
+        ("forest", 581_012, 40, 0.4876),
+    ],
+)
+def test_real_streams_are_in_order_and_complete(name: str, events: int, users: int, rate: float) -> None:
+    if advice := DATA[name].missing():
+        pytest.skip(advice)
+    stream = streams.load(name)
+    labels = stream.events.labels
+    assert labels is not None
+    assert (len(stream.events), len(np.unique(stream.events.users))) == (events, users)
+    assert labels.mean() == pytest.approx(rate, abs=1e-4)
+    assert (np.diff(stream.events.time) >= 0).all()
+    for field, count in stream.fields.items():
+        values = stream.events.features[field]
+        assert values.min() >= 0
+        assert values.max() == count - 1
+    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating"}
+    assert not leaks & set(stream.events.features)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str) -> None:
+    experiment = catalogue.find(f"ab-{name}")
+    assert experiment.data is DATA[name]
+    assert any("stand-in" in note for note in experiment.notes)
+    assert any("85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes)
+
+
+def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CADAM_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"flights from New York.*set CADAM_DATA"):
+        streams.flights()
+
+
+def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
+    board = Scoreboard("ab", "", ("Adam", "CAdam"), {"auc": "AUC"})
+
+    def came(optimizer: str, lr: float, seed: int, auc: float) -> tuple[str, ...] | None:
+        cell = Cell("ab", "model", "data", optimizer, lr, "as it is", seed)
+        result = Result(cell, Outcome({"auc": auc}), Provenance(0.0, 0, "cpu", {}))
+        return board.note(Event("done", catalogue.find("demo-stream"), cell, result))
+
+    assert came("Adam", 0.1, 0, 0.70) is None
+    assert came("CAdam", 0.1, 0, 0.75) == ("0", "0.7000", "0.7500", "+0.0500")
+    assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
+    came("Adam", 0.1, 1, 0.71)
+    assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")

@@ -1,0 +1,143 @@
+"""The archive: rows that are added, found by cell and version, and never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cadam.trials import runner
+from cadam.trials.archive import Archive, DamagedResultsError
+from cadam.trials.cache import Cache
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
+from tables import begins_with
+from walks import WALK, make_cell
+
+CELL = make_cell("CAdam", 0.1, 3, depth=2)
+
+
+def result(cell: Cell = CELL, loss: float = 0.1 + 0.2) -> Result:
+    curves = {
+        "double": np.array([[0.1, -0.0], [np.nan, 5e-324]]),
+        "half": np.array([0.1, np.inf, 6e-8], np.float16),
+        "counts": np.arange(4, dtype=np.int64),
+    }
+    versions = {"cadam": "0.1", "torch": "2.0", "numpy": "1.0", "python": "3.0"}
+    provenance = Provenance(0.5, 1000, "CPU", versions, "abc", False)
+    return Result(cell, Outcome({"loss": loss, "worst": math.inf, "lost": math.nan}, curves), provenance)
+
+
+def assert_same(found: Result | None, expected: Result) -> None:
+    assert found is not None
+    assert found.cell == expected.cell
+    assert found.provenance == expected.provenance
+    assert found.outcome.metrics.keys() == expected.outcome.metrics.keys()
+    for name, value in expected.outcome.metrics.items():
+        assert np.float64(found.outcome.metrics[name]).tobytes() == np.float64(value).tobytes()
+    assert found.outcome.curves.keys() == expected.outcome.curves.keys()
+    for name, curve in expected.outcome.curves.items():
+        got = found.outcome.curves[name]
+        assert (got.dtype, got.shape, got.tobytes()) == (curve.dtype, curve.shape, curve.tobytes())
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    found = Archive(tmp_path)
+    found.add(WALK, [result(), result(make_cell("Adam", 0.1, 3, depth=2))])
+    return found
+
+
+def test_what_is_added_is_found_to_the_bit(archive: Archive) -> None:
+    assert_same(archive.find(WALK, CELL), result())
+    assert archive.find(WALK, make_cell("CAdam", 0.1, 4, depth=2)) is None
+
+
+def test_another_version_of_the_experiment_is_another_result(archive: Archive) -> None:
+    later = dataclasses.replace(WALK, version=2)
+    assert archive.find(later, CELL) is None
+    archive.add(later, [result(loss=7.0)])
+    assert_same(archive.find(later, CELL), result(loss=7.0))
+    assert_same(archive.find(WALK, CELL), result())
+
+
+def test_a_correction_supersedes_and_leaves_the_earlier_row(archive: Archive) -> None:
+    before = archive.study("walk").table
+    archive.add(WALK, [result(loss=5.0)])
+    assert_same(archive.find(WALK, CELL), result(loss=5.0))
+    assert begins_with(archive.study("walk").table, before)
+    assert [r.outcome.metrics["loss"] for r in archive.study("walk").results()] == [0.1 + 0.2, 5.0]
+
+
+def test_results_may_bring_new_metrics(archive: Archive) -> None:
+    cell = make_cell("CAdam", 0.1, 9)
+    new = dataclasses.replace(result(cell), outcome=Outcome({"auc": 0.5}))
+    archive.add(WALK, [new])
+    assert_same(archive.find(WALK, cell), new)
+    assert_same(archive.find(WALK, CELL), result())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        (Outcome({"last loss": 1.0}), "snake_case"),
+        (Outcome({"seed": 1.0}), "'seed'"),
+        (Outcome({}, {"deep": np.zeros((2, 2, 2))}), "'deep'"),
+        (Outcome({}, {"half": np.zeros(3)}), "curve_half"),
+    ],
+)
+def test_what_has_no_column_is_refused_and_nothing_is_written(archive: Archive, outcome: Outcome, message: str) -> None:
+    before = (archive.root / "walk.parquet").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        archive.add(WALK, [dataclasses.replace(result(make_cell("Adam", 1, 1)), outcome=outcome)])
+    assert (archive.root / "walk.parquet").read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_the_old_file(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (archive.root / "walk.parquet").read_bytes()
+
+    def full(file: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        archive.add(WALK, [result(loss=5.0)])
+    assert [path.name for path in archive.root.iterdir()] == ["walk.parquet"]
+    assert (archive.root / "walk.parquet").read_bytes() == before
+
+
+def test_a_damaged_file_is_named(archive: Archive) -> None:
+    (archive.root / "walk.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DamagedResultsError, match=r"walk\.parquet"):
+        Archive(archive.root).find(WALK, CELL)
+
+
+def test_without_pyarrow_it_says_what_to_install(archive: Archive) -> None:
+    code = (
+        f"import sys; sys.modules['pyarrow'] = None\nfrom cadam.trials.archive import Archive\n"
+        f"Archive({str(archive.root)!r}).study('walk').table"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install pyarrow" in found.stderr
+
+
+def test_archived_results_are_not_computed_again(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever version of torch computed them; `force` computes them all the same."""
+    request = runner.Request(WALK, Plan("quick", 2))
+    cells = WALK.cells(request.plan, request.results)
+    archive.add(WALK, [result(cell) for cell in cells])
+    log = tmp_path / "log"
+    monkeypatch.setenv("LAB_TEST_LOG", str(log))
+    cache = Cache(tmp_path / "cache", archive)
+    runner.run([request], cache, jobs=1, tell=lambda event: None)
+    assert request.complete
+    assert not log.exists()
+    assert runner.read(cache, WALK, Plan("quick", 2)).results[0].outcome.metrics["loss"] == 0.1 + 0.2
+    runner.run([request], cache, jobs=1, force=True, tell=lambda event: None)
+    assert len(log.read_text().splitlines()) == len(cells)

@@ -1,0 +1,219 @@
+"""Cells: found by what they depend on, whole or not there, and never believed when damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cadam
+import walks
+from cadam.trials import runner
+from cadam.trials.cache import Cache, DamagedCellError, identity
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
+from cadam.trials.runner import Request
+from walks import WALK, make_cell
+
+PROVENANCE = Provenance(
+    0.5, 1000, "CPU", {"python": "3", "cadam": cadam.__version__, "torch": torch.__version__}, "abc", False
+)
+CELL = make_cell("CAdam", 0.1, 3, depth=2)
+
+
+def result(cell: Cell = CELL) -> Result:
+    curves = {
+        "double": np.array([[0.1, -0.0], [np.nan, 5e-324]]),
+        "single": np.arange(3, dtype=np.float32) / 3,
+        "counts": np.arange(4, dtype=np.int64),
+        "empty": np.zeros((0, 2)),
+    }
+    return Result(cell, Outcome({"loss": 0.1 + 0.2, "worst": math.inf, "lost": math.nan}, curves), PROVENANCE)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cells")
+
+
+def test_what_is_saved_is_loaded_to_the_bit(cache: Cache) -> None:
+    cache.save(WALK, result())
+    loaded = cache.load(WALK, CELL)
+    assert loaded is not None
+    assert loaded.cell == CELL
+    assert loaded.provenance == PROVENANCE
+    for name, value in result().outcome.metrics.items():
+        assert np.float64(loaded.outcome.metrics[name]).tobytes() == np.float64(value).tobytes()
+    for name, curve in result().outcome.curves.items():
+        found = loaded.outcome.curves[name]
+        assert (found.dtype, found.shape, found.tobytes()) == (curve.dtype, curve.shape, curve.tobytes())
+
+
+def test_a_cell_that_was_not_saved_is_none(cache: Cache) -> None:
+    cache.save(WALK, result())
+    assert cache.load(WALK, make_cell("CAdam", 0.1, 4, depth=2)) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"data": "other"},
+        {"optimizer": "Adam"},
+        {"lr": 0.2},
+        {"condition": "other"},
+        {"seed": 4},
+        {"settings": {"depth": 3}},
+        {"settings": {"depth": 2, "width": 1}},
+    ],
+    ids=str,
+)
+def test_every_part_of_a_cell_names_its_file(change: dict[str, object]) -> None:
+    assert identity(WALK, dataclasses.replace(CELL, **change)) != identity(WALK, CELL)  # type: ignore[arg-type]
+
+
+def test_the_order_of_settings_and_the_kind_of_a_number_do_not_matter() -> None:
+    a = Cell("walk", "", "", "Adam", 1, "", 0, {"a": [1, 2], "b": 2})
+    b = Cell("walk", "", "", "Adam", 1.0, "", 0, {"b": 2, "a": (1, 2)})
+    assert a == b
+    assert identity(WALK, a) == identity(WALK, b)
+
+
+def test_settings_that_are_not_json_are_refused() -> None:
+    with pytest.raises(ValueError, match="plain JSON"):
+        Cell("walk", "", "", "Adam", 1, "", 0, {"a": object()})
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other_metric(path: Path) -> None:
+    content = json.loads(path.read_bytes())
+    content["metrics"]["loss"] = 0.0
+    path.write_text(json.dumps(content))
+
+
+def other_curve(path: Path) -> None:
+    content = json.loads(path.read_bytes())
+    content["curves"]["double"]["data"] = content["curves"]["single"]["data"]
+    path.write_text(json.dumps(content))
+
+
+def other_version(path: Path) -> None:
+    content = json.loads(path.read_bytes())
+    content["version"] = 2
+    path.write_text(json.dumps(content))
+
+
+def not_a_cell(path: Path) -> None:
+    path.write_text("[1, 2]")
+
+
+def a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def renamed(path: Path) -> None:
+    cache = Cache(path.parent.parent)
+    other = cache.save(WALK, result(make_cell("Adam", 0.1, 3, depth=2)))
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, empty, nested, folder, other_metric, other_curve, other_version, not_a_cell, a_bit, renamed]
+)
+def test_a_damaged_file_is_not_believed(cache: Cache, damage: Callable[[Path], None]) -> None:
+    path = cache.save(WALK, result())
+    damage(path)
+    with pytest.raises(DamagedCellError, match=path.name):
+        cache.load(WALK, CELL)
+
+
+def test_nothing_is_left_when_a_save_fails(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        cache.save(WALK, result())
+    assert [path.name for path in (cache.root / "walk").iterdir()] == []
+
+
+def test_a_curve_must_hold_numbers(cache: Cache) -> None:
+    wrong = Result(CELL, Outcome({}, {"names": np.array(["a"])}), PROVENANCE)
+    with pytest.raises(TypeError, match="numbers"):
+        cache.save(WALK, wrong)
+
+
+def test_results_are_picked_by_fields_and_settings() -> None:
+    results = walks.Results([result(), result(make_cell("CAdam", 0.1, 4, depth=1))])
+    assert len(results.where(depth=2)) == 1
+    assert results.metric("loss") == {3: 0.1 + 0.2, 4: 0.1 + 0.2}
+    with pytest.raises(ValueError, match="two results with seed 3"):
+        walks.Results([result(), result()]).metric("loss")
+
+
+MODULE = '''
+"""An experiment."""
+from dataclasses import replace
+from walks import WALK as OTHER, make_cell, compute as walk
+def compute(cell):
+    outcome = walk(cell)
+    print("computed one")
+    return outcome
+EXPERIMENT = replace(OTHER, compute=compute, version=1)
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "again"),
+    [
+        ("walk_one", ("computed one", "one more cell is done"), False),
+        ("walk_one", ("outcome", "found"), False),
+        ("walk_two", ("", ""), False),
+        ("walk_one", ("version=1", "version=2"), True),
+    ],
+    ids=["a message is reworded", "a variable is renamed", "the module is moved", "the version is raised"],
+)
+def test_only_a_raised_version_computes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: tuple[str, str], again: bool
+) -> None:
+    monkeypatch.setenv("LAB_TEST_LOG", str(tmp_path / "log"))
+    counts = []
+    for module, text in (("walk_one", MODULE), (name, MODULE.replace(*change))):
+        (tmp_path / f"{module}.py").write_text(text)
+        experiment = runpy.run_path(str(tmp_path / f"{module}.py"))["EXPERIMENT"]
+        request = Request(experiment, Plan("quick", 2))
+        runner.run([request], Cache(tmp_path / "cells"), jobs=1, tell=lambda event: None)
+        assert request.complete
+        counts.append(len((tmp_path / "log").read_text().splitlines()))
+    assert counts == [4, 8 if again else 4]
+
+
+@pytest.mark.parametrize("package", ["cadam", "torch"])
+def test_another_version_of_cadam_or_torch_is_another_file(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(WALK, CELL)
+    monkeypatch.setattr(f"{package}.__version__", "0.0")
+    assert identity(WALK, CELL) != before

@@ -1,0 +1,182 @@
+"""The report: every number from the cells, one file, and a real browser finds nothing wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cadam.trials import palette, report, runner
+from cadam.trials.cache import Cache
+from cadam.trials.experiment import Outcome, Plan
+from cadam.trials.runner import Request
+from cadam_paper import catalogue
+from walks import TUNED, WALK, make_cell
+
+HEADING = report.Heading("Walks", ("Where they lead.",))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    cache = Cache(tmp_path / "cells")
+    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], cache, jobs=1, tell=lambda event: None)
+    return cache
+
+
+def page(cache: Cache, seeds: int = 3) -> str:
+    return report.page([runner.read(cache, experiment, Plan("quick", seeds)) for experiment in (WALK, TUNED)], HEADING)
+
+
+def test_the_same_cells_give_the_same_page(cache: Cache) -> None:
+    assert page(cache) == page(cache)
+
+
+def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
+    before = page(cache)
+    cell = make_cell("CAdam", 0.1, 1)
+    old = cache.load(WALK, cell)
+    assert old is not None
+    moved = {**old.outcome.metrics, "loss": old.outcome.metrics["loss"] + 3.0}
+    walk = {"walk": -old.outcome.curves["walk"]}
+    cache.save(WALK, dataclasses.replace(old, outcome=Outcome(moved, walk)))
+    after = page(cache)
+    mean = float(_verdict(before)) + 1.0
+    assert float(_verdict(after)) == pytest.approx(mean, abs=2e-6)
+
+
+def test_memory_is_that_of_all_where_cells_ran_side_by_side(cache: Cache) -> None:
+    request = runner.read(cache, WALK, Plan("quick", 3))
+    assert re.search(r"at most \d+ MB each;", report.page([request], HEADING))
+    request.experiment = dataclasses.replace(WALK, side_by_side=lambda cell: cell.seed == 1)
+    assert re.search(r"at most \d+ MB at once;", report.page([request], HEADING))
+
+
+def _verdict(text: str) -> str:
+    found = re.search(r"mean loss is ([\d.]+)\.", text)
+    assert found
+    return found[1]
+
+
+def test_the_order_is_verdict_figure_table_command_versions(cache: Cache) -> None:
+    section = page(cache).partition('<section id="walk">')[2].partition("</section>")[0]
+    parts = ["The paper:", "Measured:", "<svg", "<table>", "cadam reproduce walk --quick", "torch 2"]
+    places = [section.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_an_incomplete_experiment_shows_no_numbers(cache: Cache) -> None:
+    text = page(cache, seeds=4)
+    section = text.partition('<section id="walk">')[2].partition("</section>")[0]
+    assert "Not complete: 6 of at least 8 cells" in section
+    assert "cadam reproduce walk --quick --seeds 4" in section
+    assert "<table>" not in section
+    assert "mean loss is" not in section
+
+
+class Ids(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "xlink:href", "src") and not (value or "").startswith(("#", "data:")):
+                self.outside.append(value or "")
+            if name in ("href", "xlink:href") and (value or "").startswith("#"):
+                self.references.append((value or "")[1:])
+
+
+def test_ids_are_unique_and_nothing_is_fetched(cache: Cache) -> None:
+    text = page(cache)
+    parser = Ids()
+    parser.feed(text)
+    assert len(parser.ids) == len(set(parser.ids))
+    assert set(parser.references) <= set(parser.ids)
+    assert parser.outside == []
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(parser.ids)
+    assert "<script" not in text
+
+
+def test_figures_follow_the_page(cache: Cache) -> None:
+    drawing = page(cache).partition("<svg")[2].partition("</svg>")[0]
+    assert f"var(--c{palette.CADAM[1:]})" in drawing
+    assert f"var(--c{palette.PAPER[1:]})" in drawing
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) == set(), "a colour that stays the same on a dark page"
+
+
+def test_what_an_experiment_says_is_text_not_markup(cache: Cache) -> None:
+    wicked = dataclasses.replace(WALK, title="<b>", notes=["<script>alert(1)</script>"])
+    text = report.page([runner.read(cache, wicked, Plan("quick", 3))], HEADING)
+    assert "<script>" not in text
+    assert "&lt;b&gt;" in text
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_browser_shows_it_without_complaint(cache: Cache, tmp_path: Path, colours: str) -> None:
+    file, shot = tmp_path / "report.html", tmp_path / "shot.png"
+    file.write_text(page(cache), encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if colours == 'dark' else 1}"
+    common = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", scheme]
+    call = [str(BROWSER), *common, "--enable-logging=stderr", "--window-size=800,1200"]
+    seen = subprocess.run([*call, f"--screenshot={shot}", str(file)], capture_output=True, text=True, timeout=60)
+    assert seen.returncode == 0
+    assert "CONSOLE" not in seen.stderr
+    from matplotlib.image import imread
+
+    image = imread(shot)
+    corner, total = image[2, 2, :3].mean(), image.std()
+    assert (corner > 0.9) if colours == "light" else (corner < 0.15)
+    assert total > 0.02, "an empty page"
+    built = subprocess.run([*call, "--dump-dom", str(file)], capture_output=True, text=True, timeout=60)
+    assert built.stdout.count("<svg") == 2
+    assert built.stdout.count("<table>") == 2
+
+
+def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
+    """In the overview and in the section; the heading stands above, and notes are folded."""
+    told = dataclasses.replace(WALK, measure="A loss: less is better.", notes=["A slip."])
+    text = report.page([runner.read(cache, told, Plan("quick", 3))] * 2, HEADING)
+    overview, _, section = text.partition("<section")
+    assert overview.count("A loss: less is better.") == 1, "said again"
+    assert "Where they lead." in overview
+    assert section.index("A loss: less is better.") < section.index("Measured:")
+    assert re.search(r"<details[^>]*><summary>[^<]+</summary>\s*<ul><li>A slip\.</li></ul></details>", section)
+    assert "cost" not in section.partition("<table>")[2].partition("</table>")[0]
+
+
+@pytest.mark.parametrize("name", catalogue.PLACES)
+def test_every_experiment_says_what_it_measures(name: str) -> None:
+    assert catalogue.find(name).measure.endswith(".")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_on_a_phone_a_wide_figure_says_that_it_moves(cache: Cache, tmp_path: Path) -> None:
+    """No part of the page is wider than the window but what moves by itself, which says so."""
+    file = tmp_path / "report.html"
+    ask = (
+        "<script>addEventListener('load',()=>{const box=document.querySelector('figure div'),"
+        "hint=getComputedStyle(document.querySelector('.hint')).display;"
+        "document.title=[document.documentElement.scrollWidth<=innerWidth,box.scrollWidth>box.clientWidth,hint]})"
+        "</script>"
+    )
+    seen = {}
+    for width in (500, 1200):  # headless chromium has no window below 500
+        file.write_text(page(cache) + ask, encoding="utf-8")
+        call = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+        call += [f"--window-size={width},800", "--dump-dom", str(file)]
+        built = subprocess.run(call, capture_output=True, text=True, timeout=60)
+        seen[width] = re.findall(r"<title>(.*?)</title>", built.stdout)[0]
+    assert seen == {500: "true,true,block", 1200: "true,false,none"}

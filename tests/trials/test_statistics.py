@@ -1,0 +1,235 @@
+"""Intervals and verdicts, also where there is little or nothing to say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
+from cadam.trials.statistics import (
+    Comparison,
+    apart,
+    choose_lr,
+    compare,
+    family_row,
+    interval,
+    row,
+    t_quantile,
+    tally,
+)
+from walks import make_cell
+
+NAMES = ("CAdam", "Adam")
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "expected"),
+    # From printed tables of Student's t.
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 3, 3.1824),
+        (0.95, 4, 2.7764),
+        (0.95, 9, 2.2622),
+        (0.95, 10, 2.2281),
+        (0.95, 30, 2.0423),
+        (0.95, 120, 1.9799),
+        (0.99, 5, 4.0321),
+        (0.90, 8, 1.8595),
+        (0.95, 100_001, 1.9600),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
+    assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
+def test_quantiles_that_do_not_exist_are_refused(confidence: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="must"):
+        t_quantile(confidence, freedom)
+
+
+def test_an_interval_by_hand() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0])
+    half = 3.182446 * math.sqrt(5 / 3) / 2
+    assert (found.mean, found.low, found.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+
+
+def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
+    random = np.random.default_rng(0)
+    samples = random.normal(3, 2, size=(4000, 5))
+    held = np.mean([(found := interval(list(sample))).low <= 3 <= found.high for sample in samples])
+    assert held == pytest.approx(0.95, abs=0.012)
+    pairs = random.normal(size=(4000, 8))
+    held = np.mean([(found := apart(list(p[:5]), list(p[5:]))).low <= 0 <= found.high for p in pairs])
+    assert held == pytest.approx(0.95, abs=0.012)
+
+
+def seeds(*values: float, first: int = 0) -> dict[int, float]:
+    return dict(enumerate(values, first))
+
+
+def test_pairing_sees_what_the_seeds_hide() -> None:
+    baseline = seeds(10.0, 20.0, 30.0, 40.0)
+    arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
+    found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
+    assert found.outcome == "better"
+    assert found.verdict == "CAdam better, by less than seeds alone move Adam"
+    assert found.difference.mean == pytest.approx(-1.015)
+    assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    """The arms cross: sorted, they are 1 apart everywhere; by seed, by 5, 1 and -3, whatever order they come in."""
+    arm, baseline = {2: 2.0, 0: 6.0, 1: 4.0}, seeds(1.0, 3.0, 5.0)
+    found = compare(arm, baseline, names=NAMES, better="higher")
+    half = 4.302653 * 4 / math.sqrt(3)  # Student's t with two degrees of freedom; their standard deviation is 4
+    difference = found.difference.mean, found.difference.low, found.difference.high
+    assert difference == pytest.approx((1.0, 1 - half, 1 + half))
+    assert found.verdict == "no difference seen"
+
+
+def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() -> None:
+    """For the same against itself the true difference is 0; moving one set as a whole leaves the floor where it was."""
+    baseline = seeds(1.0, 2.0, 3.0)
+    half = 2.776445 * math.sqrt(2 / 3)
+    for shift in (0.0, 5.0, -5.0):
+        repeat = {seed: value + shift for seed, value in seeds(1.0, 2.0, 3.0, first=100).items()}
+        for ahead, words in ((half + 0.01, "better"), (half - 0.01, "better, by less than seeds alone move Adam")):
+            arm = {seed: value + ahead + 1e-4 * seed for seed, value in baseline.items()}
+            found = compare(arm, baseline, names=NAMES, better="higher", repeat=repeat)
+            assert found.floor == pytest.approx(half, abs=1e-6)
+            assert found.verdict == f"CAdam {words}"
+            line = row("loss", "", found, 1.0, 2)
+            assert line.noise_floor == f"apart {abs(shift):.2f}, ±2.27"
+            assert line.values["A/A difference"] == pytest.approx(-shift)
+    undecided = compare(seeds(1.5, 1.9, 3.0), baseline, names=NAMES, better="higher", repeat=seeds(1, 9, 5, first=9))
+    assert (undecided.verdict, undecided.qualifier) == ("no difference seen", "")
+
+
+def test_two_single_runs_are_apart_without_a_floor() -> None:
+    found = compare(seeds(3.0), seeds(1.0), names=NAMES, better="higher", repeat=seeds(4.0, first=100))
+    assert math.isnan(found.floor)
+    assert row("loss", "", found, 1.0, 1).noise_floor == "apart 3.0"
+
+
+def test_no_difference_seen() -> None:
+    found = compare(seeds(1.0, 2.0, 3.0), seeds(1.2, 1.9, 2.9), names=NAMES, better="lower")
+    assert (found.outcome, found.verdict) == ("none", "no difference seen")
+
+
+def test_one_seed_gives_no_verdict() -> None:
+    found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower")
+    assert found.verdict == "one seed: no verdict"
+    assert row("loss", "", found, 1.0, 1).interval == "-4.0"
+
+
+def test_without_randomness_one_run_decides() -> None:
+    found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower", random=False)
+    assert found.verdict == "CAdam better (exact: nothing is random)"
+    same = compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", random=False)
+    assert same.verdict == "no difference at all"
+
+
+def test_without_variance_the_verdict_says_so() -> None:
+    found = compare(seeds(1.0, 2.0), seeds(2.0, 3.0), names=NAMES, better="lower")
+    assert found.verdict == "CAdam better, by the same in every seed: they may not matter here"
+    same = compare(seeds(1.0, 2.0), seeds(1.0, 2.0), names=NAMES, better="lower")
+    assert same.verdict == "no difference at all"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_diverged_run_is_not_averaged_away(bad: float) -> None:
+    found = compare(seeds(1.0, 1.1, bad), seeds(2.0, 2.1, 2.0), names=NAMES, better="lower")
+    assert found.outcome == "unknown"
+    assert found.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
+    assert found.difference.count == 2
+    assert row("loss", "", found, 1.0).values["CAdam diverged"] == 1
+
+
+def test_all_diverged() -> None:
+    found = compare(seeds(math.nan), seeds(math.nan), names=NAMES, better="lower", repeat=seeds(math.nan, first=9))
+    assert "diverged in 1 of 1" in found.verdict
+    assert row("loss", "", found, 1.0).interval == "none: all diverged"
+
+
+def test_seeds_must_pair_and_a_a_must_not() -> None:
+    with pytest.raises(ValueError, match=r"only one of them has \[1\]"):
+        compare(seeds(1.0, 2.0), seeds(1.0), names=NAMES, better="lower")
+    with pytest.raises(ValueError, match=r"other seeds.*\[0\]"):
+        compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", repeat=seeds(1.0))
+
+
+def test_the_kinds_of_seeds_never_meet() -> None:
+    plan = Plan("full", 1000)
+    kinds = [set(plan.test_seeds()), set(tuning_seeds(1000)), set(plan.repeat_seeds())]
+    assert len(set().union(*kinds)) == 3000
+
+
+def tuning(losses: dict[float, list[float]]) -> Results:
+    cost = Provenance(0, 0, "", {})
+    return Results(
+        [
+            Result(make_cell("CAdam", lr, TUNING_SEEDS + i), Outcome({"loss": loss}), cost)
+            for lr, values in losses.items()
+            for i, loss in enumerate(values)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "lr", "warning"),
+    [
+        ({0.1: [3.0], 0.2: [1.0], 0.3: [2.0]}, 0.2, None),
+        ({0.1: [1.0, 5.0], 0.2: [2.0, 2.0], 0.3: [9.0, 9.0]}, 0.2, None),
+        ({0.1: [1.0], 0.2: [2.0], 0.3: [3.0]}, 0.1, "lowest of its grid"),
+        ({0.1: [3.0], 0.2: [2.0], 0.3: [1.0]}, 0.3, "highest of its grid"),
+        ({0.1: [3.0, 3.0], 0.2: [2.0, 2.0], 0.3: [0.0, math.nan]}, 0.2, None),
+        ({0.1: [1.0]}, 0.1, "nothing was chosen"),
+    ],
+)
+def test_the_best_learning_rate_and_the_edge_of_the_grid(
+    losses: dict[float, list[float]], lr: float, warning: str | None
+) -> None:
+    choice = choose_lr("CAdam", tuning(losses), "loss", "lower")
+    assert choice.lr == lr
+    assert (choice.warning or "").find(warning or "") >= 0
+    assert (choice.warning is None) == (warning is None)
+
+
+def test_higher_can_be_better() -> None:
+    assert choose_lr("CAdam", tuning({0.1: [3.0], 0.2: [1.0]}), "loss", "higher").lr == 0.1
+
+
+def test_a_grid_that_only_diverges_is_an_error() -> None:
+    with pytest.raises(ValueError, match="CAdam diverged at every"):
+        choose_lr("CAdam", tuning({0.1: [math.nan], 0.2: [math.inf]}), "loss", "lower")
+
+
+def test_a_tally_leaves_nothing_out() -> None:
+    def against(shift: float, seeds: int, spread: float = 0.01) -> Comparison:
+        adam = {seed: float(seed) for seed in range(seeds)}
+        cadam = {seed: value + shift + spread * (-1) ** seed for seed, value in adam.items()}
+        return compare(cadam, adam, names=("CAdam", "Adam"), better="lower")
+
+    mixed = [against(-1, 4), against(1, 4), against(0, 4), against(math.inf, 4)]
+    assert tally(mixed, "problems", "lower", "higher") == "lower in 1 of 4 problems, higher in 1, undecided in 2"
+    named = dict(zip(("a", "b", "c", "d"), mixed, strict=True))
+    line = family_row("CAdam against Adam", named, 1.0)
+    assert line.verdict == "better 1, same 1, worse 1, diverged 1"
+    assert line.measured == "better in a; worse in b"
+    few = [against(0, 2)]
+    assert tally(few, "panels", "lower", "higher") == (
+        "lower in 0 of 1 panels, higher in 0, undecided in 1 (2 seeds; --full for more)"
+    )
+    spread_out = {seed: 40.0 * seed for seed in range(100, 104)}
+    small = [replace(each, noise=apart([0.0, 1.0], list(spread_out.values()))) for each in mixed]
+    assert tally(small, "problems", "lower", "higher") == (
+        "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 by less than seeds alone move the baseline"
+    )
+    one = against(-1, 1)
+    assert tally([one], "problems", "lower", "higher") == "one seed: no verdict"
+    assert family_row("", {"a": one}, 1.0).verdict == "one seed: no verdict"
