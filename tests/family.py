@@ -1,4 +1,8 @@
-"""The optimizers of the catalogue, found by their public names, and what the tests of the mathematics share."""
+"""Every optimizer there is, and what the tests of the mathematics share.
+
+Those of the catalogue are found by their public names; a rule that has no class there gets two here, so that a new file
+in cadam/rules is tested like the others.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from engines import ROWS
 from torch import Tensor
 
 import cadam
-from engines import ROWS
+from cadam.codegen.structure import Structure
+from cadam.defaults import defaults
+from cadam.rules import RULES
 
 FAMILY: dict[str, type[cadam.Optimizer]] = {
     name: cls
     for name in cadam.__all__
     if inspect.isclass(cls := getattr(cadam, name)) and issubclass(cls, cadam.Optimizer) and cls is not cadam.Optimizer
 }
+PUBLIC = {cls.rule.name for cls in FAMILY.values()}
+for rule in (rule for rule in RULES.values() if rule.name not in PUBLIC):
+    for name, confidence in ((rule.name, False), (f"C{rule.name}", True)):
+        FAMILY[name] = globals()[name] = type(name, (cadam.Optimizer,), {"rule": rule, "confidence": confidence})
+
 CONFIDENT = {name: cls for name, cls in FAMILY.items() if cls.confidence}
 # Each with confidence, and the same without.
 PAIRS = {name: (cls, FAMILY[name[1:]]) for name, cls in CONFIDENT.items() if name[1:] in FAMILY}
+# Each rule without confidence and with it, whose other options are free.
+OF_RULE = {(cls.rule.name, cls.confidence): cls for cls in FAMILY.values() if not cls.fixed}
+# Every structure that kernels are compiled for: its name, the rule's name, and options that lead to it.
+STRUCTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    Structure.of(rule, {**defaults(rule), **variant}).name: (rule.name, dict(variant))
+    for rule in RULES.values()
+    for variant in ({}, *rule.variants)
+}
 
 
 def parameter(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:

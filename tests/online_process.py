@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from online_streams import SCHEMA, files, learner, table, weights
 
 from cadam.online import ParquetSource, RedisSource, Source
-from online_streams import SCHEMA, files, learner, table, weights
 
 COUNT = 1500
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from online_streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,7 +34,6 @@ from cadam.online import Batch, Labels, Learner, LinesSource, StreamMetrics
 from cadam.online.commands import stopping
 from cadam.online.distributed import DistributedLearner, join
 from cadam.online.events import concatenated, from_columns
-from online_streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
 
 WIDTH, RATE = 4, 0.05
 TABLES = {"users": USERS, "goods": ITEMS}
@@ -81,9 +81,9 @@ def model_of(kind: str, dropout: float) -> nn.Module:
         return DistributedDataParallel(Plain(dropout))
     from torchrec import EmbeddingBagCollection
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec_model import Setting, Table, distributed, fill
 
     from cadam.torchrec import BagSharder
-    from torchrec_model import Setting, Table, distributed, fill
 
     tables = (Table("users", USERS, ("user",), width=WIDTH), Table("goods", ITEMS, ("item",), width=WIDTH))
     configs = [

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import pytorch_optimizer
 import torch
+from engines import DENSE, ENGINES, ROWS, served
+from family import buffers, parameter, sparse
 from torch import Tensor
 
 import cadam
-from engines import DENSE, ENGINES, ROWS, served
-from family import buffers, parameter, sparse
 
 STEPS = 50
 DENSE_ENGINES = [name for name, _ in served((DENSE,))]

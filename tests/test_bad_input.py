@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact import assert_identical, copied
 from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
-from exact import assert_identical, copied
 
 NAN, INF = float("nan"), float("inf")
 

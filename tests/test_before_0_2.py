@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
+from worlds import run as worlds_run
 
 import cadam
 from cadam.online import Learner, LinesSource, Schema, StreamMetrics
 from cadam.online.distributed import DistributedLearner
 from cadam.online.portion import Portion
-from worlds import run as worlds_run
 
 WRITTEN = Path(__file__).parent / "data" / "before-0.2"
 SCHEMA = Schema({"user": "category:8", "price": "number"}, label="click", id="event:text", user="user", time="at")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from exact import assert_identical
 from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
-from exact import assert_identical
 
 HOW: dict[str, dict[str, Any]] = {
     "default": {},

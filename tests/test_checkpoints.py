@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from exact import assert_identical, copied
+from family import CONFIDENT
 from torch import Tensor
 from torch.nn import Parameter
 from torch.testing import assert_close
 
 import cadam
-from exact import assert_identical, copied
 
 Make = Callable[..., torch.optim.Optimizer]
 Grads = list[list[Tensor]]
@@ -618,7 +619,7 @@ def test_complex_state_of_torch_loads() -> None:
     assert_close(run(after, grads[3:]), stayed, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("cls", [cadam.CAdam, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CYogi, cadam.CAdaBelief])
+@pytest.mark.parametrize("cls", CONFIDENT.values())
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_saving_to_a_file_changes_nothing(cls: type[cadam.Optimizer], after: int, tmp_path: Any) -> None:
     grads = gradients(8)

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from family import OF_RULE, STRUCTURES
 from torch import Tensor
+from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
 from cadam import engines
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.rows import CudaRows, check_ids
 from cadam.rules import Rule, Step
-from triton_interpreter import interpreted, needs_triton, on_cuda
 
 REFERENCE = tuple(engine for engine in engines.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
@@ -46,26 +47,18 @@ def without_fused(run: Callable[[], Any]) -> Any:
         engines.ENGINES = FUSED
 
 
-PLAIN = {
-    "adam": (cadam.Adam, {}),
-    "amsgrad": (cadam.AmsGrad, {}),
-    "sgdm": (cadam.SGDM, {"lr": 0.1}),
-    "nesterov": (cadam.SGDM, {"lr": 0.1, "nesterov": True}),
-    "dampened": (cadam.SGDM, {"lr": 0.1, "dampening": 0.3}),
-    "sgd": (cadam.SGDM, {"lr": 0.1, "momentum": 0.0}),
-    "lion": (cadam.Lion, {}),
-    "radam": (cadam.RAdam, {}),
-    "yogi": (cadam.Yogi, {}),
-    "adabelief": (cadam.AdaBelief, {"eps": 1e-8}),
-}
+# Every structure of every rule, and what no structure stands for. AdaBelief's own eps is beyond float32.
+OPTIONS = {"sgdm": {"lr": 0.1}, "adabelief": {"eps": 1e-8}}
+SETTINGS = {name: (rule, {**OPTIONS.get(rule, {}), **options}) for name, (rule, options) in STRUCTURES.items()}
+SETTINGS["dampened"] = ("sgdm", {"lr": 0.1, "dampening": 0.3})
 DECAY = {"none": {}, "l2": {"weight_decay": 0.1, "decoupled_weight_decay": False}}
 DECAY["decoupled"] = {"weight_decay": 0.1, "decoupled_weight_decay": True}
 HALF = (torch.bfloat16, torch.float16)
 
 
-def family(rule: str, masked: bool) -> tuple[type[cadam.Optimizer], dict[str, Any]]:
-    cls, options = PLAIN[rule]
-    return (type(f"C{cls.__name__}", (cls,), {"confidence": True}) if masked else cls), options
+def chosen(setting: str, masked: bool) -> tuple[type[cadam.Optimizer], dict[str, Any]]:
+    rule, options = SETTINGS[setting]
+    return OF_RULE[rule, masked], options
 
 
 def shapes() -> dict[str, Callable[[], Tensor]]:
@@ -126,13 +119,13 @@ def assert_same(
 
 
 @on_cuda
-@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-def test_every_option_of_every_rule_equals_the_reference(rule: str, dtype: torch.dtype) -> None:
+def test_every_option_of_every_rule_equals_the_reference(setting: str, dtype: torch.dtype) -> None:
     for masked in (False, True):
         for decay in DECAY.values():
             for maximize in (False, True):
-                cls, options = family(rule, masked)
+                cls, options = chosen(setting, masked)
                 options = {**options, **decay, "maximize": maximize}
                 ours = trained(cls, options, dtype)
                 assert {row.engine for row in ours[1].explain()} == {"cuda"}
@@ -140,10 +133,10 @@ def test_every_option_of_every_rule_equals_the_reference(rule: str, dtype: torch
 
 
 @on_cuda
-@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("options", [{"capturable": True}, {"track_alignment": False}], ids=str)
-def test_on_the_device_and_uncounted(rule: str, options: dict[str, Any]) -> None:
-    cls, own = family(rule, True)
+def test_on_the_device_and_uncounted(setting: str, options: dict[str, Any]) -> None:
+    cls, own = chosen(setting, True)
     assert_same(
         trained(cls, {**own, **options}, torch.float32),
         without_fused(lambda: trained(cls, {**own, **options}, torch.float32)),
@@ -178,10 +171,10 @@ def test_a_rule_of_the_users_own() -> None:
 
 @on_cuda
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("rule", PLAIN)
-def test_a_broken_gradient_shows(rule: str, bad: float) -> None:
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_broken_gradient_shows(setting: str, bad: float) -> None:
     p = torch.nn.Parameter(torch.ones(2000, device="cuda"))
-    cls, options = family(rule, True)
+    cls, options = chosen(setting, True)
     optimizer = cls([p], **options)
     p.grad = torch.full_like(p, 0.5)
     p.grad[7] = bad
@@ -276,9 +269,9 @@ def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, 
 
 
 @on_cuda
-@pytest.mark.parametrize("rule", PLAIN)
-def test_a_graph_holds_the_step(rule: str) -> None:
-    cls, options = family(rule, True)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_graph_holds_the_step(setting: str) -> None:
+    cls, options = chosen(setting, True)
     lr = torch.tensor(options.get("lr", 1e-3), device="cuda")
 
     def start() -> tuple[list[Tensor], cadam.Optimizer]:
@@ -476,12 +469,12 @@ def test_rows_equal_the_reference_in_float64(kind: str, width: tuple[int, ...]) 
 
 
 @on_cuda
-@pytest.mark.parametrize("rule", PLAIN)
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-def test_rows_of_every_rule(rule: str, dtype: torch.dtype) -> None:
+def test_rows_of_every_rule(setting: str, dtype: torch.dtype) -> None:
     for masked in (False, True):
         for options in ({}, {"weight_decay": 0.1, "maximize": True}, {"capturable": True}):
-            cls, own = family(rule, masked)
+            cls, own = chosen(setting, masked)
             given = {**own, **options}
             ours = row_trained(cls, given, "distinct", (16,), dtype)
             assert_same(ours, without_fused(lambda c=cls, o=given: row_trained(c, o, "distinct", (16,), dtype)))
@@ -581,7 +574,8 @@ def test_importing_cadam_does_not_import_triton() -> None:
 
 
 INTERPRETED = """
-import torch, cadam
+import torch
+from family import FAMILY
 from cadam import engines
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.rows import CudaRows
@@ -602,7 +596,8 @@ def run(layout, cls, options):
         o.step()
     return ps, o
 
-for layout, cls, options in CASES:
+for layout, name, options in CASES:
+    cls = FAMILY[name]
     engines.ENGINES = (*fused, *reference)
     ps, o = run(layout, cls, options)
     assert o.explain()[0].engine == {"dense": "cuda", "rows": "cuda-rows"}[layout]
@@ -619,16 +614,14 @@ for layout, cls, options in CASES:
 @needs_triton
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
-    cases = [
-        f"('{layout}', cadam.{name}, {options})"
-        for name, options in (
-            ("CAdam", {}),
-            ("CAmsGrad", {"capturable": True}),
-            ("SGDM", {"weight_decay": 0.1, "maximize": True}),
-            ("CLion", {"weight_decay": 0.1}),
-        )
-    ]
-    source = INTERPRETED.replace("CASES", f"[{', '.join(cases if layout == 'dense' else cases[:2])}]")
+    cases = [(layout, OF_RULE[rule, True].__name__, options) for rule, options in STRUCTURES.values()]
+    cases.append((layout, "CAmsGrad", {"capturable": True}))
+    if layout == "dense":
+        cases += [
+            (layout, "SGDM", {"weight_decay": 0.1, "maximize": True}),
+            (layout, "CLion", {"weight_decay": 0.1}),
+        ]
+    source = INTERPRETED.replace("CASES", repr(cases))
     done = interpreted(source)
     assert done.returncode == 0, done.stderr
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from exact import assert_identical
+from family import CONFIDENT
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
@@ -24,12 +26,9 @@ from torch.testing import assert_close
 import cadam
 from cadam import clip
 from cadam.optimizer import _check_grad
-from exact import assert_identical
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)
-
-FAMILY = [getattr(cadam, name) for name in ("CAdam", "CAdamW", "CAmsGrad", "CSGDM", "CLion", "CRAdam", "CYogi")]
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -427,7 +426,7 @@ def test_parameters_on_cpu_and_cuda(how: str) -> None:
 # Copies ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", FAMILY)
+@pytest.mark.parametrize("cls", CONFIDENT.values())
 def test_pickle_round_trip(cls: type[cadam.Optimizer]) -> None:
     """The copy goes on exactly as the original does."""
     model = net()

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from engines import ENGINES, LAYOUTS, ROWS, served
+from family import FAMILY, buffers, gradient, parameter, same_bits, sparse
+from test_oracle import UNUSUAL, assert_agrees
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -21,9 +24,6 @@ import cadam
 from cadam import Rule, Step
 from cadam.engines import rows
 from cadam.update import Moved, Update
-from engines import ENGINES, LAYOUTS, ROWS, served
-from family import FAMILY, buffers, gradient, parameter, same_bits, sparse
-from test_oracle import UNUSUAL, assert_agrees
 
 # Checks ---------------------------------------------------------------------------------------------------
 

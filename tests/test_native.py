@@ -13,31 +13,32 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sanitizer
 import torch
+from family import OF_RULE, STRUCTURES
 from torch import Tensor
 
 import cadam
-import sanitizer
 from cadam.codegen import c as c_source
-from cadam.codegen.structure import Structure, structures
+from cadam.codegen.structure import Structure
 from cadam.defaults import defaults
 from cadam.engines.cpu import build, library
 from cadam.engines.cpu import dense as native
-from cadam.rules import ADAM, RULES, Rule, Step
+from cadam.rules import ADAM, Rule, Step
 
 AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
 pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
 
-CLASSES = [cadam.CAdam, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam, cadam.CYogi, cadam.CAdaBelief]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-def train(cls: type[cadam.Optimizer], dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
+def train(structure: str, dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
     """Parameters and state after a few steps on fixed gradients."""
+    rule, options = STRUCTURES[structure]
     generator = torch.Generator().manual_seed(3)
     shapes = [(3000, 12)] if sparse else [(50_021,), (), (0, 3), (64, 65), (7, 3, 5, 5)]
     params = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-    optimizer = cls(params, lr=1e-2, weight_decay=1e-2, fused=True)
+    optimizer = OF_RULE[rule, True](params, lr=1e-2, weight_decay=1e-2, fused=True, **options)
     for _ in range(steps):
         for p in params:
             if sparse:
@@ -60,21 +61,19 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cls", CLASSES)
-def test_same_bits_for_any_number_of_threads(
-    cls: type[cadam.Optimizer], dtype: torch.dtype, sparse: bool, threads: None
-) -> None:
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_same_bits_for_any_number_of_threads(structure: str, dtype: torch.dtype, sparse: bool, threads: None) -> None:
     torch.set_num_threads(1)
-    alone = train(cls, dtype, sparse=sparse)
+    alone = train(structure, dtype, sparse=sparse)
     torch.set_num_threads(5)
-    for a, b in zip(alone, train(cls, dtype, sparse=sparse), strict=True):
+    for a, b in zip(alone, train(structure, dtype, sparse=sparse), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cls", CLASSES)
-def test_same_bits_for_any_instruction_set(cls: type[cadam.Optimizer], dtype: torch.dtype, sparse: bool) -> None:
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_same_bits_for_any_instruction_set(structure: str, dtype: torch.dtype, sparse: bool) -> None:
     assert not isinstance(AVAILABLE, str)
     use = AVAILABLE[0].c.cadam_use
     best = use(-1)
@@ -84,7 +83,7 @@ def test_same_bits_for_any_instruction_set(cls: type[cadam.Optimizer], dtype: to
         results = []
         for level in range(best + 1):
             assert use(level) == level
-            results.append(train(cls, dtype, sparse=sparse))
+            results.append(train(structure, dtype, sparse=sparse))
     finally:
         use(-1)
     for other in results[1:]:
@@ -512,7 +511,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["clean", "overrun"])
 def test_no_wrong_access_under_the_sanitizer(sanitized: Path, mode: str) -> None:
-    sanitizer.check(Path(__file__).with_name("asan_driver.py"), sanitized, mode, str(len(structures(RULES.values()))))
+    sanitizer.check(Path(__file__).with_name("asan_driver.py"), sanitized, mode, str(len(STRUCTURES)))
 
 
 FORKED = """

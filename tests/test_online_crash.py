@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cadam.online import checkpoint
-from cadam.online.log import LABEL, PredictionLog
 from online_process import COUNT, records
 from online_redis import Server
 from online_streams import Replayed, build, events, files, learner, weights
+
+from cadam.online import checkpoint
+from cadam.online.log import LABEL, PredictionLog
 
 
 def parquet_stream(folder: Path) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from online_streams import SCHEMA, learner, table
 
 from cadam.online import Batch, LinesSource, ParquetSource, Schema
 from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
-from online_streams import SCHEMA, learner, table
 
 TEXT = Schema({"word": "hash:50", "price": "number"}, label="click", id="event:text", user="who:text", time="at")
 

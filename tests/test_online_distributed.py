@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
+from online_streams import Replayed, events
 from torch import nn
+from worlds import run
 
 from cadam import CAdam
 from cadam.online import Batch, DamagedCheckpointError, ranks, recompute
 from cadam.online.distributed import DistributedLearner
-from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
-from online_streams import Replayed, events
-from worlds import run
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from online_streams import Replayed, Small, build, events, files, learner, table, weights
 from torch import Tensor, nn
 
 import cadam
 from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
 from cadam.online.pending import Memory
-from online_streams import Replayed, Small, build, events, files, learner, table, weights
 
 
 def test_a_prediction_is_made_before_its_label_changes_anything() -> None:

@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from online_streams import SCHEMA, Replayed, build, events, learner, table
+from test_online_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
 from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.beforehand import MismatchError, check_arguments, check_columns
 from cadam.online.portion import Portion
-from online_streams import SCHEMA, Replayed, build, events, learner, table
-from test_online_sources import write_csv, write_jsonl, write_parquet
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'online_model.py'}:build"

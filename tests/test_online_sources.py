@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from online_redis import Server
+from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
 from cadam.online import (
     Batch,
@@ -33,8 +35,6 @@ from cadam.online import (
 )
 from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
-from online_redis import Server
-from online_streams import ITEMS, SCHEMA, USERS, learner, table
 
 
 def all_ids(batches: list[Batch]) -> list[int]:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines import DENSE, ENGINES, ROWS, served
+from family import CONFIDENT, FAMILY, PAIRS, buffers, gradient, parameter, same_bits, sparse
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from oracle import Oracle
 from torch import Tensor
 
 import cadam
-from engines import DENSE, ENGINES, ROWS, served
-from family import CONFIDENT, FAMILY, PAIRS, buffers, gradient, parameter, same_bits, sparse
-from oracle import Oracle
 
 Examples = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Sixteenths, zero among them: exact in float16 and bfloat16, and their halves and sums too.

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from exact import assert_identical
+from family import CONFIDENT
 from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
 from cadam import Ratio
-from exact import assert_identical
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)
@@ -179,11 +180,8 @@ def test_off_switch(how: str) -> None:
     assert optimizer.alignment().total == Ratio(8, 8, 8)
 
 
-FAMILY = [cadam.CAdam, cadam.CAdamW, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam, cadam.CYogi, cadam.Adam]
-
-
 @over_how
-@pytest.mark.parametrize("cls", FAMILY)
+@pytest.mark.parametrize("cls", [*CONFIDENT.values(), cadam.Adam])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_counting_has_no_effect_on_the_update(cls: type[cadam.Optimizer], dtype: torch.dtype, how: str) -> None:
     """Bit for bit, dense and sparse."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from exact import assert_identical
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import lr_scheduler as schedulers
@@ -33,7 +34,6 @@ from torch.testing._internal.common_optimizers import (
 )
 
 import cadam
-from exact import assert_identical
 
 # Implementations that torch claims; the fused one needs its kernels, and explain() knows whether they are there.
 FUSED = cadam.CAdam([torch.ones(1)]).explain()[0].engine == "native"

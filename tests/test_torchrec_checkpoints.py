@@ -24,6 +24,8 @@ except ImportError as error:
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
+from worlds import run
 
 from cadam.online import ranks
 from cadam.online.checkpoint import settle
@@ -39,8 +41,6 @@ from cadam.torchrec import (
     save,
     track_changes,
 )
-from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
-from worlds import run
 
 BEFORE, AFTER = 8, 8
 TABLES = (*Setting.tables, Table("shops", 11, ("shop",)))

@@ -12,7 +12,6 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from cadam.online import Batch
 from online_ranks import kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
 from online_streams import Replayed, events
 from test_online_distributed import (
@@ -21,6 +20,8 @@ from test_online_distributed import (
     same_as_one_process,
 )
 from worlds import run
+
+from cadam.online import Batch
 
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 DAMAGES = ("", "__1_0.distcp")

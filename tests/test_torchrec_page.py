@@ -19,8 +19,9 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-import cadam.online.distributed
 from worlds import run
+
+import cadam.online.distributed
 
 ROOT = Path(__file__).parent.parent
 TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)

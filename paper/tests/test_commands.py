@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import walks
+
 from cadam import cli
 from cadam.trials import command as shared
 from cadam.trials import console, runner

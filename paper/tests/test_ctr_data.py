@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sanitizer
 import torch
 
-import sanitizer
 from cadam import cli
 from cadam.engines.cpu import build
 from cadam_paper.ctr import criteo as reading

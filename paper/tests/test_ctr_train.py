@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clicks import HeldClicks
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -15,7 +16,6 @@ from cadam import metrics
 from cadam_paper.ctr import models, train
 from cadam_paper.ctr.generator import Generated
 from cadam_paper.ctr.train import Record, Task, read_stream, read_table
-from clicks import HeldClicks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

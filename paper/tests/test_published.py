@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import begins_with
 
 from cadam.trials import archive as archives
 from cadam.trials import runner
 from cadam.trials.archive import Archive
 from cadam.trials.experiment import Cell, metric_name
 from cadam_paper import catalogue
-from tables import begins_with
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from . import rules
 from .optimizer import Optimizer
+from .rules import adabelief, adam, lion, radam, sgdm, yogi
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,7 +40,7 @@ class Common(Decay, total=False):
 class Adam(Optimizer):
     """Adam as torch.optim.Adam computes it; `amsgrad` takes the maximum of the corrected second moment."""
 
-    rule = rules.ADAM
+    rule = adam.ADAM
     confidence = False
 
     def __init__(
@@ -95,7 +95,7 @@ class AmsGrad(Adam):
 class SGDM(Optimizer):
     """SGD with momentum. By default the moving average of the paper; pass `dampening` for torch.optim.SGD's."""
 
-    rule = rules.SGDM
+    rule = sgdm.SGDM
     confidence = False
 
     def __init__(
@@ -122,7 +122,7 @@ class SGDM(Optimizer):
 class Lion(Optimizer):
     """Lion, with its decoupled weight decay."""
 
-    rule = rules.LION
+    rule = lion.LION
     confidence = False
 
     def __init__(
@@ -147,7 +147,7 @@ class Lion(Optimizer):
 class RAdam(Optimizer):
     """RAdam as torch.optim.RAdam computes it."""
 
-    rule = rules.RADAM
+    rule = radam.RADAM
     confidence = False
 
     def __init__(
@@ -174,7 +174,7 @@ class RAdam(Optimizer):
 class Yogi(Optimizer):
     """Yogi."""
 
-    rule = rules.YOGI
+    rule = yogi.YOGI
     confidence = False
 
     def __init__(
@@ -201,7 +201,7 @@ class Yogi(Optimizer):
 class AdaBelief(Optimizer):
     """AdaBelief."""
 
-    rule = rules.ADABELIEF
+    rule = adabelief.ADABELIEF
     confidence = False
 
     def __init__(

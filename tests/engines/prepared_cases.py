@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import run_named
 
 import cadam
 from cadam import engines
@@ -25,7 +26,6 @@ from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import prepared
 from cadam.engines.cuda import rows as cuda_rows
 from cadam.rows import Bags, RowUpdate, complete, new_state
-from triton_interpreter import run_named
 
 # A device that is none ------------------------------------------------------------------------------------------
 

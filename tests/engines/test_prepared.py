@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from triton_interpreter import needs_triton, run_cases
 
 from cadam.engines.cpu.library import UnavailableError
 from cadam.engines.cuda import dense as cuda
-from triton_interpreter import needs_triton, run_cases
 
 CASES = Path(__file__).parent / "prepared_cases.py"
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import on_cuda
 
 import cadam
-from triton_interpreter import on_cuda
 
 CLASSES = [cadam.CAdam, cadam.Adam, cadam.CAdamW, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam]
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.complex64]

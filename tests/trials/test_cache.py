@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import walks
+from walks import WALK, make_cell
 
 import cadam
-import walks
 from cadam.trials import runner
 from cadam.trials.cache import Cache, DamagedCellError, identity
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
 from cadam.trials.runner import Request
-from walks import WALK, make_cell
 
 PROVENANCE = Provenance(
     0.5, 1000, "CPU", {"python": "3", "cadam": cadam.__version__, "torch": torch.__version__}, "abc", False

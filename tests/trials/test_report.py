@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from walks import TUNED, WALK, make_cell
 
 from cadam.trials import palette, report, runner
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import Outcome, Plan
 from cadam.trials.runner import Request
 from cadam_paper import catalogue
-from walks import TUNED, WALK, make_cell
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
 

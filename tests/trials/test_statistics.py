@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from walks import make_cell
 
 from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
 from cadam.trials.statistics import (
@@ -20,7 +21,6 @@ from cadam.trials.statistics import (
     t_quantile,
     tally,
 )
-from walks import make_cell
 
 NAMES = ("CAdam", "Adam")
 
