@@ -26,6 +26,7 @@ COMMON: Mapping[str, Any] = {
     "differentiable": False,
     "fused": None,
     "state_dtype": None,
+    "prepared": True,
     "stochastic_rounding": False,
     "track_alignment": True,
 }
@@ -37,6 +38,7 @@ HOW_IT_RUNS = (
     "capturable",
     "differentiable",
     "state_dtype",
+    "prepared",
     "stochastic_rounding",
     "track_alignment",
 )
@@ -45,6 +47,7 @@ FLAGS = (
     "capturable",
     "differentiable",
     "decoupled_weight_decay",
+    "prepared",
     "stochastic_rounding",
     "track_alignment",
 )

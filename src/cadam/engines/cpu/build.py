@@ -83,7 +83,7 @@ def build(library: Path = LIBRARY, rules_header: str | None = None, extra: Seque
             objects.append(f"{scratch}/{kind}.o")
             _run([*command, *flags, f"-DINSTRUCTIONS={kind}", "-c", f"{sources}/kernels.c", "-o", objects[-1]])
         stamp = f'-DFINGERPRINT="{fingerprint(rules_header)}"'
-        for part in ("dispatch", "tensors", "criteo"):
+        for part in ("dispatch", "tensors", "prepared", "criteo"):
             objects.append(f"{scratch}/{part}.o")
             _run([*command, stamp, "-c", f"{sources}/{part}.c", "-o", objects[-1]])
         library.parent.mkdir(parents=True, exist_ok=True)
