@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import statistics
 import subprocess
 import tempfile
@@ -24,10 +25,10 @@ import numpy as np
 import torch
 
 import cadam
-from cadam import engines
+from cadam.engines import choose
 from cadam.engines.cpu import build
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda import prepared as again
+from cadam.engines.cuda import launch, prepared
 from cadam.engines.cuda import rows as cuda_rows
 
 STUB = """
@@ -53,6 +54,9 @@ ARGUMENTS = {  # of each kind of kernel; what matters is their number
 }
 
 
+NOTHING_MORE = {"global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": 0, "launch_pdl": 0}
+
+
 class IdleKernel:
     """Stands for a Triton kernel."""
 
@@ -61,11 +65,11 @@ class IdleKernel:
 
     def __getitem__(self, grid: Any) -> Any:
         compiled = SimpleNamespace(run=lambda *args: None, function=1, packed_metadata=(4, 1, 0), name="idle")
-        compiled.metadata, compiled.src = SimpleNamespace(), SimpleNamespace(signature=self.signature)
+        compiled.metadata, compiled.src = SimpleNamespace(**NOTHING_MORE), SimpleNamespace(signature=self.signature)
         return lambda *args, **constants: compiled
 
 
-class IdleDriver(again.Driver):
+class IdleDriver(prepared.Driver):
     """Stands for the CUDA driver."""
 
     def __init__(self) -> None:
@@ -74,7 +78,7 @@ class IdleDriver(again.Driver):
             source.write_text(STUB)
             subprocess.run([build.compiler(), "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
             self.library = ctypes.CDLL(str(library))
-        self.functions = again._addresses(self.library, again.CUDA)
+        self.functions = prepared._addresses(self.library, prepared.CUDA)
         self.current_stream = torch._C._cuda_getCurrentRawStream
         self.get_context = self.library.cuCtxGetCurrent
 
@@ -86,14 +90,14 @@ def pretend() -> None:
     """Let the CUDA engine serve tensors of the CPU, with nothing behind it."""
     engine, of_rows = cuda.Cuda(), cuda_rows.CudaRows()
     engine.device = of_rows.device = "cpu"
-    engines.ENGINES = (engine, of_rows, *engines.ENGINES)
+    choose.ENGINES = (engine, of_rows, *choose.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
-    cuda.lacking, cuda._direct = (lambda device: None), lambda: True
+    launch.lacking, launch._direct = (lambda device: None), lambda: True
     cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
-    keys = cuda.Launch(IdleKernel("keys"), {})
-    cuda_rows._make_keys = lambda in_bags: keys
-    again.driver = IdleDriver
+    keys = launch.Launch(IdleKernel("keys"), {})
+    cuda_rows.make_keys = prepared.make_keys = lambda in_bags: keys
+    prepared.driver = IdleDriver
 
 
 SHAPES = {
@@ -113,6 +117,12 @@ def microseconds(optimizer: cadam.Optimizer) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
+def assert_expected(optimizer: cadam.Optimizer, engine: str) -> None:
+    found = optimizer.explain()
+    assert found[0].engine == engine
+    assert (found.steps == "prepared") == (os.environ.get("CADAM_PREPARED") != "0"), found.steps
+
+
 def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[float]:
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     others = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -127,7 +137,7 @@ def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[floa
             theirs.step()
             large += 1
         times.append(microseconds(ours))
-    assert ours.explain()[0].engine == "cuda"
+    assert_expected(ours, "cuda")
     return times[WARM_UP:]
 
 
@@ -144,7 +154,7 @@ def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
         if cold:
             large += 1
         times.append(microseconds(ours))
-    assert ours.explain()[0].engine == "cuda-rows"
+    assert_expected(ours, "cuda-rows")
     return times[WARM_UP:]
 
 
@@ -155,7 +165,7 @@ def main() -> None:
     pretend()
     torch.set_num_threads(1)
     if options.usual:
-        cadam.engines.plan.Plan.prepare = lambda *args: None
+        os.environ["CADAM_PREPARED"] = "0"
     print("microseconds of the host before a step() returns: median (fastest)")
     cases = {name: partial(measure, shapes) for name, shapes in SHAPES.items()}
     cases |= {"a table": measure_rows, "a table, 60 tensors": partial(measure_rows, dense=60)}

@@ -17,8 +17,8 @@ WAYS = ["at once", "one by one"]
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "one by one":
-        monkeypatch.setattr(watch, "eyes", lambda: None)
-    elif watch.eyes() is None:
+        monkeypatch.setattr(watch, "compiled_look", lambda: None)
+    elif watch.compiled_look() is None:
         pytest.skip("no compiled kernels")
     return str(request.param)
 

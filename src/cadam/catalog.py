@@ -29,6 +29,7 @@ class Decay(TypedDict, total=False):
     differentiable: bool
     fused: bool | None
     state_dtype: torch.dtype | None
+    prepared: bool
     stochastic_rounding: bool
     track_alignment: bool
 

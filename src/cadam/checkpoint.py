@@ -29,7 +29,14 @@ RULE_KEY = "cadam_rule"
 """What a group's state was made by. With and without confidence a rule is the same one."""
 MAXIMUM = "max_exp_avg_sq"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of rules that always keep them
-OURS = (FORMAT_KEY, RULE_KEY, "state_dtype", "stochastic_rounding", "track_alignment")  # not options of torch's
+OURS = (
+    FORMAT_KEY,
+    RULE_KEY,
+    "state_dtype",
+    "prepared",
+    "stochastic_rounding",
+    "track_alignment",
+)  # not options of torch's
 
 State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
@@ -180,31 +187,31 @@ def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], wh
 
     if not isinstance(entry, Mapping):
         raise refuse(f"its state is {type(entry).__name__}, not a dict")
-    kept = {name: value for name, value in entry.items() if value is not None}
-    if not kept:
+    given = {name: value for name, value in entry.items() if value is not None}
+    if not given:
         return {}
     needed = rule.state(group)
-    missing = [name for name in needed if name not in kept and name not in rule.late]
+    missing = [name for name in needed if name not in given and name not in rule.late]
     if missing:
-        has, needs = ", ".join(kept), ", ".join(needed)
+        has, needs = ", ".join(given), ", ".join(needed)
         raise refuse(f"no {', '.join(missing)} in it (it has {has}); {rule.name} needs {needs}")
-    strange = [name for name in MOMENTS if name in kept and name not in needed]
-    if strange:
-        raise refuse(f"{', '.join(strange)} in it, which {rule.name} does not keep: it is of another optimizer")
-    if "step" not in kept and not rule.timeless:
+    foreign = [name for name in MOMENTS if name in given and name not in needed]
+    if foreign:
+        raise refuse(f"{', '.join(foreign)} in it, which {rule.name} does not keep: it is of another optimizer")
+    if "step" not in given and not rule.timeless:
         raise refuse(f"it has no step count, which {rule.name} needs")
-    step = kept.setdefault("step", 1.0)
+    step = given.setdefault("step", 1.0)
     if isinstance(step, Tensor) and step.numel() != 1:
         raise refuse(f"step has shape {tuple(step.shape)}, not one element")
     if not 0 <= float(step) < math.inf:
         raise refuse(f"step is {float(step)}")
     for name in needed:
-        value = kept.get(name, param)
+        value = given.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
             raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
         if value.shape != param.shape:
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-    return kept
+    return given
 
 
 def _adopted(

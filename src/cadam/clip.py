@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .engines.cpu import dense as native
+from .engines.cpu import rows as cpu_rows
 from .engines.cuda import rows as cuda_rows
 from .engines.rows import summed
 
@@ -56,7 +56,7 @@ def _summed(grad: Tensor, norm_type: float, found: Found) -> Tensor:
     ids, values, rows = grad._indices()[0], grad._values().reshape(count, -1), grad.shape[0]
     if norm_type == 2 and cuda_rows.has_norm(values):
         return cuda_rows.norm(ids, values, rows).view(1)
-    if norm_type == 2 and native.has_norm(values) and (norm := native.norm(ids, values, rows)) is not None:
+    if norm_type == 2 and cpu_rows.has_norm(values) and (norm := cpu_rows.norm(ids, values, rows)) is not None:
         return norm.view(1)
     values = values.to(dtype)
     if not grad.is_cuda and rows > count:  # coalesce takes three times as long

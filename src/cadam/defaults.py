@@ -17,6 +17,7 @@ COMMON: Mapping[str, Any] = {
     "differentiable": False,
     "fused": None,
     "state_dtype": None,
+    "prepared": True,
     "stochastic_rounding": False,
     "track_alignment": True,
 }

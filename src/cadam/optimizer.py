@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import optimizer as torchs
 
-from . import alignment, checkpoint, engines, options
+from . import alignment, checkpoint, options
 from .alignment import Alignment, Ratio
 from .defaults import defaults
-from .engines.plan import Plan, plain, plain_grad
+from .engines.base import Engine, Item, Job, NotMeant
+from .engines.choose import choose
+from .engines.cuda.rows import check_ids
+from .engines.plan import Plan, real_local, real_local_grad
 from .memory import filled_like
 from .rules import Rule
 from .update import Update
@@ -39,7 +42,9 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: autograd can look through the step.
         fused: True insists on a fused engine, False forbids it; None takes the fastest that can serve.
         state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
-        stochastic_rounding: round bfloat16 parameters up or down by chance, so that small steps count on average;
+        prepared: on CUDA, have a step ready that is like the one before; False does not. CADAM_PREPARED=0 turns it off
+            for a whole process.
+        stochastic_rounding: round bfloat16 parameters up or down at random, so that small steps count on average;
             on CUDA only, reproducible from torch.manual_seed.
         track_alignment: count the alignment ratio (read it with `alignment()`).
     """
@@ -62,10 +67,10 @@ class Optimizer(torch.optim.Optimizer):
     def _patch_step_function(self) -> None:
         """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""
         cls = type(self)
-        plain = cls.step
+        unhooked = cls.step
         super()._patch_step_function()
-        if cls.step is not plain:
-            cls.step = _past_hooks(plain, cls.step)  # type: ignore[method-assign]
+        if cls.step is not unhooked:
+            cls.step = _past_hooks(unhooked, cls.step)  # type: ignore[method-assign]
 
     @classmethod
     def options_of(cls, **given: Any) -> dict[str, Any]:
@@ -120,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure`, if given, computes the loss anew and is returned."""
-        if closure is None and not torch.compiler.is_compiling() and self._once_more():
+        if closure is None and not torch.compiler.is_compiling() and self._prepared_step():
             return None
         loss = None
         if closure is not None:
@@ -136,34 +141,34 @@ class Optimizer(torch.optim.Optimizer):
                     engine.check(jobs)
                 for engine, jobs in work:
                     engine.run(jobs)
-                self._let_go()
+                self._release()
         return loss
 
-    def _once_more(self) -> bool:
-        """Take the very step that was taken before, if it is prepared and only gradients and numbers changed."""
+    def _prepared_step(self) -> bool:
+        """Take the prepared step, if there is one and only gradients and numbers changed."""
         plan = self._plan
-        if plan is None or plan.again is None:
+        if plan is None or (ready := plan.preparation.ready) is None:
             return False
         if getattr(self, "found_inf", None) is not None or getattr(self, "grad_scale", None) is not None:
             return False
         self._plan = None  # what raises leaves no plan behind
-        done = plan.again.step(self.param_groups, self.state)
+        done = ready.step(self.param_groups, self.state)
         self._plan = plan
         return done
 
     def _traced_step(self) -> None:
         """A step that becomes part of a compiled graph where the engine can, and breaks the graph elsewhere."""
-        work = _apart(self._work)
+        work = _outside_graph(self._work)
         for engine, jobs in work:
-            _apart(engine.check, jobs)
+            _outside_graph(engine.check, jobs)
         for engine, jobs in work:
             if engine.traceable:
                 engine.run(jobs)
             else:
-                _apart(engine.run, jobs)
-        _apart(self._let_go)
+                _outside_graph(engine.run, jobs)
+        _outside_graph(self._release)
 
-    def _work(self) -> list[tuple[engines.Engine, list[engines.Job]]]:
+    def _work(self) -> list[tuple[Engine, list[Job]]]:
         """This step's jobs by engine, none after an overflow. Everything is checked before anything is changed."""
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         plan, self._plan = self._plan, None  # what raises leaves no plan behind that has seen half of the news
@@ -179,25 +184,32 @@ class Optimizer(torch.optim.Optimizer):
                     job.found_inf = found_inf
         return work
 
-    def _let_go(self) -> None:
-        """Let go of the gradients: they are as large as the parameters, and the user may be about to drop them."""
+    def _release(self) -> None:
+        """Release the gradients: they are as large as the parameters, and the user may be about to drop them."""
         if self._plan is not None and not self._plan.lasting:
             self._plan = None
         elif self._plan is not None:
             self._plan.prepare(self.param_groups, self.state)
-            self._plan.let_go()
+            self._plan.release()
 
     def _new_plan(self, grad_scale: Tensor | None) -> Plan:
+        names: list[dict[Tensor, str]] = []  # of each group's parameters with gradients
         for number, group in enumerate(self.param_groups):
+            names.append({})
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
-                    _check_grad(param, param.grad, group, f"group {number}, parameter", position)
                     name = f"group {number}, parameter {checkpoint.describe(group, position)}"
+                    _check_grad(param, param.grad, group, name)
                     self._check_state(param, group, name)
+                    names[-1][param] = name
         self._forget_counts()
         known = set(self.state)
         try:
-            return Plan.of(self.rule, self.confidence, self.param_groups, self.state, self._item, grad_scale)
+            items = [
+                {param: self._item(param, group, name) for param, name in named.items()}
+                for group, named in zip(self.param_groups, names, strict=True)
+            ]
+            return Plan.of(self.rule, self.confidence, self.param_groups, items, self.state, grad_scale)
         except RuntimeError:
             for param in set(self.state) - known:
                 del self.state[param]
@@ -220,24 +232,24 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             raise RuntimeError(f"{name}: its state {key} {problem}; no parameter was changed")
 
-    def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> engines.Item:
+    def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> Item:
         state = self._state(param, group)
-        return engines.Item(
-            plain(param),
-            {name: plain(state[name]) for name in self.rule.state(group)},
+        return Item(
+            real_local(param),
+            {name: real_local(state[name]) for name in self.rule.state(group)},
             state["step"],
             self._counter(param) if group["track_alignment"] else None,
             name,
         )
 
-    def _preview(self, param: Tensor, group: Mapping[str, Any]) -> engines.Item:
+    def _preview(self, param: Tensor, group: Mapping[str, Any]) -> Item:
         """The item as it will be, without making the state."""
         with torch.no_grad():
-            like, known = plain(param), self.state.get(param, {})
+            like, known = real_local(param), self.state.get(param, {})
             buffer = torch.empty_like(like, dtype=_buffer_dtype(like, group), device="meta")
-            state = {name: plain(known[name]) if name in known else buffer for name in self.rule.state(group)}
+            state = {name: real_local(known[name]) if name in known else buffer for name in self.rule.state(group)}
         step = known.get("step", _new_step(0.0, param, group))
-        return engines.Item(like, state, step, None, planned=any(name not in known for name in state))
+        return Item(like, state, step, None, planned=any(name not in known for name in state))
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
@@ -308,8 +320,8 @@ class Optimizer(torch.optim.Optimizer):
         for name, number, param in self._named():
             group, grad = self.param_groups[number], param.grad
             item = self._preview(param, group)
-            seen = None if grad is None else plain_grad(grad, param)
-            choice = engines.choose(Update.of(self.rule, self.confidence, group), item, seen, group)
+            seen = None if grad is None else real_local_grad(grad, param)
+            choice = choose(Update.of(self.rule, self.confidence, group), item, seen, group)
             layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
             rows.append(
                 Explained(
@@ -322,13 +334,14 @@ class Optimizer(torch.optim.Optimizer):
     def _how_prepared(self) -> str:
         if self._plan is None:
             return "not prepared: no step was taken yet, or none that another can be like"
-        return f"not prepared: {self._plan.unprepared}" if self._plan.again is None else "prepared"
+        preparation = self._plan.preparation
+        return f"not prepared: {preparation.reason}" if preparation.ready is None else "prepared"
 
     def _report(self) -> None:
         """Raise what a step could only find out on the device."""
         for name, _, param in self._named():
             if param.is_cuda:
-                engines.check_ids(param, name)
+                check_ids(param, name)
 
     def _named(self) -> Iterable[tuple[str, int, Tensor]]:
         """Every parameter by its name; by its place if it has none; by both if another one is called the same."""
@@ -407,17 +420,17 @@ class Explanation(list[Explained]):
             kind = f"{list(row.shape)} {str(row.dtype).removeprefix('torch.')} {row.device}"
             lines.append(f"{row.name}: {kind}, gradient {row.gradient}: {row.engine}")
             # That an engine is for other devices or gradients explains nothing here.
-            reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, engines.NotMeant)}
+            reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, NotMeant)}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
         if self.steps is not None:
             lines.append(f"Steps are {self.steps}")
         return "\n".join(lines)
 
 
-def _past_hooks(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain` where nobody looks on, else `hooked`: entering the profiler's context takes longer than a small step."""
+def _past_hooks(unhooked: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """`unhooked` where nobody looks on, else `hooked`: the profiler's context takes longer than a small step."""
 
-    @wraps(plain)
+    @wraps(unhooked)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if (
             self._optimizer_step_pre_hooks
@@ -428,14 +441,14 @@ def _past_hooks(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
             or torch.compiler.is_compiling()
         ):
             return hooked(self, *args, **kwargs)
-        return plain(self, *args, **kwargs)
+        return unhooked(self, *args, **kwargs)
 
     step.hooked = True  # type: ignore[attr-defined]
     return step
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def _apart(function: Callable[..., Any], *args: Any) -> Any:
+def _outside_graph(function: Callable[..., Any], *args: Any) -> Any:
     """Call it outside of any compiled graph."""
     return function(*args)
 
@@ -472,9 +485,9 @@ def _check_param(param: Tensor, name: str) -> None:
         raise ValueError(f"{name} has layout {param.layout}; parameters must be dense (their gradients may be sparse)")
 
 
-def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], where: str, position: int) -> None:
+def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str) -> None:
     def refuse(problem: str) -> RuntimeError:
-        return RuntimeError(f"{where} {checkpoint.describe(group, position)}: {problem}; no parameter was changed")
+        return RuntimeError(f"{name}: {problem}; no parameter was changed")
 
     if grad.layout not in (torch.strided, torch.sparse_coo):
         raise refuse(f"the gradient has layout {grad.layout}; dense and sparse_coo are supported")

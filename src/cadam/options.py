@@ -23,6 +23,7 @@ HOW_IT_RUNS = (
     "capturable",
     "differentiable",
     "state_dtype",
+    "prepared",
     "stochastic_rounding",
     "track_alignment",
 )
@@ -31,6 +32,7 @@ FLAGS = (
     "capturable",
     "differentiable",
     "decoupled_weight_decay",
+    "prepared",
     "stochastic_rounding",
     "track_alignment",
 )

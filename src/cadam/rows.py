@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import engines
 from .catalog import CAdam
-from .engines.cpu.library import UnavailableError
-from .engines.cuda.prepared import Again, Same
-from .engines.cuda.rows import Bags, CudaRows, RowGrad
-from .engines.plan import insist
+from .engines.base import Containers, Engine, Item, Job, Preparation
+from .engines.choose import choose, insist
+from .engines.cuda.rows import Bags, RowGrad, check_ids
 from .memory import filled_like
 from .optimizer import Optimizer
 from .update import Update
@@ -88,9 +86,11 @@ class RowUpdate:
         self.table, self.state, self.options, self.counts = table, dict(state), options, counts
         self.name = name
         self._optimizer = optimizer
-        self._jobs: dict[Any, tuple[engines.Engine, engines.Job]] = {}
+        self._jobs: dict[Any, tuple[Engine, Job]] = {}
         self._takes_bags: dict[torch.dtype, bool] = {}
-        self._prepared = Prepared(options)
+        self._last: Job | None = None
+        self._preparation = Preparation()
+        self._containers = Containers([options], {}) if type(options) is dict else None
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, grads: Tensor, *, step: int) -> None:
@@ -102,7 +102,7 @@ class RowUpdate:
         """Can it be given gradients of whole bags, in this dtype?"""
         if dtype not in self._takes_bags:
             engine, _ = self._job(RowGrad(_NO_IDS, _NO_IDS.to(dtype)))
-            self._takes_bags[dtype] = isinstance(engine, CudaRows)
+            self._takes_bags[dtype] = engine.takes_row_grads
         return self._takes_bags[dtype]
 
     @torch.no_grad()
@@ -114,15 +114,16 @@ class RowUpdate:
         self._update(RowGrad(ids, grads.resolve_neg(), bags), step)
 
     def _update(self, grad: RowGrad, step: int) -> None:
-        if self._prepared.update(grad, step):
+        ready = self._preparation.ready
+        if ready is not None and ready.update_rows(grad, step):
             return
         _check_table(self.table, self.state, self._optimizer.rule.state(self.options))
         engine, job = self._job(grad)
         job.items[0].step.fill_(step - 1)
-        if isinstance(engine, CudaRows):
-            engine.check_items(job)
+        if engine.takes_row_grads:
+            check_ids(self.table, self.name)
             engine.update(job, [grad])
-            self._prepared.renew(engine, job)
+            self._prepare(engine, job)
             return
         job.grads = [self._sparse(grad)]
         try:
@@ -131,57 +132,29 @@ class RowUpdate:
         finally:
             job.grads = ()
 
+    def _prepare(self, engine: Engine, job: Job) -> None:
+        """Have the next update ready, if it is going to be like this one."""
+        if job is not self._last:
+            self._last, self._preparation.ready = job, None
+        containers = self._containers
+        if containers is not None:
+            self._preparation.after_step([(engine, [job])], lambda: containers)
+
     def _sparse(self, grad: RowGrad) -> Tensor:
         ids = grad.ids.reshape(1, -1)
         return torch.sparse_coo_tensor(ids, grad.values, self.table.shape, check_invariants=False)
 
-    def _job(self, grad: RowGrad) -> tuple[engines.Engine, engines.Job]:
+    def _job(self, grad: RowGrad) -> tuple[Engine, Job]:
         """The engine for such a gradient and its job, with a step count of its own."""
         update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
         kind = update, grad.dtypes, self.table.dtype, self.table.stride()
         if kind not in self._jobs:
-            item = engines.Item(self.table, self.state, _no_steps(), self.counts, self.name)
+            item = Item(self.table, self.state, _no_steps(), self.counts, self.name)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
-            choice = engines.choose(update, item, example, self.options)
+            choice = choose(update, item, example, self.options)
             insist(item, choice, self.options)
-            self._jobs[kind] = choice.engine, engines.Job(update, self.options, [item])
+            self._jobs[kind] = choice.engine, Job(update, self.options, [item])
         return self._jobs[kind]
-
-
-class Prepared:
-    """An update that was made before, ready to be made once more with other rows: see engines/again.py."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.again: Again | None = None
-        self.job: engines.Job | None = None
-        self.updates, self.preparations = 0, 0
-        self.unprepared = "no update was like the one before"
-        """Why it is not prepared."""
-
-    def update(self, grad: RowGrad, step: int) -> bool:
-        """Make it, if nothing but rows and numbers has changed. False: nothing was done."""
-        again = self.again
-        if again is None or not again.is_here() or not again.tables[0].take_rows(grad):
-            return False
-        again.numbers[0].steps[0] = step - 1
-        return again.go()
-
-    def renew(self, engine: CudaRows, job: engines.Job) -> None:
-        """After an update in the usual way: have the next one ready, if it is going to be like this one."""
-        again, self.again = self.again, None  # what is interrupted here must not be used again
-        if job is not self.job:
-            again, self.job = None, job
-        if again is not None:
-            self.again = again if again.renew() else None
-            return
-        self.updates += 1
-        if type(self.options) is dict and self.updates > 1 << self.preparations:
-            self.preparations += 1
-            try:
-                self.again = Again([(engine, [job])], Same([self.options], {}))
-            except (UnavailableError, RuntimeError) as reason:  # out of memory, say: the update itself is done
-                self.unprepared = str(reason)
 
 
 def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, Any]:

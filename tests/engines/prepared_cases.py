@@ -7,11 +7,13 @@ compiled function that checks and launches is the real one.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam import engines
+from cadam.engines import choose, watch
+from cadam.engines.cpu import symbols
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import prepared
 from cadam.engines.cuda import rows as cuda_rows
@@ -31,7 +34,7 @@ from cadam.rows import Bags, RowUpdate, complete, new_state
 
 engine, rows_engine = cuda.Cuda(), cuda_rows.CudaRows()
 engine.device = rows_engine.device = "cpu"
-engines.ENGINES = (engine, rows_engine, *(e for e in engines.ENGINES if e.name in ("rows", "eager")))
+choose.ENGINES = (engine, rows_engine, *(e for e in choose.ENGINES if e.name in ("rows", "eager")))
 cuda_rows.ELEMENTS = 32  # so that a few ids fill several tiles, and the interpreter is done soon
 
 
@@ -48,9 +51,9 @@ word, number = ctypes.c_uint64, ctypes.c_int
 KERNELS: list[Any] = []
 
 
-def bound(self: Any, kind: Any) -> cuda.Bound:
-    KERNELS.append(self)
-    return cuda.Bound(len(KERNELS), 128, 0, given(self))
+def bound(launch: Any, kind: Any) -> prepared.Bound:
+    KERNELS.append(launch)
+    return prepared.Bound(len(KERNELS), 128, 0, given(launch))
 
 
 def given(launch: Any) -> tuple[str, ...]:
@@ -60,7 +63,7 @@ def given(launch: Any) -> tuple[str, ...]:
     return tuple(name for name in launch.kernel.arg_names if name not in absent)
 
 
-cuda.Launch.bound = bound  # type: ignore[method-assign]
+prepared.Bound.of = bound  # type: ignore[method-assign, assignment]
 
 
 def get_context(out: Any) -> int:
@@ -141,7 +144,7 @@ class Trained:
 
     def __init__(self, prepares: bool, params: Sequence[Tensor], **options: Any) -> None:
         self.prepares, self.params = prepares, list(params)
-        self.optimizer = cadam.CAdam(self.params, **options)
+        self.optimizer = cadam.CAdam(self.params, prepared=prepares, **options)
 
     @property
     def group(self) -> dict[str, Any]:
@@ -153,12 +156,11 @@ class Trained:
 
     @property
     def is_prepared(self) -> bool:
-        return self.optimizer._plan is not None and self.optimizer._plan.again is not None
+        return self.optimizer.explain().steps == "prepared"
 
     @property
     def unprepared(self) -> str:
-        plan = self.optimizer._plan
-        return "" if plan is None else plan.unprepared
+        return str(self.optimizer.explain().steps)
 
     def step(self, seed: int, without: Sequence[int] = (), n: int | None = None) -> bool:
         """One step with random gradients; was it a prepared one?"""
@@ -181,8 +183,6 @@ class Trained:
         """A step with the gradients that are there; was it a prepared one?"""
         before = State.launched
         self.optimizer.step()
-        if not self.prepares and self.optimizer._plan is not None:
-            self.optimizer._plan.again, self.optimizer._plan.preparations = None, 60
         return State.launched > before
 
 
@@ -388,16 +388,11 @@ def rows_that_are_odd() -> None:
         assert_same(a, b)
 
 
-def forget(update: RowUpdate) -> None:
-    """Have the next update go the usual way."""
-    update._prepared.again = None
-
-
 def updates_of_rows() -> None:
     def updated(prepares: bool, in_bags: bool) -> tuple[list[Tensor], list[bool]]:
         torch.manual_seed(0)
         table = torch.randn(50, 3)
-        options = complete(cadam.CAdam, {})
+        options = complete(cadam.CAdam, {"prepared": prepares})
         state, counts = new_state(table), torch.zeros(3, dtype=torch.int64)
         update, found = RowUpdate(table, state, cadam.CAdam, options, counts=counts), []
         for step in range(1, 9):
@@ -415,8 +410,6 @@ def updates_of_rows() -> None:
                 sample = torch.arange(3).repeat(4).repeat_interleave(lengths)
                 update(ids + starts[feature], grads[sample, feature], step=step + 5)
             found.append(State.launched > before)
-            if not prepares:
-                forget(update)
         return [table, *state.values(), counts], found
 
     usual, _ = updated(False, False)
@@ -429,15 +422,13 @@ def updates_of_rows() -> None:
 def an_option_of_rows_at_the_address_of_the_one_before() -> None:
     def updated(prepares: bool) -> list[Tensor]:
         torch.manual_seed(0)
-        table, options, base = torch.randn(50, 3), complete(cadam.CAdam, {"weight_decay": 0.1}), float("0.1")
-        more = [0.0, 0.3]
+        table, base, more = torch.randn(50, 3), float("0.1"), [0.0, 0.3]
+        options = complete(cadam.CAdam, {"weight_decay": 0.1, "prepared": prepares})
         update = RowUpdate(table, new_state(table), cadam.CAdam, options)
         for step in range(1, 10):
             options["weight_decay"] = base
             options["weight_decay"] += more[step > 6]
             update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
-            if not prepares:
-                forget(update)
         return [table, *update.state.values()]
 
     assert all(torch.equal(x, y) for x, y in zip(updated(True), updated(False), strict=True))
@@ -451,8 +442,8 @@ def no_room_for_rows() -> None:
         update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
         return State.launched > before
 
-    assert [go(step) for step in range(1, 4)] == [False, False, True], update._prepared.unprepared
-    table = update._prepared.again.tables[0]
+    assert [go(step) for step in range(1, 4)] == [False, False, True], update._preparation.reason
+    table = update._preparation.ready.tables[0]
     memory, usual = table.memory, torch.empty
 
     def empty(size: Any, **options: Any) -> Tensor:
@@ -494,7 +485,7 @@ def weight_decay_sets_in_at_the_address_of_the_one_before() -> None:
             t.step(seed)
     plan = a.optimizer._plan
     assert plan is not None
-    assert plan.kept[0].job.update.decay != "none"
+    assert plan.jobs[0].job.update.decay != "none"
     assert_same(a, b)
 
 
@@ -627,10 +618,43 @@ def batches_of_odd_size() -> None:
     assert_same(a, b)
     plan = a.optimizer._plan
     assert plan is not None
-    ready: Any = plan.again
+    ready: Any = plan.preparation.ready
     assert len(ready.numbers) == 2
     assert all(c.words % 2 == 0 for c in ready.numbers)
     assert sum(c.words for c in ready.numbers) == ready.sent.numel()
+
+
+def turned_off() -> None:
+    """By the environment for the whole process, by an option for one optimizer; either is told."""
+    a = made(True)
+    os.environ["CADAM_PREPARED"] = "0"
+    assert not any(a.step(seed) for seed in range(4))
+    assert a.unprepared == "not prepared: CADAM_PREPARED=0 is set"
+    os.environ["CADAM_PREPARED"] = "1"
+    assert [a.step(seed) for seed in range(4, 7)][-1]
+    a.group["prepared"] = False
+    assert not any(a.step(seed) for seed in range(3))
+    assert a.unprepared == "not prepared: prepared=False was asked for"
+    options = complete(cadam.CAdam, {})
+    update, before = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, options), State.launched
+    for step in range(1, 4):
+        update(torch.arange(20), torch.ones(20, 3), step=step)
+    assert State.launched > before
+    options["prepared"], before = False, State.launched
+    for step in range(4, 8):
+        update(torch.arange(20), torch.ones(20, 3), step=step)
+    assert State.launched == before
+
+
+def a_symbol_is_missing() -> None:
+    """Of those that only the prepared step requires, and the compiled look at tensors."""
+    known = symbols.torch_symbols()
+    for missing in [name for name in symbols.SYMBOLS["libtorch_cpu"] if name != symbols.REQUIRED]:
+        watch.compiled_look.cache_clear()
+        watch.torch_symbols = prepared.torch_symbols = lambda missing=missing: replace(known, missing=(missing,))
+        a = made(True)
+        assert not any(a.step(seed) for seed in range(3))
+        assert missing in a.unprepared, a.unprepared
 
 
 def what_cannot_be_prepared() -> None:
@@ -653,7 +677,7 @@ def what_cannot_be_prepared() -> None:
 def whatever_the_users_defaults_are() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
-    for found in (prepared.eyes, prepared.layout):
+    for found in (prepared.compiled_look, prepared.layout):
         found.cache_clear()
         assert found() is not None
     torch.set_default_dtype(torch.float32)

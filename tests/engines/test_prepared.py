@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from triton_interpreter import needs_triton, run_cases
 
-from cadam.engines.cpu.library import UnavailableError
-from cadam.engines.cuda import dense as cuda
+from cadam.engines.base import UnavailableError
+from cadam.engines.cuda import launch, prepared
 
 CASES = Path(__file__).parent / "prepared_cases.py"
 
@@ -85,6 +85,16 @@ def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
 
 
 @needs_triton
+def test_preparing_can_be_turned_off() -> None:
+    run_cases(CASES, ["turned_off"])
+
+
+@needs_triton
+def test_without_an_optional_symbol_of_torch_steps_are_not_prepared() -> None:
+    run_cases(CASES, ["a_symbol_is_missing"])
+
+
+@needs_triton
 def test_other_threads_run_while_the_driver_waits() -> None:
     run_cases(CASES, ["other_threads_run_while_the_driver_waits"])
 
@@ -98,18 +108,18 @@ def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 
 
 
 def test_a_kernel_is_launched_as_it_is_only_if_all_is_known_of_it() -> None:
-    assert cuda.Bound.of(triton_s()) == cuda.Bound(7, 128, 128, ("a", "b", "c"))
+    assert prepared.Bound.of_compiled(triton_s()) == prepared.Bound(7, 128, 128, ("a", "b", "c"))
     for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
         with pytest.raises(UnavailableError, match=f"more than usual: 1 blocks, .'{name}'"):
-            cuda.Bound.of(triton_s(**{name: 1}))
+            prepared.Bound.of_compiled(triton_s(**{name: 1}))
         with pytest.raises(UnavailableError, match=f"without .'{name}'"):
-            cuda.Bound.of(triton_s(**{name: None}))
+            prepared.Bound.of_compiled(triton_s(**{name: None}))
     with pytest.raises(UnavailableError, match="2 blocks"):
-        cuda.Bound.of(triton_s((4, 2, 128)))
+        prepared.Bound.of_compiled(triton_s((4, 2, 128)))
     with pytest.raises(UnavailableError, match="says other things"):
-        cuda.Bound.of(triton_s((4, 1, 128, 0)))
+        prepared.Bound.of_compiled(triton_s((4, 1, 128, 0)))
     with pytest.raises(UnavailableError, match="b: fp32"):
-        cuda.Bound.of(triton_s(kinds="*fp32 fp32"))
+        prepared.Bound.of_compiled(triton_s(kinds="*fp32 fp32"))
 
 
 @needs_triton
@@ -120,4 +130,4 @@ def test_versions_of_triton_whose_launches_are_known(
     import triton
 
     monkeypatch.setattr(triton, "__version__", version)
-    assert cuda._direct.__wrapped__() == known
+    assert launch._direct.__wrapped__() == known

@@ -1,18 +1,29 @@
-"""What an engine is given: the parameters of a group that take the same update."""
+"""What an engine is, and what it is given: the parameters of a group that take the same update."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
 
+if TYPE_CHECKING:
+    from .cuda.rows import RowGrad
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+"""Numbers of 8 bytes, as the kernels take them: addresses and sizes before all."""
+
 PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class UnavailableError(Exception):
+    """Something cannot be used here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +55,6 @@ class NotMeant(str):
     """Why an engine refuses a parameter that it was never meant for: one on other devices, or with other gradients."""
 
 
-DENSE_ONLY, SPARSE_ONLY = NotMeant("serves dense gradients only"), NotMeant("serves sparse gradients only")
-
-
-def unreadable(item: Item) -> str | None:
-    """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
-    for name, tensor in (("the parameter", item.param), *item.state.items(), ("the step count", item.step)):
-        if type(tensor) not in PLAIN or tensor.is_neg():
-            return f"{name} is no plain tensor but {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
-    for name, buffer in item.state.items():
-        if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
-            return f"{name} is on {buffer.device}, the parameter on {item.param.device}"
-    return None
-
-
 @dataclass
 class Job:
     """Items of one group, the update they take and the options that its scalars come from.
@@ -82,20 +79,25 @@ class Job:
         return self.grads or [item.param.grad for item in self.items]  # type: ignore[misc]
 
 
-class Engine(Protocol):
+class Engine:
     """Where updates run. An engine gets all its jobs of a step in one call."""
 
     name: str
-    fused: bool
+    device: str | None = None
+    """The only type of device that it serves; None if it serves any."""
+    sparse = False
+    """Does it serve sparse gradients, and not dense ones?"""
+    fused = False
     """Is it what ``fused=True`` asks for?"""
-    by_chance: bool
-    """Can it round stochastically?"""
-    skips_overflow: bool
+    rounds_stochastically = False
+    """Can it?"""
+    skips_overflow = False
     """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
-
-    looks: bool
-    """Does it look at gradients by itself, through the parameters?"""
-    traceable: bool
+    finds_grads = False
+    """Does it find gradients by itself, through the parameters?"""
+    takes_row_grads = False
+    """Does it take gradients of rows that are no sparse tensors, by `update`?"""
+    traceable = False
     """Can torch.compile look through it?"""
 
     def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
@@ -103,31 +105,119 @@ class Engine(Protocol):
 
         Without a gradient, a dense one is expected.
         """
-        ...
+        if self.sparse != (grad is not None and grad.is_sparse):
+            return NotMeant(f"serves {'sparse' if self.sparse else 'dense'} gradients only")
+        if self.device is not None and self.device != item.param.device.type:
+            return NotMeant(f"serves {self.device} only")
+        return self.lacks(update, item, grad, options)
+
+    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        """The same for a parameter and a gradient of the kind that it is meant for."""
+        return None
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         """Did a tensor change in a way that the choice of this engine, or its memo, depends on?"""
-        ...
+        for job in jobs:
+            for item, grad in job:
+                param = item.param
+                if any(buffer.shape != param.shape for buffer in item.state.values()) or grad.device != param.device:
+                    return True
+                if not grad.is_sparse and (grad.shape != param.shape or grad.is_complex()):
+                    return True
+        return False
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise if an input is bad. All engines check before any of them runs."""
-        ...
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Count the step of every item, and update parameters, buffers and counters in place."""
+        raise NotImplementedError
+
+    def update(self, job: Job, grads: Sequence[RowGrad]) -> None:
+        """The same with gradients of rows, where `takes_row_grads`."""
+        raise NotImplementedError
+
+    def prepare(self, work: Work, containers: Containers) -> PreparedStep | str:
+        """The whole step, with what other engines do in it, prepared to be taken again; or why it is not."""
+        return f"the engine {self.name!r} does not prepare steps"
+
+
+Work: TypeAlias = Sequence[tuple[Engine, Sequence[Job]]]
+"""A step: its jobs by engine."""
+
+
+# The prepared step -----------------------------------------------------------------------------------------------
+
+
+class PreparedStep(Protocol):
+    """A step that can be taken again in one call, while nothing but gradients and numbers changes."""
+
+    def step(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
+        """Take it. False: something else has changed, and nothing was done."""
+        ...
+
+    def update_rows(self, grad: RowGrad, step: int) -> bool:
+        """The same for a single table that is given its gradient and step count."""
+        ...
+
+    def renew(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
+        """After a step in the usual way: go by how things are now. False if this will not serve again."""
         ...
 
 
-def misfit(jobs: Sequence[Job]) -> bool:
-    """Do a parameter, its state and its gradient no longer go together?"""
-    for job in jobs:
-        for item, grad in job:
-            param = item.param
-            if any(buffer.shape != param.shape for buffer in item.state.values()) or grad.device != param.device:
-                return True
-            if not grad.is_sparse and (grad.shape != param.shape or grad.is_complex()):
-                return True
-    return False
+@dataclass(frozen=True)
+class Containers:
+    """The dicts and lists that must hold the very objects they did for a prepared step, apart from learning rates."""
+
+    groups: list[dict[str, Any]]
+    state: Mapping[Tensor, Any]
+    states: Sequence[dict[str, Any]] = ()
+    """Of the parameters that are stepped."""
+    absent: Sequence[Tensor] = ()
+    """Parameters that have no gradient."""
+
+
+class Preparation:
+    """Has steps prepared that are like the one before."""
+
+    def __init__(self) -> None:
+        self.ready: PreparedStep | None = None
+        self.reason = "no step was like the one before"
+        """Why there is none."""
+        self.steps, self.attempts = 0, 0
+
+    def after_step(self, work: Work, containers: Callable[[], Containers]) -> None:
+        """After a step in the usual way: have the next one ready, if it is going to be like this one."""
+        ready, self.ready = self.ready, None  # what is interrupted here must not be used again
+        if ready is not None:
+            held = containers()
+            if ready.renew(held.groups, held.state):
+                self.ready = ready
+            else:
+                self.reason = "the last step was on another stream, or with other groups, options or memory"
+            return
+        self.steps += 1
+        if work and self.steps > 1 << self.attempts:  # it takes a while: the less often, the less it helped
+            self.attempts += 1
+            made = work[0][0].prepare(work, containers())
+            if isinstance(made, str):
+                self.reason = made
+            else:
+                self.ready = made
+
+
+# Tensors ---------------------------------------------------------------------------------------------------------
+
+
+def unreadable(item: Item) -> str | None:
+    """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
+    for name, tensor in (("the parameter", item.param), *item.state.items(), ("the step count", item.step)):
+        if type(tensor) not in PLAIN or tensor.is_neg():
+            return f"{name} is no plain tensor but {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
+    for name, buffer in item.state.items():
+        if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
+            return f"{name} is on {buffer.device}, the parameter on {item.param.device}"
+    return None
 
 
 def fills_memory(x: Tensor) -> bool:

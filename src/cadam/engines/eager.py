@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rules import Options
-from ..update import Update
 from . import scalars
-from .base import DENSE_ONLY, Item, Job, misfit
+from .base import Engine, Item, Job
 
 
 class Tensors:
@@ -30,23 +28,9 @@ class Tensors:
         return torch.where(alignment <= 0, torch.zeros((), dtype=step.dtype, device=step.device), step)
 
 
-class Eager:
+class Eager(Engine):
     name = "eager"
-
-    fused = False
-    by_chance = False
-    skips_overflow = False
-    looks = False
     traceable = True
-
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        return DENSE_ONLY if grad is not None and grad.is_sparse else None
-
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return misfit(jobs)
-
-    def check(self, jobs: Sequence[Job]) -> None:
-        pass
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

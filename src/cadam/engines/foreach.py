@@ -17,22 +17,15 @@ from ..codegen.program import Op, Program, Value, record
 from ..rules import Options
 from ..update import Update
 from . import scalars
-from .base import DENSE_ONLY, Item, Job, misfit
+from .base import Engine, Item, Job
 from .eager import Tensors
 
 
-class Foreach:
+class Foreach(Engine):
     name = "foreach"
-
-    fused = False
-    by_chance = False
-    skips_overflow = False
-    looks = False
     traceable = True
 
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        if grad is not None and grad.is_sparse:
-            return DENSE_ONLY
+    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         if options["differentiable"]:
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:
@@ -40,12 +33,6 @@ class Foreach:
         if options["foreach"] is None and item.param.device.type == "cpu":
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None
-
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return misfit(jobs)
-
-    def check(self, jobs: Sequence[Job]) -> None:
-        pass
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
@@ -11,22 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint import describe
 from ..codegen.structure import Structure
 from ..defaults import defaults
 from ..options import HOW_IT_RUNS
 from ..rules import Rule
 from ..update import Update
-from . import Choice, Engine, Item, Job, choose, scalars
-from .cpu.library import UnavailableError
-from .cuda.prepared import Again, Same
+from . import scalars
+from .base import Containers, Engine, Item, Job, Preparation
+from .choose import choose, insist
 
 Group = Mapping[str, Any]
-Work = list[tuple[Engine, list[Job]]]
 
 
 @dataclass
-class Kept:
+class PlannedJob:
     """A job and the parameters it serves, with what must stay the same for it to serve the next step."""
 
     engine: Engine
@@ -38,7 +36,7 @@ class Kept:
     layouts: list[torch.layout]
 
     @classmethod
-    def of(cls, engine: Engine, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> Kept:
+    def of(cls, engine: Engine, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> PlannedJob:
         values = list(chain.from_iterable(map(dict.values, states)))
         return cls(engine, job, params, states, values, [grad.layout for grad in job.grads])
 
@@ -47,7 +45,7 @@ class Kept:
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
             return False
-        if self.engine.looks:
+        if self.engine.finds_grads:
             self.job.grads = ()
             return True
         grads = [param.grad for param in self.params]
@@ -63,7 +61,7 @@ class Plan:
 
     rule: Rule
     confidence: bool
-    work: Work
+    work: list[tuple[Engine, list[Job]]]
     names: Sequence[str]
     """Of the options that a choice may depend on: not the learning rate, nor notes of the user's own in a group."""
     lasting: bool
@@ -74,13 +72,8 @@ class Plan:
     params: list[list[Tensor]] = field(default_factory=list)
     absent: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Tensor]] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
-    again: Again | None = None
-    """This step prepared to be taken once more at once, where that can be done."""
-    renewals: int = 0
-    preparations: int = 0
-    unprepared: str = "no step was like the one before"
-    """Why it is not prepared."""
+    jobs: list[PlannedJob] = field(default_factory=list)
+    preparation: Preparation = field(default_factory=Preparation)
 
     @classmethod
     def of(
@@ -88,23 +81,20 @@ class Plan:
         rule: Rule,
         confidence: bool,
         groups: Sequence[Group],
+        items: Sequence[Mapping[Tensor, Item]],
         state: Mapping[Tensor, dict[str, Tensor]],
-        item_of: Callable[[Tensor, Group, str], Item],
         grad_scale: Tensor | None,
     ) -> Plan:
-        """The plan for parameters with gradients; `item_of` makes their state where it is missing."""
+        """The plan for the items of each group, which are its parameters with gradients."""
         work: dict[str, tuple[Engine, list[Job]]] = {}
         names = [name for name in defaults(rule) if name != "lr"]
         plan = cls(rule, confidence, [], names, lasting=True, params=[list(group["params"]) for group in groups])
-        for number, group in enumerate(groups):
+        for group, of_group in zip(groups, items, strict=True):
             update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
+            plan.absent += [param for param in group["params"] if param.grad is None]
             by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item, Tensor]]]] = {}
-            for position, param in enumerate(group["params"]):
-                if param.grad is None:
-                    plan.absent.append(param)
-                    continue
-                item = item_of(param, group, f"group {number}, parameter {describe(group, position)}")
-                grad = plain_grad(param.grad, param)
+            for param, item in of_group.items():
+                grad = real_local_grad(param.grad, param)  # type: ignore[arg-type]
                 choice = choose(update, item, grad, group)
                 insist(item, choice, group)
                 by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
@@ -113,7 +103,7 @@ class Plan:
                 params = [param for param, _, _ in members]
                 job = Job(update, group, [item for _, item, _ in members], [g for *_, g in members], grad_scale)
                 work.setdefault(name, (engine, []))[1].append(job)
-                plan.kept.append(Kept.of(engine, job, params, [state[param] for param in params]))
+                plan.jobs.append(PlannedJob.of(engine, job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
@@ -127,70 +117,49 @@ class Plan:
             if self.signature != _signature(self, groups, grad_scale):
                 return False
             self.given = given
-        if not all(_same(group["params"], params) for group, params in zip(groups, self.params, strict=True)):
+        if not all(_is_same(group["params"], params) for group, params in zip(groups, self.params, strict=True)):
             return False
-        if not _same(state.values(), self.states):
+        if not _is_same(state.values(), self.states):
             return False
-        if any(p.grad is not None for p in self.absent) or not all(kept.renew() for kept in self.kept):
+        if any(p.grad is not None for p in self.absent) or not all(planned.renew() for planned in self.jobs):
             return False
-        for kept in self.kept:
-            kept.job.grad_scale, kept.job.found_inf = grad_scale, None
-        self.renewals += 1
+        for planned in self.jobs:
+            planned.job.grad_scale, planned.job.found_inf = grad_scale, None
         return not any(engine.stale(jobs) for engine, jobs in self.work)
 
     def prepare(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Have the next step ready, if it is going to be like this one."""
-        again, self.again = self.again, None  # what is interrupted here must not be used again
-        if again is not None:
-            if again.is_of(groups, state) and again.renew():
-                self.again = again
-            else:
-                self.unprepared = "the last step was on another stream, or with other groups, options or memory"
-        elif self.renewals >> self.preparations:  # it takes a while: the less often, the less it helped
-            self.preparations += 1
-            states = [state for kept in self.kept for state in kept.states]
-            try:
-                self.again = Again(self.work, Same(groups, state, states, self.absent))
-            except (UnavailableError, RuntimeError) as reason:  # out of memory, say: the step itself is done
-                self.unprepared = str(reason)
 
-    def let_go(self) -> None:
+        def containers() -> Containers:
+            return Containers(groups, state, [one for planned in self.jobs for one in planned.states], self.absent)
+
+        self.preparation.after_step(self.work, containers)
+
+    def release(self) -> None:
         """Forget the gradients."""
-        for kept in self.kept:
-            kept.job.grads = ()
+        for planned in self.jobs:
+            planned.job.grads = ()
 
 
-def insist(item: Item, choice: Choice, group: Group) -> None:
-    """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
-    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
-    if group["fused"] and not choice.engine.fused:
-        torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
-        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
-    if group["foreach"] and "foreach" in choice.passed_over and choice.engine.name == "eager":
-        raise RuntimeError(f"{item.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
-    if group["stochastic_rounding"] and item.param.dtype == torch.bfloat16 and not choice.engine.by_chance:
-        raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
-
-
-def _same(now: Collection[Any], then: Collection[Any]) -> bool:
+def _is_same(now: Collection[Any], then: Collection[Any]) -> bool:
     """The very same objects in the same order?"""
     return len(now) == len(then) and all(map(is_, now, then))
 
 
-def plain(tensor: Tensor) -> Tensor:
+def real_local(tensor: Tensor) -> Tensor:
     """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def plain_grad(grad: Tensor, param: Tensor) -> Tensor:
+def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:
     """The same of a gradient, with the parameter's sharding; a sparse one stays as it is."""
     if grad.is_sparse:
         return grad
     if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return plain(grad.resolve_conj())
+    return real_local(grad.resolve_conj())
 
 
 def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
@@ -204,7 +173,7 @@ def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -
         (
             id(group),
             Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
-            Structure.of(plan.rule, scalars.plain(group)),
+            Structure.of(plan.rule, scalars.as_numbers(group)),
             *(group[name] for name in HOW_IT_RUNS),
         )
         for group in groups

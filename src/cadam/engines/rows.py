@@ -12,27 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..rules import Options
-from ..update import Update
 from . import scalars
-from .base import SPARSE_ONLY, Item, Job, misfit
+from .base import Engine, Item, Job
 from .eager import Tensors, count
 
 
-class Rows:
+class Rows(Engine):
     name = "rows"
-
-    fused = False
-    by_chance = False
-    skips_overflow = False
-    looks = False
-    traceable = False
-
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        return None if grad is not None and grad.is_sparse else SPARSE_ONLY
-
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return misfit(jobs)
+    sparse = True
 
     def check(self, jobs: Sequence[Job]) -> None:
         check_ids(jobs)

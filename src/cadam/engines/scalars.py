@@ -23,7 +23,7 @@ def stay_on_device(options: Options) -> bool:
     return options["capturable"] or options["differentiable"] or torch.compiler.is_compiling()
 
 
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tensors on the CPU read out as numbers."""
     return {
         name: value if type(value) in _NUMBERS else _read(value) for name, value in options.items() if name != "params"
@@ -51,4 +51,6 @@ def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor |
     """The coefficients of one parameter's step."""
     if stay_on_device(options):
         return update.coefficients(exact(step), options, Scalars, grad_scale)
-    return update.coefficients(step.item(), plain(options), Scalars, None if grad_scale is None else _read(grad_scale))
+    return update.coefficients(
+        step.item(), as_numbers(options), Scalars, None if grad_scale is None else _read(grad_scale)
+    )

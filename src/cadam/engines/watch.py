@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .base import PLAIN
-from .cpu.library import Library, Numbers, UnavailableError, catalogue
+from .base import PLAIN, UnavailableError, Words
+from .cpu.library import Library, catalogue
+from .cpu.symbols import torch_symbols
 
 MOVED, CHANGED = 1, 2  # another address; another size or kind
 
@@ -38,17 +39,17 @@ class Watched:
         self.grads = grads
         self.columns = np.full((3, len(tensors)), -2)
         self.addresses, self.sizes, self.kinds = self.columns
-        self.eyes = eyes()
-        if self.eyes is not None:
+        self.compiled = compiled_look()
+        if self.compiled is not None:
             self.objects = _objects(tensors)
-            self.arguments = self.eyes.arguments(self.objects, grads, threads, self.columns)
+            self.arguments = self.compiled.arguments(self.objects, grads, threads, self.columns)
         self.look()
 
     def look(self) -> int:
         """See how things are now; what is new: MOVED, CHANGED, both or neither."""
-        if self.eyes is None:
+        if self.compiled is None:
             return _ask(self.tensors, self.grads, self.columns)
-        return int(self.eyes.library.c.cadam_look(*self.arguments))
+        return int(self.compiled.library.c.cadam_look(*self.arguments))
 
 
 def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> Watched:
@@ -59,11 +60,11 @@ def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bo
 
 
 def lay_out(
-    addresses: Numbers, odd: Iterable[int], grads: Sequence[Tensor], params: Sequence[Tensor]
-) -> tuple[Numbers, list[Tensor]]:
-    """Where gradients lie, as their parameters do: of the odd ones, one that does not is copied. And the copies."""
+    addresses: Words, suspects: Iterable[int], grads: Sequence[Tensor], params: Sequence[Tensor]
+) -> tuple[Words, list[Tensor]]:
+    """Where gradients lie, as their parameters do, and copies: of those `suspects` that lie otherwise."""
     addresses, copies = addresses.copy(), []
-    for i in odd:
+    for i in suspects:
         grad, param = grads[i], params[i]
         if not is_plain(grad) or grad.stride() != param.stride() or grad.data_ptr() % grad.element_size():
             grad = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
@@ -78,26 +79,26 @@ def is_plain(tensor: Tensor) -> bool:
     return dense and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
-def _objects(tensors: Sequence[Tensor]) -> Numbers:
+def _objects(tensors: Sequence[Tensor]) -> Words:
     return np.fromiter(map(id, tensors), np.int64, len(tensors))
 
 
 @dataclass(frozen=True)
-class Eyes:
+class CompiledLook:
     """The compiled function that asks for all at once."""
 
     library: Library
     place: int
     """Where in a Python tensor, counted in bytes, torch's own tensor is."""
 
-    def arguments(self, objects: Numbers, grads: bool, threads: bool, columns: Numbers) -> tuple[int, ...]:
+    def arguments(self, objects: Words, grads: bool, threads: bool, columns: Words) -> tuple[int, ...]:
         """What the function wants. The arrays, and the tensors, must live as long as it is called."""
         pointers = (column.ctypes.data for column in columns)
         torch = self.library.torch.ctypes.data
         return torch, objects.ctypes.data, self.place, len(objects), grads, threads, *pointers
 
 
-def _ask(tensors: Sequence[Tensor], grads: bool, columns: Numbers) -> int:
+def _ask(tensors: Sequence[Tensor], grads: bool, columns: Words) -> int:
     """The same in Python."""
     before = columns.copy()
     addresses, sizes, kinds = columns
@@ -106,26 +107,28 @@ def _ask(tensors: Sequence[Tensor], grads: bool, columns: Numbers) -> int:
         addresses[i], sizes[i], kinds[i] = 0, 0, -1
         if seen is not None and is_plain(seen):
             addresses[i], sizes[i] = seen.data_ptr(), seen.numel()
-            kinds[i] = 2 * _numbers.setdefault((seen.device, seen.dtype), len(_numbers)) + seen.is_contiguous()
+            kinds[i] = 2 * _kinds.setdefault((seen.device, seen.dtype), len(_kinds)) + seen.is_contiguous()
     moved = not np.array_equal(before[0], addresses)
     return MOVED * moved | CHANGED * (not np.array_equal(before[1:], columns[1:]))
 
 
-_numbers: dict[tuple[torch.device, torch.dtype], int] = {}
+_kinds: dict[tuple[torch.device, torch.dtype], int] = {}
 
 
 @cache
-def eyes() -> Eyes | None:
-    """The compiled function, if it sees in some samples what is there to see."""
+def compiled_look() -> CompiledLook | None:
+    """The compiled function, if torch has what it calls and it sees in some samples what is there to see."""
+    if torch_symbols().missing:
+        return None
     try:
         library = catalogue()
     except UnavailableError:
         return None
     with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
-        return _seeing(library)
+        return _tried(library)
 
 
-def _seeing(library: Library) -> Eyes | None:
+def _tried(library: Library) -> CompiledLook | None:
     samples = [torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.float64).t(), *torch.zeros(3, 4).unbind()]
     samples.append(torch.nn.Parameter(torch.zeros(5)))
     for sample in (samples[0], samples[1], samples[-1]):
@@ -136,7 +139,7 @@ def _seeing(library: Library) -> Eyes | None:
     place = _place(samples)
     if place is None:
         return None
-    found, objects = Eyes(library, place), _objects(samples)
+    found, objects = CompiledLook(library, place), _objects(samples)
     for grads in (False, True):
         expected, seen = np.full((2, 3, len(samples)), -2)
         _ask(samples, grads, expected)
@@ -156,69 +159,3 @@ def _place(samples: Sequence[Tensor]) -> int | None:
         if all(ctypes.c_int64.from_address(id(x) + place).value == x._cdata for x in samples):
             return place
     return None
-
-
-# What torch's tensors are made of ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where torch keeps what matters in its tensors and storages, counted in words of 8 bytes."""
-
-    storage: int
-    offset: int
-    size: int
-    """The word after it holds dtype, device and flags, and the next one the keys that say of what kind it is."""
-    data: int
-    meant: int = -1
-    """The bits of that word with dtype, device and flags that mean something; others may hold anything."""
-
-    def image(self, tensor: Tensor) -> tuple[int, ...]:
-        size, flags, keys = _words(tensor._cdata, TENSOR_WORDS)[self.size : self.size + 3]
-        return size, flags & self.meant, keys
-
-
-TENSOR_WORDS, STORAGE_WORDS = 23, 5  # that there are at the least
-
-
-@cache
-def layout() -> Layout | None:
-    """The layout, if some samples show one that tells apart all that must be told apart."""
-    with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
-        return _layout()
-
-
-def _layout() -> Layout | None:
-    ones = partial(torch.ones, dtype=torch.float32)
-    sample = ones(150_000).as_strided((127, 331), (331, 1), 104_729)
-    storage = sample.untyped_storage()
-    places = [_only(_words(sample._cdata, TENSOR_WORDS), n) for n in (storage._cdata, 104_729, 127 * 331)]
-    places.append(_only(_words(storage._cdata, STORAGE_WORDS - 2), storage.data_ptr()))
-    if any(place is None for place in places) or (places[2] or 0) + 3 > TENSOR_WORDS:
-        return None
-    found = Layout(*places)  # type: ignore[arg-type]
-    plain = ones(6, 6)
-    alike = [ones(6, 6), ones(36).view(6, 6), ones(100)[3:39].view(6, 6)]
-    alike += [ones(6, 6) for _ in range(200)]
-    varying = 0
-    for x in alike:
-        varying |= found.image(x)[1] ^ found.image(plain)[1]
-    found = replace(found, meant=~varying)
-    other = [plain.t(), plain.int(), plain.double(), ones(6, 6, device="meta"), plain[:5]]
-    other += [
-        torch._neg_view(plain),
-        plain.to_sparse(),
-        torch._efficientzerotensor((6, 6), dtype=torch.float32),
-        plain[0].expand(6, 6),
-    ]
-    image = found.image(plain)
-    good = all(found.image(x) == image for x in alike) and all(found.image(x) != image for x in other)
-    return found if good else None
-
-
-def _words(address: int, count: int) -> list[int]:
-    return list((ctypes.c_int64 * count).from_address(address))
-
-
-def _only(words: list[int], number: int) -> int | None:
-    return words.index(number) if words.count(number) == 1 else None

@@ -79,7 +79,11 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         shutil.copytree(SOURCES, sources)
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
-        return link(library, [*parts, (sources / "dispatch.c", [stamp]), (sources / "tensors.c", [])], extra)
+        return link(
+            library,
+            [*parts, (sources / "dispatch.c", [stamp]), (sources / "tensors.c", []), (sources / "prepared.c", [])],
+            extra,
+        )
 
 
 def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequence[str] = ()) -> Path:

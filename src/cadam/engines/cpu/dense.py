@@ -6,7 +6,6 @@ keeps a user from replacing what a parameter or a buffer points to.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,9 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import DENSE_ONLY, PLAIN, SPARSE_ONLY, Item, Job, NotMeant, fills_memory, unreadable
-from ..rows import out_of_range
+from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
 from ..watch import CHANGED, Watched, lay_out, watched_grads
-from .library import Library, Numbers, UnavailableError, catalogue, find
+from .library import Library, find
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -36,8 +34,6 @@ GRAIN = 32768  # elements below which a second thread is not worth waking
 
 def refusal(update: Update, item: Item, options: Options) -> str | None:
     """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
-    if item.param.device.type != "cpu":
-        return NotMeant("serves the CPU only")
     if options["fused"] is False or (options["foreach"] is not None and not options["fused"]):
         return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
     if options["differentiable"]:
@@ -59,7 +55,7 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return "the parameter or its state is not aligned in memory"
     if item.step.device.type != "cpu" or item.step.dtype != torch.float32:
         return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
-    found = find(Structure.of(update.rule, scalars.plain(options)))
+    found = find(Structure.of(update.rule, scalars.as_numbers(options)))
     return found if isinstance(found, str) else None
 
 
@@ -68,17 +64,13 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
 P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12  # of a dense_tensor
 
 
-class Native:
+class Native(Engine):
     name = "native"
+    device = "cpu"
     fused = True
-    by_chance = False
-    skips_overflow = False
-    looks = True
-    traceable = False
+    finds_grads = True
 
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        if grad is not None and grad.is_sparse:
-            return DENSE_ONLY
+    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         reason = refusal(update, item, options)
         if reason is not None or grad is None:
             return reason
@@ -87,52 +79,49 @@ class Native:
         return None if type(grad) in PLAIN else f"serves plain gradients only, not {type(grad).__name__}"
 
     def stale(self, jobs: Sequence[Job]) -> bool:
-        return _table(jobs).stale()
-
-    def check(self, jobs: Sequence[Job]) -> None:
-        pass
+        return _step(jobs).stale()
 
     def run(self, jobs: Sequence[Job]) -> None:
-        _table(jobs).step(jobs)
+        _step(jobs).step(jobs)
 
 
-def _table(jobs: Sequence[Job]) -> Table:
-    table: Table | None = jobs[0].memo.get("native")
-    if table is None or not table.serves(jobs):
-        table = jobs[0].memo["native"] = Table.of(jobs)
-    return table
+def _step(jobs: Sequence[Job]) -> DenseStep:
+    made: DenseStep | None = jobs[0].memo.get("native")
+    if made is None or not made.serves(jobs):
+        made = jobs[0].memo["native"] = DenseStep.of(jobs)
+    return made
 
 
 @dataclass
-class Table:
+class DenseStep:
     """All tensors of a step as the kernels want them: a row of numbers each."""
 
     library: Library
     members: list[Sequence[Item]]
-    """The items of each job. Not the jobs themselves: they keep the table."""
-    rows: Numbers
+    """The items of each job. Not the jobs themselves: they keep this."""
+    rows: Words
     params: Watched
     grads: Watched
     steps: Watched
     buffers: list[tuple[list[int] | slice, Watched]]
     """The first buffers, the second...: in which rows they belong, and they themselves."""
-    odd: dict[int, tuple[int, ...]]
+    strided: dict[int, tuple[int, ...]]
     """The strides of parameters that are not contiguous."""
-    apart: bool
+    disjoint: bool
     """Does no parameter share memory with another?"""
 
     def __post_init__(self) -> None:
         self.fit = self._fit()
 
     @classmethod
-    def of(cls, jobs: Sequence[Job]) -> Table:
+    def of(cls, jobs: Sequence[Job]) -> DenseStep:
         items = [item for job in jobs for item in job.items]
         rows = np.zeros((len(items), COLUMNS), np.int64)
         start = 0
         for job in jobs:
-            library, kernel = _kernel(job)
+            library, number = kernel(job)
             for row, item in zip(rows[start:], job.items, strict=False):
-                row[KERNEL] = kernel
+                row[KERNEL] = number
                 row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
             start += len(job.items)
@@ -147,7 +136,7 @@ class Table:
             Watched([item.step for item in items], threads=True),
             [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
-            _apart(params),
+            _disjoint(params),
         )
 
     def serves(self, jobs: Sequence[Job]) -> bool:
@@ -159,8 +148,8 @@ class Table:
         """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
         if self.params.look():
             return True
-        items = [item for members in self.members for item in members] if self.odd else []
-        for i, stride in self.odd.items():
+        items = [item for members in self.members for item in members] if self.strided else []
+        for i, stride in self.strided.items():
             if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
                 return True
         if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, buffers in self.buffers):
@@ -181,7 +170,7 @@ class Table:
         for k, (where, buffers) in enumerate(self.buffers):
             rows[where, S + k] = buffers.addresses
         c = self._coefficients(jobs)
-        for part in [rows] if self.apart else np.split(rows, len(rows)):
+        for part in [rows] if self.disjoint else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
                 part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
             )
@@ -190,14 +179,14 @@ class Table:
         del copies
         torch.autograd.graph.increment_version(self.params.tensors)
 
-    def _grads(self, jobs: Sequence[Job]) -> tuple[Numbers, list[Tensor]]:
+    def _grads(self, jobs: Sequence[Job]) -> tuple[Words, list[Tensor]]:
         """Where the gradients lie, as the parameters do: one that does not is copied."""
         kinds = self.grads.kinds != self.params.kinds
         aligned = not np.bitwise_or.reduce(self.grads.addresses) & 7
-        if aligned and not self.odd and not kinds.any():
+        if aligned and not self.strided and not kinds.any():
             return self.grads.addresses, []
         odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
-        odd[list(self.odd)] = True
+        odd[list(self.strided)] = True
         every = [grad for job in jobs for grad in job.gradients()]
         return lay_out(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
 
@@ -222,7 +211,7 @@ class Table:
         return c
 
 
-def _apart(params: Watched) -> bool:
+def _disjoint(params: Watched) -> bool:
     order = np.argsort(params.addresses, kind="stable")
     starts = params.addresses[order]
     ends = starts + np.array([param.nbytes for param in params.tensors], np.int64)[order]
@@ -235,9 +224,9 @@ def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, Watched]
     return slice(None) if len(where) == len(items) else where, buffers
 
 
-def _kernel(job: Job) -> tuple[Library, int]:
+def kernel(job: Job) -> tuple[Library, int]:
     """The kernel that serves a job, as its number in its library."""
-    found = find(Structure.of(job.update.rule, scalars.plain(job.options)))
+    found = find(Structure.of(job.update.rule, scalars.as_numbers(job.options)))
     if isinstance(found, str):
         raise AssertionError(found)
     return found
@@ -246,131 +235,5 @@ def _kernel(job: Job) -> tuple[Library, int]:
 def values(job: Job, t: float) -> list[float]:
     """The coefficients of a job at step t, in the kernel's order."""
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
-    c = job.update.general_coefficients(t, scalars.plain(job.options), scalars.Scalars, grad_scale)
+    c = job.update.general_coefficients(t, scalars.as_numbers(job.options), scalars.Scalars, grad_scale)
     return list(map(float, c.values()))
-
-
-# Rows ----------------------------------------------------------------------------------------------------------
-
-
-class NativeRows:
-    """Sparse gradients: from raw ids to the updated table, duplicates summed in order of appearance."""
-
-    name = "native-rows"
-    fused = True
-    by_chance = False
-    skips_overflow = False
-    looks = False
-    traceable = False
-
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        if grad is None or not grad.is_sparse:
-            return SPARSE_ONLY
-        if grad.sparse_dim() == 0:
-            return "the gradient has no sparse dimension"
-        if grad._values().dtype not in (item.param.dtype, item.param.dtype.to_complex()):
-            return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
-        if not item.param.is_contiguous():
-            return "the table is not contiguous"
-        return refusal(update, item, options)
-
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return any(self.refuses(job.update, item, grad, job.options) for job in jobs for item, grad in job)
-
-    def check(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            library, _ = _kernel(job)
-            for item, grad in job:
-                ids, n = grad._indices().contiguous(), grad._nnz()
-                for dimension, rows in enumerate(item.param.shape[: grad.sparse_dim()]):
-                    start = ids.data_ptr() + dimension * n * ids.element_size()
-                    bad = library.c.cadam_check_ids(start, n, rows, library.parallel_for)
-                    if bad >= 0:
-                        raise out_of_range(item, int(ids[dimension, bad]), rows)
-
-    def run(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            for item, grad in job:
-                _rows(*_kernel(job), job, item, grad)
-
-
-def _rows(library: Library, kernel: int, job: Job, item: Item, grad: Tensor) -> None:
-    sparse_shape = item.param.shape[: grad.sparse_dim()]
-    ids, values_, n = grad._indices(), grad._values(), grad._nnz()
-    if values_.is_complex():
-        values_ = torch.view_as_real(values_)
-    rows, width = sparse_shape.numel(), item.param.shape[grad.sparse_dim() :].numel()
-    if len(sparse_shape) > 1:
-        ids = _flat(ids, sparse_shape)
-    ids, values_ = ids.contiguous(), values_.contiguous()
-    if not rows or not width:
-        item.step.add_(1)
-        return
-    pointers = [buffer.data_ptr() for buffer in item.state.values()]
-    pointers += [0] * (MAX_BUFFERS - len(pointers))
-    counts = 0 if item.counts is None else item.counts.data_ptr()
-    tensors = (item.param.data_ptr(), *pointers, item.step.data_ptr(), counts)
-    table = np.array([*tensors, rows, width, kernel, DTYPES[item.param.dtype]], np.int64)
-    c = np.zeros(MAX_COEFFICIENTS)
-    numbers = values(job, item.step.item() + 1)
-    c[: len(numbers)] = numbers
-    failed = library.c.cadam_rows(
-        table.ctypes.data,
-        ids.data_ptr(),
-        n,
-        values_.data_ptr(),
-        c.ctypes.data,
-        torch.get_num_threads(),
-        library.parallel_for,
-    )
-    if failed == -2:
-        raise MemoryError(f"{item.name}: no memory for a step of {n} rows; it was not changed")
-    if failed >= 0:
-        raise IndexError(f"{item.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
-    torch.autograd.graph.increment_version(item.param)
-
-
-def has_norm(values: Tensor) -> bool:
-    """Can `norm` serve row gradients like these?"""
-    if values.device.type != "cpu" or values.dtype not in DTYPES or type(values) not in PLAIN:
-        return False
-    try:
-        catalogue()
-    except UnavailableError:
-        return False
-    return True
-
-
-def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
-    """The Euclidean norm of row gradients, duplicates summed in float32 at the least; None if an id is no row.
-
-    The result is the same for any number of threads.
-    """
-    library, squares = catalogue(), ctypes.c_double()
-    ids, values = ids.contiguous(), values.contiguous()
-    n, width = values.shape
-    if rows and width:
-        table = np.array([0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]], np.int64)
-        failed = library.c.cadam_rows_squares(
-            table.ctypes.data,
-            ids.data_ptr(),
-            n,
-            values.data_ptr(),
-            ctypes.addressof(squares),
-            torch.get_num_threads(),
-            library.parallel_for,
-        )
-        if failed == -2:
-            raise MemoryError(f"no memory for the norm of {n} rows")
-        if failed >= 0:
-            return None
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    return torch.tensor(squares.value, dtype=torch.float64, device="cpu").sqrt().to(dtype)
-
-
-def _flat(ids: Tensor, shape: torch.Size) -> Tensor:
-    """Row numbers from the ids of many sparse dimensions."""
-    flat = ids[0]
-    for size, more in zip(shape[1:], ids[1:], strict=True):
-        flat = flat * size + more
-    return flat

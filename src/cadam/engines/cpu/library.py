@@ -1,4 +1,4 @@
-"""The compiled C kernels: where they are, and what they borrow of torch."""
+"""The compiled C kernels: where they are."""
 
 from __future__ import annotations
 
@@ -8,38 +8,16 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from ...codegen import c as c_source
 from ...codegen.structure import Structure
 from ...rules import RULES, Rule
+from ..base import UnavailableError as UnavailableError
+from ..base import Words
 from . import build
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-# What the kernels call: torch's threads, and its knowledge of tensors. Two are C++ functions by their linker names.
-BORROWED = {
-    "libtorch_cpu": (
-        "torch_parallel_for",
-        "aoti_torch_is_defined",
-        "aoti_torch_get_layout",
-        "aoti_torch_get_data_ptr",
-        "aoti_torch_get_numel",
-        "aoti_torch_get_dtype",
-        "aoti_torch_get_device_type",
-        "aoti_torch_get_device_index",
-        "aoti_torch_is_contiguous",
-        "_ZN2at6native6is_negERKNS_6TensorE",
-    ),
-    "libc10": ("_ZNK3c1010TensorImpl4gradEv",),
-}
-
-
-class UnavailableError(Exception):
-    """The kernels cannot be used; the message says why."""
+from .symbols import REQUIRED, torch_symbols
 
 
 class StaleError(UnavailableError):
@@ -48,38 +26,26 @@ class StaleError(UnavailableError):
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded library of kernels, with what it borrows of torch: its threads before all."""
+    """A loaded library of kernels, with the functions of torch that it calls."""
 
     c: ctypes.CDLL
-    torch: Numbers
-    """The addresses of what BORROWED names."""
-    locked: ctypes.PyDLL
-    """The same functions, called with Python's lock held: for those that look at Python's dicts and lists."""
+    torch: Words
+    """The addresses of the functions that it calls."""
 
     @property
     def parallel_for(self) -> int:
         return int(self.torch[0])
 
 
-def torch_library(name: str) -> str:
-    """The path of one of torch's own libraries. Raises OSError where there is none."""
-    for path in (Path(torch.__file__).parent / "lib").glob(f"{name}.*"):
-        return str(path)
-    raise OSError(f"there is no {name}")
-
-
-@cache
-def _borrowed() -> Numbers:
-    functions = []
-    for library, names in BORROWED.items():
-        try:
-            loaded = ctypes.CDLL(torch_library(library))
-            functions += [ctypes.cast(loaded[name], ctypes.c_void_p).value or 0 for name in names]
-        except (AttributeError, OSError) as error:
-            raise UnavailableError(
-                f"torch {torch.__version__} does not lend what the kernels need (torch 2.10 and later do): {error}"
-            ) from None
-    return np.array(functions, np.int64)
+def _required() -> Words:
+    """The functions of torch that the kernels call; raises UnavailableError if a required one is missing."""
+    found = torch_symbols()
+    if REQUIRED in found.missing:
+        raise UnavailableError(
+            f"torch {torch.__version__} lacks the symbol {REQUIRED}, which the C kernels require (torch 2.10 and later "
+            "have it)"
+        )
+    return found.addresses
 
 
 def _load(path: Path, fingerprint: str) -> Library:
@@ -102,17 +68,12 @@ def _load(path: Path, fingerprint: str) -> Library:
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
-    locked = ctypes.PyDLL(str(path))
-    locked.cadam_step_again.argtypes = [pointer, pointer]
-    locked.cadam_step_again.restype = number
-    c.cadam_launch.argtypes, c.cadam_launch.restype = [pointer, pointer, number, pointer], number
-    locked.cadam_note.argtypes, locked.cadam_note.restype = [pointer], None
-    return Library(c, _borrowed(), locked)
+    return Library(c, _required())
 
 
 def _work_alone(here: int) -> None:
     """A forked child has none of its parent's threads, and would wait for them for ever."""
-    _borrowed()[0] = here
+    torch_symbols().addresses[0] = here
 
 
 @cache
@@ -172,7 +133,7 @@ def _own(rule: Rule) -> Library:
 def find(structure: Structure) -> tuple[Library, int] | str:
     """The library with a kernel for such a rule and its number there, or why there is none."""
     try:
-        _borrowed()
+        _required()
         library = catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
         return str(reason)

@@ -25,19 +25,18 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import SPARSE_ONLY, Item, Job
-from ..cpu.library import UnavailableError
-from .dense import (
+from ..base import Item, Job
+from .launch import (
     TYPES,
+    CudaEngine,
     Launch,
-    Numbers,
+    StepNumbers,
     Stream,
-    Words,
     capturing,
     keep,
     kernel,
     lacking,
-    lend,
+    mark_in_use,
     overflowed,
     refusal,
     stochastic,
@@ -54,18 +53,13 @@ LONGEST = 1 << 30  # ids in one gradient
 _errors: MutableMapping[Tensor, tuple[Tensor, set[int]]] = WeakTensorKeyDictionary()
 
 
-class CudaRows:
+class CudaRows(CudaEngine):
     name = "cuda-rows"
-    fused = True
-    by_chance = True
-    skips_overflow = True
-    looks = False
-    traceable = False
-    device = "cuda"
+    sparse = True
+    takes_row_grads = True
 
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        if grad is None or not grad.is_sparse:
-            return SPARSE_ONLY
+    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+        assert grad is not None
         if grad.sparse_dim() != 1:
             return f"serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
         if grad.dtype not in TYPES:
@@ -74,7 +68,7 @@ class CudaRows:
             return "the parameter is not contiguous"
         if grad._nnz() > LONGEST:
             return f"serves up to {LONGEST} ids at a time"
-        return refusal(item, options, self.device)
+        return refusal(item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         return any(
@@ -83,13 +77,9 @@ class CudaRows:
 
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self.check_items(job)
             for i, (item, grad) in enumerate(job):
+                check_ids(item.param, item.name)
                 job.memo[f"layout {i}"] = _layout(item, grad)
-
-    def check_items(self, job: Job) -> None:
-        for item in job.items:
-            check_ids(item.param, item.name)
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -115,13 +105,13 @@ class RowBatch:
     """Which of the job's items they are."""
     items: list[Item]
     structure: Structure
-    numbers: Numbers
+    numbers: StepNumbers
     dtypes: list[tuple[torch.dtype, ...]]
     """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
     @classmethod
     def split(cls, job: Job, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
-        structure = Structure.of(job.update.rule, scalars.plain(job.options))
+        structure = Structure.of(job.update.rule, scalars.as_numbers(job.options))
         by_device: dict[torch.device, list[int]] = {}
         for i, item in enumerate(job.items):
             by_device.setdefault(item.param.device, []).append(i)
@@ -129,7 +119,7 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 items = [job.items[i] for i in positions]
-                numbers = Numbers(items, job.options, structure, device)
+                numbers = StepNumbers(items, job.options, structure, device)
             batches.append(cls(positions, items, structure, numbers, [dtypes[i] for i in positions]))
         return batches
 
@@ -167,7 +157,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
         # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
         same = (ids.data_ptr(), len(ids), rows, grad.distinct)
         if same not in known:
-            found = Sorted.of(ids, rows, _error(item.param), distinct=grad.distinct, bags=grad.bags)
+            found = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
             known[same] = ids, found
         update_(
             batch.structure,
@@ -244,38 +234,38 @@ class Sorted:
     def of(cls, ids: Tensor, rows: int, error: Tensor, *, distinct: bool = False, bags: Bags | None = None) -> Sorted:
         """`error` gets a note of an id that is no row. `distinct` promises that the ids are sorted, too."""
         n, sources = len(ids), None
-        keys = torch.empty(n, dtype=_key_dtype(rows), device=ids.device)
+        keys = torch.empty(n, dtype=key_dtype(rows), device=ids.device)
         if bags is not None:
             sources = torch.empty(n, dtype=torch.int32, device=ids.device)
         if n:
             kind = _keys_kind(ids, rows, error, bags)
             grid = (-(-n // KEYS), 1, 1)
             if bags is None:
-                _make_keys(False)(grid, kind, ids, keys, error, n, rows)
+                make_keys(False)(grid, kind, ids, keys, error, n, rows)
             else:
                 where = (bags.offsets, bags.starts, keys, sources, error, n, rows, bags.number, bags.batch, bags.first)
-                _make_keys(True)(grid, kind, ids, *where)
+                make_keys(True)(grid, kind, ids, *where)
         if distinct:
             return cls(keys, None, rows, sources)
         return cls(*torch.sort(keys, stable=True), rows, sources)
 
 
 @cache
-def _make_keys(in_bags: bool) -> Launch:
-    from .blocks import make_bag_keys, make_keys
+def make_keys(in_bags: bool) -> Launch:
+    from . import blocks
 
-    return Launch(make_bag_keys if in_bags else make_keys, {"BLOCK": KEYS})
+    return Launch(blocks.make_bag_keys if in_bags else blocks.make_keys, {"BLOCK": KEYS})
 
 
 def _keys_kind(ids: Tensor, rows: int, error: Tensor, bags: Bags | None) -> Any:
     """All that the arguments of the kernel that makes the keys can differ in."""
-    given = [_seen(error), _seen(ids)]
+    given = [kind_of(error), kind_of(ids)]
     if bags is not None:
-        given += [_seen(bags.offsets), _seen(bags.starts)]
+        given += [kind_of(bags.offsets), kind_of(bags.starts)]
     return ids.device, rows, given[0], tuple(given[1:])
 
 
-def _seen(x: Tensor) -> tuple[torch.dtype, bool]:
+def kind_of(x: Tensor) -> tuple[torch.dtype, bool]:
     return x.dtype, x.data_ptr() % 16 == 0
 
 
@@ -293,7 +283,7 @@ def update_(
 ) -> None:
     """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
 
-    `coefficients` begins with a row of what `Numbers` sends: the step, then the coefficients in the structure's
+    `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the structure's
     order, in float64 on the device. A `seed` asks for stochastic rounding of a bfloat16 parameter.
     """
     n, rows = len(ids.keys), param.shape[0]
@@ -303,7 +293,7 @@ def update_(
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
     values = values.contiguous()
-    how, kind = _version(
+    how, kind = launches_for(
         structure,
         param,
         state,
@@ -325,7 +315,7 @@ def update_(
         how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
 
 
-def _version(
+def launches_for(
     structure: Structure,
     param: Tensor,
     state: Mapping[str, Tensor],
@@ -357,7 +347,7 @@ def _version(
     kind = (
         param.device,
         rows < 1 << 31,
-        _key_dtype(rows),
+        key_dtype(rows),
         values,
         *aligned,
         *[x.data_ptr() % 16 == 0 for x in tensors],
@@ -366,129 +356,6 @@ def _version(
         seed is None or abs(seed) < 1 << 31,
     )
     return how, kind
-
-
-# The same update once more --------------------------------------------------------------------------------------
-
-# Words that the arguments of prepared kernels lie in. Those of a step:
-STEPS_OWN = ("ids", "n", "values", "made", "partials", "sources", "offsets", "starts", "bags", "batch", "first")
-AFTER_SORTING = ("keys", "order")
-
-
-class Table:
-    """A table of a prepared step: `take` gives it the gradient of this one, before the first of its launches;
-    `sort` has to come after that, and before the two others."""
-
-    def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
-        """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
-        item, dtypes = batch.items[i], batch.dtypes[i]
-        param, structure = item.param, batch.structure
-        self.param, self.shape, self.rows = param, param.shape, param.shape[0]
-        self.width = param.numel() // self.rows if self.rows else 0
-        if not self.width:
-            raise UnavailableError("a table is empty")
-        self.dtypes, self.in_bags = dtypes, len(dtypes) > 2
-        error = _error(param)
-        self.error = error.numpy()
-        aligned = [(dtype, True) for dtype in dtypes[1:]]
-        kind = param.device, self.rows, _seen(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
-        bounds = [_make_keys(self.in_bags).bound(kind)]
-        self.how, kind = _version(structure, param, item.state, dtypes[0], in_bags=self.in_bags, counts=item.counts)
-        bounds.append(self.how.rows.bound(kind))
-        self.longest, self.outgrown = LONGEST, False
-        try:
-            bounds.append(self.how.seams.bound(kind))
-        except UnavailableError:  # no step had more than one tile yet
-            bounds.append(bounds[-1])  # and is not launched
-            self.longest = self.how.cut.tile
-        lasting = {"p": param, **{f"s_{name}": item.state[name] for name in structure.buffers}}
-        lasting |= {"error": error} | ({} if item.counts is None else {"counts": item.counts})
-        fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
-        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": 0}
-        self.words = np.array([0] * len(STEPS_OWN + AFTER_SORTING) + list(fixed.values()), np.int64)
-        named = {name: self.words[k:] for k, name in enumerate([*STEPS_OWN, *AFTER_SORTING, *fixed])}
-        before = {**named, "keys": named["made"]}
-        self.places = [
-            np.array(bound.places(words), np.int64) for bound, words in zip(bounds, (before, named, named), strict=True)
-        ]
-        self.launches = [
-            [bound.function, 0, 1, bound.threads, bound.shared, places.ctypes.data]
-            for bound, places in zip(bounds, self.places, strict=True)
-        ]
-        self.n = 0
-        self.memory = torch.empty(0, dtype=_key_dtype(self.rows), device=param.device)
-        self.partials = torch.empty(0, dtype=self.how.work, device=param.device)
-        self.sources = torch.empty(0, dtype=torch.int32, device=param.device)
-        self.kept = lasting
-        self.like = self
-
-    def place(self, making: Words, *after: Words) -> None:
-        """Its launches are going to be read here."""
-        self.making, self.after = making, after
-
-    def take(self, grad: Tensor | None, known: dict[Any, Table]) -> bool:
-        """The gradient of this step, if it is like those before. `known` are tables that have taken theirs, by ids."""
-        if type(grad) is not Tensor or not grad.is_sparse or grad.is_coalesced() or grad.shape != self.shape:
-            return False
-        ids = grad._indices()
-        if not self._take(ids, grad._values(), ids.numel()):
-            return False
-        self.like = known.setdefault((int(self.words[0]), self.n, self.rows), self)
-        if self.like is not self:  # tables that are looked up with the same ids share one sort
-            self.making[1] = 0
-        return True
-
-    def take_rows(self, grad: RowGrad) -> bool:
-        """The same for a table that is updated alone."""
-        bags = grad.bags
-        if grad.distinct or (bags is None) == self.in_bags:
-            return False
-        if bags is None:
-            return self._take(grad.ids, grad.values, grad.ids.numel())
-        offsets, starts = bags.offsets, bags.starts
-        where = offsets.data_ptr(), starts.data_ptr()
-        if offsets.dtype is not self.dtypes[2] or starts.dtype is not torch.int64 or (where[0] | where[1]) & 15:
-            return False
-        self.words[6:11] = *where, bags.number, bags.batch, bags.first
-        return self._take(grad.ids, grad.values, bags.number)
-
-    def _take(self, ids: Tensor, values: Tensor, gradients: int) -> bool:
-        n, where, at = ids.numel(), ids.data_ptr(), values.data_ptr()
-        if values.numel() != gradients * self.width or not 0 < n <= LONGEST or (where | at) & 15 or self.error[0]:
-            return False
-        if n > self.longest:
-            self.outgrown = True
-            return False
-        if values.dtype is not self.dtypes[0] or ids.dtype is not self.dtypes[1] or self.param.shape != self.shape:
-            return False
-        if not ids.is_contiguous() or not values.is_contiguous():
-            return False
-        if n != self.n:
-            self._make_room(n)
-        self.words[:3] = where, n, at
-        self.making[1] = -(-n // KEYS)
-        return True
-
-    def _make_room(self, n: int) -> None:
-        (tiles, across), device = self.how.cut.grid(n, self.width), self.param.device
-        if n > len(self.memory):
-            partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
-            sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
-            memory = torch.empty(n, dtype=self.memory.dtype, device=device)
-            self.memory, self.partials, self.sources = memory, partials, sources  # all or, out of memory, none
-        self.n, self.made = n, self.memory[:n]
-        self.words[3:6] = self.made.data_ptr(), self.partials.data_ptr(), self.sources.data_ptr()
-        for launch, blocks in zip(self.after, (tiles, tiles - 1), strict=True):
-            launch[1:3] = blocks, across
-
-    def sort(self) -> Any:
-        """Sort the keys. What this returns must live until the launches that follow."""
-        if self.like is not self:
-            self.words[11:13] = self.like.words[11:13]
-            return None
-        found = torch.sort(self.made, stable=True)
-        self.words[11:13] = found[0].data_ptr(), found[1].data_ptr()
-        return found
 
 
 def has_norm(values: Tensor) -> bool:
@@ -603,7 +470,7 @@ def check_ids(param: Tensor, name: str = "the parameter") -> None:
         )
 
 
-def _error(param: Tensor) -> Tensor:
+def error_of(param: Tensor) -> Tensor:
     device = param.device
     if param not in _errors:
         error = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
@@ -613,11 +480,11 @@ def _error(param: Tensor) -> Tensor:
     if device.type == "cuda" and not capturing(device):
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if stream not in streams:
-            lend(error, device)
+            mark_in_use(error, device)
             streams.add(stream)
     return error
 
 
-def _key_dtype(rows: int) -> torch.dtype:
+def key_dtype(rows: int) -> torch.dtype:
     """The narrowest dtype that holds the rows and one more: the narrower, the faster the sort."""
     return torch.int16 if rows < 1 << 15 else torch.int32 if rows < 1 << 31 else torch.int64

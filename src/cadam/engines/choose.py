@@ -1,0 +1,57 @@
+"""The choice of an engine for each parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..rules import Options
+from ..update import Update
+from .base import Engine, Item
+from .cpu.dense import Native
+from .cpu.rows import NativeRows
+from .cuda.dense import Cuda
+from .cuda.rows import CudaRows
+from .eager import Eager
+from .foreach import Foreach
+from .rows import Rows
+
+# Fastest first; for every gradient one of the last two is able.
+ENGINES: tuple[Engine, ...] = (Cuda(), CudaRows(), Native(), NativeRows(), Foreach(), Rows(), Eager())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that serves a parameter, and why each faster one does not."""
+
+    engine: Engine
+    passed_over: dict[str, str]
+
+
+def choose(update: Update, item: Item, grad: Tensor | None, options: Options) -> Choice:
+    """The fastest engine that can serve this parameter with such a gradient and these options."""
+    passed_over: dict[str, str] = {}
+    for engine in ENGINES:
+        reason = engine.refuses(update, item, grad, options)
+        if reason is None:
+            return Choice(engine, passed_over)
+        passed_over[engine.name] = reason
+    raise AssertionError("eager serves every dense gradient and rows every sparse one")
+
+
+def insist(item: Item, choice: Choice, options: Options) -> None:
+    """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
+    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
+    if options["fused"] and not choice.engine.fused:
+        torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
+        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
+    if options["foreach"] and "foreach" in choice.passed_over and choice.engine.name == "eager":
+        raise RuntimeError(f"{item.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
+    if (
+        options["stochastic_rounding"]
+        and item.param.dtype == torch.bfloat16
+        and not choice.engine.rounds_stochastically
+    ):
+        raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")

@@ -1,0 +1,355 @@
+"""What the engines on CUDA share: kernels and their launches, what they can serve, and how numbers get to the device.
+
+Gradients move from step to step: their addresses go to the device together with the coefficients, in one transfer that
+nobody waits for. Where steps are counted on the device (`capturable`), so are the coefficients computed there, and a
+CUDA graph can hold the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...codegen import triton as triton_source
+from ...codegen.structure import Structure
+from ...rules import Options
+from .. import scalars
+from ..base import Containers, Engine, Item, Job, PreparedStep, Words, Work, fills_memory, unreadable
+
+WARPS = 4
+TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+# What captured graphs read at every replay. Nothing tells when a graph is gone, so it is kept for good: a few
+# kilobytes for each capture.
+_captured: list[Any] = []
+
+
+# Kernels -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def kernel(structure: Structure, kind: str) -> Any:
+    return getattr(triton_source.module(structure), f"{structure.name}_{kind}")
+
+
+@cache
+def _direct() -> bool:
+    """May a compiled kernel be launched as it is? Known of these versions of Triton only."""
+    import triton  # type: ignore[import-not-found,unused-ignore]
+
+    return str(triton.__version__).startswith(("3.6.", "3.7."))
+
+
+@dataclass
+class Launch:
+    """A kernel and its constants.
+
+    Triton looks at all arguments in every launch to find out which compiled version serves them. They hardly ever
+    change here, so the version is kept: `kind` stands for whatever about the arguments could call for another.
+    """
+
+    kernel: Any
+    constants: dict[str, Any]
+    warps: int = WARPS
+    compiled: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rest = tuple(self.constants.values())
+
+    def __call__(self, grid: tuple[int, int, int], kind: Any, *args: Any) -> None:
+        compiled = self.compiled.get(kind)
+        if compiled is not None:
+            stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+            compiled.run(
+                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.rest
+            )
+            return
+        # Without contraction to fused multiply-adds the result is the reference's, bit for bit, and no slower.
+        compiled = self.kernel[grid](*args, **self.constants, num_warps=self.warps, enable_fp_fusion=False)
+        if compiled is not None and _direct():
+            self.compiled[kind] = compiled
+
+
+@cache
+def triton_type(dtype: torch.dtype) -> Any:
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+
+    return getattr(tl, TYPES[dtype])
+
+
+# What the engines can serve ------------------------------------------------------------------------------------
+
+
+class CudaEngine(Engine):
+    """What both engines on CUDA have in common."""
+
+    fused = True
+    rounds_stochastically = True
+    skips_overflow = True
+    device = "cuda"
+
+    def prepare(self, work: Work, containers: Containers) -> PreparedStep | str:
+        from . import prepared
+
+        return prepared.prepare(work, containers)
+
+
+@cache
+def lacking(device: torch.device) -> str | None:
+    """What this installation or this device lacks."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type != "cuda":
+        return None
+    if torch.version.cuda is None:
+        return "needs a torch that is built for CUDA"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"needs compute capability 8.0 or later, and {device} has {major}.{minor}"
+
+
+def refusal(item: Item, options: Options) -> str | None:
+    """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
+    param = item.param
+    for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
+        if options[option] is unwanted:
+            return f"{option}={unwanted} was asked for"
+    missing = lacking(param.device)
+    if missing:
+        return missing
+    reason = unreadable(item)
+    if reason:
+        return reason
+    dtypes = {buffer.dtype for buffer in item.state.values()}
+    for dtype in (param.dtype, *dtypes):
+        if dtype not in TYPES:
+            return f"has no kernels for {dtype}"
+    if len(dtypes) > 1:
+        return "the buffers of the state differ in dtype"
+    if not fills_memory(param):
+        return "the parameter's elements overlap or have gaps between them"
+    for name, buffer in item.state.items():
+        if buffer.shape != param.shape or buffer.stride() != param.stride():
+            return f"{name} does not lie in memory as the parameter does"
+    where = param.device if scalars.stay_on_device(options) else torch.device("cpu")
+    if item.step.device != where or item.step.dtype != torch.float32:
+        return f"counts steps in float32 on {where}, and this count is {item.step.dtype} on {item.step.device}"
+    return None
+
+
+def overflowed(job: Job) -> bool:
+    """Is this known to be a step that an overflow forbids? Counts on the host cannot wait for the device to tell."""
+    if job.found_inf is None or scalars.stay_on_device(job.options):
+        return False
+    return bool(job.found_inf.item())
+
+
+def stochastic(options: Options) -> bool:
+    return bool(options.get("stochastic_rounding"))
+
+
+# To the device -------------------------------------------------------------------------------------------------
+
+
+def capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
+
+
+def keep(what: Any, device: torch.device) -> None:
+    """Keep what a graph that is being captured will read."""
+    if capturing(device):
+        _captured.append(what)
+
+
+@dataclass
+class Channel:
+    """Brings numbers to a device without waiting for it."""
+
+    device: torch.device
+    spare: Tensor | None = None
+    """Pinned memory for a capture: it cannot be allocated while one is under way."""
+
+    def send(self, *parts: Any, capturable: bool = False) -> Tensor:
+        """Arrays of 8-byte numbers, one after the other in one tensor on the device."""
+        size = sum(map(len, parts))
+        if self.device.type == "cpu":
+            return _filled(_host(size), parts)
+        if not capturing(self.device):
+            if capturable and (self.spare is None or len(self.spare) != size):
+                self.spare = _host(size, pinned=True)
+            # The allocator of pinned memory sees to it that none is handed out again before it has been read.
+            host = _host(size, pinned=True)
+            return _filled(host, parts).to(self.device, non_blocking=True)
+        if self.spare is not None and len(self.spare) == size:
+            host, self.spare = self.spare, None
+            _captured.append(host)
+            return _filled(host, parts).to(self.device, non_blocking=True)
+        # As arguments of kernels, which a graph remembers by itself.
+        sent = torch.zeros(size, dtype=torch.int64, device=self.device)
+        torch._foreach_add_(list(sent.unbind()), _filled(_host(size), parts).tolist())
+        return sent
+
+
+def _host(size: int, pinned: bool = False) -> Tensor:
+    """Memory of the host, whatever the user's default device is."""
+    return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
+
+
+def mark_in_use(pinned: Tensor, device: torch.device) -> None:
+    """Tell torch that the current stream uses this memory: after release it is handed out only when the stream is done.
+
+    Torch does not see what kernels and the driver do with it, but it sees a copy of its own.
+    """
+    if device.type == "cuda":
+        torch.empty_like(pinned, device=device).copy_(pinned, non_blocking=True)
+
+
+def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:
+    numbers, start = host.numpy(), 0
+    for part in parts:
+        if len(part):
+            numbers[start : start + len(part)] = part.view(np.int64)
+            start += len(part)
+    return host
+
+
+class StepNumbers:
+    """The step counts of some parameters on one device, and the coefficients that come from them."""
+
+    def __init__(self, items: Sequence[Item], options: Options, structure: Structure, device: torch.device) -> None:
+        self.names = structure.coefficients
+        self.columns = -(-(1 + len(self.names)) // 16) * 16
+        self.size = len(items)
+        self.stay = scalars.stay_on_device(options)
+        self.channel = Channel(device)
+        steps = [item.step for item in items]
+        if self.stay:
+            self.steps = Channel(device).send(np.fromiter(map(Tensor.data_ptr, steps), np.int64, len(steps)))
+        else:
+            # One memory for all counts, so that counting is one operation. The tensors stay the same objects.
+            self.steps = torch.stack(steps)
+            for step, place in zip(steps, self.steps.unbind(), strict=True):
+                step.data = place
+        self.counts = None if self.stay else self.steps.numpy()
+        self.stream = Stream.current(device)
+
+    def advance(self, job: Job, more: Words) -> Sent:
+        """Count one step; bring its coefficients to the device, and `more` with them."""
+        return self._on_device(job, more) if self.stay else self._on_host(job, more)
+
+    def _on_host(self, job: Job, more: Words) -> Sent:
+        steps = self.counts
+        if steps is None:
+            raise AssertionError("these steps are counted on the device")
+        steps += 1
+        different, owner = steps[:1], None
+        if len(steps) > 1 and not (steps == steps[0]).all():
+            different, owner = np.unique(steps, return_inverse=True)
+        options = scalars.as_numbers(job.options)
+        scale = None if job.grad_scale is None else scalars.as_numbers({"scale": job.grad_scale})["scale"]
+        rows = np.empty((len(different), self.columns))
+        later: list[tuple[int, int, Tensor]] = []
+        for k, t in enumerate(different.tolist()):
+            values = [t, *job.update.general_coefficients(t, options, scalars.Scalars, scale).values()]
+            for j, value in enumerate(values):
+                if isinstance(value, Tensor):
+                    later.append((k, j, value))
+                    values[j] = 0.0
+            rows[k, : len(values)] = values
+        sent = self._send(rows if owner is None else rows[owner], more, capturable=False)
+        for k, j, value in later:
+            for i in [0] if owner is None else np.flatnonzero(owner == k).tolist():
+                sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
+        return sent
+
+    def _on_device(self, job: Job, more: Words) -> Sent:
+        from .blocks import count_steps
+
+        now = torch.empty(self.size, dtype=torch.float64, device=self.channel.device)
+        found_inf = job.found_inf
+        count_steps[(-(-self.size // 256),)](self.steps, now, found_inf, self.size, found_inf is not None, 256)
+        c = job.update.general_coefficients(now, job.options, scalars.Scalars, job.grad_scale)
+        rows = np.zeros((self.size, self.columns))
+        later: dict[int, Tensor] = {0: now} if stochastic(job.options) else {}
+        for j, value in enumerate(c.values(), 1):
+            if isinstance(value, Tensor) and value.device == self.channel.device:
+                later[j] = value
+            else:
+                rows[:, j] = float(value)
+        sent = self._send(rows, more, capturable=True)
+        for j, value in later.items():
+            sent.rows[:, j].copy_(value)
+        return sent
+
+    def _send(self, rows: np.ndarray[Any, np.dtype[np.float64]], more: Words, capturable: bool) -> Sent:
+        sent = self.channel.send(rows.ravel(), more, capturable=capturable)
+        return Sent(sent.view(torch.float64), self.columns if len(rows) > 1 else 0, sent[rows.size :], rows.shape)
+
+
+@dataclass
+class Sent:
+    """What a step needs on the device: a row of coefficients for each parameter or one for all, and other numbers."""
+
+    coefficients: Tensor
+    """One row after the other; what follows them is `more`."""
+    stride: int
+    """How far apart the coefficients of two parameters are: 0 where all have the same."""
+    more: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.coefficients[: self.shape[0] * self.shape[1]].view(self.shape)
+
+    def of(self, i: int) -> Tensor:
+        """The coefficients of one parameter, from the start of what this returns."""
+        return self.coefficients[i * self.stride :] if i * self.stride else self.coefficients
+
+
+# Streams -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stream:
+    """The stream on which something was sent; another one has to wait for it once."""
+
+    device: torch.device
+    known: set[int]
+    ready: Any
+
+    @classmethod
+    def current(cls, device: torch.device) -> Stream:
+        if device.type != "cuda" or capturing(device):
+            return cls(device, set(), None)
+        stream = torch.cuda.current_stream(device)
+        return cls(device, {stream.cuda_stream}, stream.record_event())
+
+    def follow(self, tensors: Sequence[Tensor]) -> None:
+        """Let the current stream use what was sent."""
+        if self.ready is None or torch._C._cuda_getCurrentRawStream(self.device.index) in self.known:
+            return
+        if capturing(self.device):  # a capture begins with a synchronization
+            return
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self.ready)
+        for tensor in tensors:
+            if tensor.device == self.device:
+                tensor.record_stream(stream)
+        self.known.add(stream.cuda_stream)
+
+    @staticmethod
+    def on(device: torch.device) -> AbstractContextManager[Any]:
+        """Triton launches on the current device."""
+        if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
+            return _NOTHING
+        return torch.cuda.device(device)
+
+
+_NOTHING = nullcontext()
