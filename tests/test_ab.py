@@ -93,18 +93,18 @@ def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(place: 
     assert all(first.curves[name].tobytes() == second.curves[name].tobytes() for name in first.curves)
     assert first.metrics["events"] == 2400
     assert first.metrics["auc"] > 0.55  # it learns
-    assert len(first.curves["log loss"]) == 24
-    assert first.curves["log loss"].mean() == pytest.approx(first.metrics["log loss"])
-    assert first.curves["user impressions"].sum() <= 2400
-    by_impressions = np.average(first.curves["user auc"], weights=first.curves["user impressions"])
-    assert by_impressions == pytest.approx(first.metrics["gauc by impressions"])
+    assert len(first.curves["log_loss"]) == 24
+    assert first.curves["log_loss"].mean() == pytest.approx(first.metrics["log_loss"])
+    assert first.curves["user_impressions"].sum() <= 2400
+    by_impressions = np.average(first.curves["user_auc"], weights=first.curves["user_impressions"])
+    assert by_impressions == pytest.approx(first.metrics["gauc_by_impressions"])
     assert runs.compute(cell(place, seed=1)).metrics["auc"] != first.metrics["auc"]
 
 
 def test_arms_start_alike_and_meet_the_same_events(place: Path) -> None:
     adam, other = (runs.compute(cell(place, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
     assert adam.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=1e-6)
-    assert np.array_equal(adam.curves["user impressions"], other.curves["user impressions"])
+    assert np.array_equal(adam.curves["user_impressions"], other.curves["user_impressions"])
 
 
 RANDOM = """
@@ -165,16 +165,16 @@ def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
 )
 def test_what_is_planted_is_met(place: Path, planted: dict[str, Any]) -> None:
     plain, changed = runs.compute(cell(place)), runs.compute(cell(place, **planted))
-    assert changed.metrics["log loss"] > plain.metrics["log loss"]
+    assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
     if "change" in planted:  # not before the moment
-        assert np.array_equal(plain.curves["log loss"][:8], changed.curves["log loss"][:8])
-        assert (changed.curves["log loss"][8:11] > plain.curves["log loss"][8:11]).all()
+        assert np.array_equal(plain.curves["log_loss"][:8], changed.curves["log_loss"][:8])
+        assert (changed.curves["log_loss"][8:11] > plain.curves["log_loss"][8:11]).all()
     if "delay" in planted:
         assert 2200 < changed.metrics["events"] < 2400  # all but those whose labels are still under way at the end
 
 
 def test_a_run_that_diverges_has_no_numbers(place: Path) -> None:
-    assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc by impressions"])
+    assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
 
 
 def test_too_few_events_are_refused(place: Path) -> None:
@@ -196,13 +196,13 @@ def made(cell: Cell, gain: float, noise: float = 0.01, users: int = 60) -> Resul
     loss = 0.5 - better + noise * random.normal(size=48)
     if "change" in cell.condition:
         loss[16:] += 0.3 * (0.3 if cell.optimizer == "CAdam" else 0.8) ** np.arange(32)
-    curves = {"gauc by impressions": gauc, "auc": gauc, "log loss": loss}
-    within = {"user auc": 0.7 + better + noise * random.normal(size=users), "user impressions": np.arange(1, users + 1)}
+    curves = {"gauc_by_impressions": gauc, "auc": gauc, "log_loss": loss}
+    within = {"user_auc": 0.7 + better + noise * random.normal(size=users), "user_impressions": np.arange(1, users + 1)}
     metrics = {
-        name: 0.7 + better + noise / 7 * random.normal() for name in ("gauc by impressions", "gauc by user", "auc")
+        name: 0.7 + better + noise / 7 * random.normal() for name in ("gauc_by_impressions", "gauc_by_user", "auc")
     }
-    metrics |= {"log loss": 0.5 - better + abs(cell.lr - 0.1) + noise / 7 * random.normal(), "events": 4800.0}
-    metrics |= {"users of both classes": float(users)}
+    metrics |= {"log_loss": 0.5 - better + abs(cell.lr - 0.1) + noise / 7 * random.normal(), "events": 4800.0}
+    metrics |= {"users_of_both_classes": float(users)}
     return Result(cell, Outcome(metrics, {**curves, **within}), Cost(0.0, 0, "", {}))
 
 
@@ -247,7 +247,7 @@ def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     def turned(result: Result) -> Result:
         """On the measured part Adam's other learning rate has the better GAUC, which decides, at a worse log loss."""
         adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == 0.01
-        metrics = {**result.outcome.metrics, **({"log loss": 9.0, "gauc by impressions": 0.9} if adam else {})}
+        metrics = {**result.outcome.metrics, **({"log_loss": 9.0, "gauc_by_impressions": 0.9} if adam else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
@@ -268,7 +268,7 @@ def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> 
 
 def test_a_change_that_costs_nothing_leaves_nothing_to_recover_from() -> None:
     def unmoved(result: Result) -> Result:
-        curves = {**result.outcome.curves, "log loss": np.full(48, 0.5)}
+        curves = {**result.outcome.curves, "log_loss": np.full(48, 0.5)}
         return replace(result, outcome=replace(result.outcome, curves=curves))
 
     summary = study.summary(STUDY, Results([unmoved(r) for r in everything(0.0)]))
@@ -321,7 +321,7 @@ def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
 
 def test_without_users_the_other_intervals_decide() -> None:
     def alone(result: Result) -> Result:
-        whole = {"user auc": np.array([result.outcome.metrics["auc"]]), "user impressions": np.array([4800])}
+        whole = {"user_auc": np.array([result.outcome.metrics["auc"]]), "user_impressions": np.array([4800])}
         return replace(result, outcome=replace(result.outcome, curves={**result.outcome.curves, **whole}))
 
     summary = study.summary(STUDY, Results([alone(r) for r in everything(0.02)]))
@@ -331,7 +331,7 @@ def test_without_users_the_other_intervals_decide() -> None:
 
 def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
     def empty(result: Result) -> Result:
-        curves = {**result.outcome.curves, "gauc by impressions": np.full(48, math.nan)}
+        curves = {**result.outcome.curves, "gauc_by_impressions": np.full(48, math.nan)}
         return replace(result, outcome=replace(result.outcome, curves=curves))
 
     summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
@@ -502,13 +502,13 @@ def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
     pq.write_table(pa.table({**table, "user": wrong}), place / "clicks.parquet")
     runs.compute(cell(place, events=2998))
-    assert "set aside" not in caplog.text
+    assert "rejected" not in caplog.text
     arguments = [*command(place), "--lr", "0.03", "--seeds", "1"]
     main(arguments)
     told = capfd.readouterr()
     first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
     assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
-    assert "set aside" not in told.out + told.err
+    assert "rejected" not in told.out + told.err
 
 
 def test_a_study_that_failed_names_the_command_that_goes_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

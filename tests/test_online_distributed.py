@@ -76,7 +76,7 @@ def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path
     assert numbers == pytest.approx(of_one, rel=1e-5, nan_ok=True)
     assert 0 < numbers["auc/window"] < 1
     of_log = recompute(folder / "log")
-    assert numbers["log loss"] == pytest.approx(of_log["log loss"], rel=1e-9)
+    assert numbers["log_loss"] == pytest.approx(of_log["log_loss"], rel=1e-9)
     assert numbers["calibration/total"] == pytest.approx(of_log["calibration"], rel=1e-9)
 
 

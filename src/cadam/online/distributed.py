@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
 from . import log as files
+from .before_0_2 import rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
-from .learner import Learner, Loss, Stream
+from .learner import Batches, Learner, Loss
+from .metric_names import Metrics
 from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, table_optimizer, tensors_of
 
 __all__ = ["DistributedLearner", "join"]
@@ -46,7 +48,7 @@ class DistributedLearner(Learner):
         checkpoint: a folder that all ranks see. A checkpoint is one for the job; it can be resumed by as many ranks.
         checkpoint_every: events between checkpoints, of one rank.
         log: a folder with the log of each rank in a folder of its own.
-        set_aside: a folder with a file for each rank.
+        rejected: a folder with a file for each rank.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class DistributedLearner(Learner):
         checkpoint: Path | str | None = None,
         keep: int = 3,
         log: Path | str | None = None,
-        set_aside: Path | str | None = None,
+        rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
+        set_aside: Path | str | None = None,
         **options: Any,
     ) -> None:
+        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         if not dist.is_initialized():
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:
@@ -71,14 +75,16 @@ class DistributedLearner(Learner):
             )
         self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        if set_aside is None and checkpoint is not None:
-            set_aside = Path(checkpoint) / "set-aside"
+        if rejected is None and checkpoint is not None:
+            rejected = Path(checkpoint) / "rejected"
+            name = f"rank-{self.rank}.jsonl"
+            rename_file(Path(checkpoint) / "set-aside" / name, rejected / name)
         super().__init__(
             model,
             optimizer,
             self._share_of_loss,
             log=None if log is None else Path(log) / f"rank-{self.rank}",
-            set_aside=None if set_aside is None else Path(set_aside) / f"rank-{self.rank}.jsonl",
+            rejected=None if rejected is None else Path(rejected) / f"rank-{self.rank}.jsonl",
             reports=[Shown(report) for report in reports] if self.rank == 0 else [],
             **options,
         )
@@ -167,8 +173,8 @@ class DistributedLearner(Learner):
             "events": self.events,
             "learned": self.learned,
             "pending": len(self.pending),
-            "set aside": self.poisoned,
-            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+            "rejected": self.rejected,
+            **vars(self.pending.counts),
         }
 
     def _count_together(self) -> None:
@@ -207,18 +213,18 @@ class DistributedLearner(Learner):
         """As `alignment`, over all parameters and tables."""
         return self._ratio
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """As `Learner.metrics`, over all ranks; the same on each."""
-        return {**super().metrics(), **self.totals}
+        return Metrics({**super().metrics(), **self.totals})
 
-    def health(self) -> dict[str, float]:
+    def health(self) -> Metrics:
         """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""
         health = super().health()
-        return {**health, "events a second": health["events a second"] * self.world}
+        return Metrics({**health, "events_a_second": health["events_a_second"] * self.world})
 
     # The loop ------------------------------------------------------------------------------------------------
 
-    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+    def run(self, source: Batches, *, events: int | None = None) -> Learner:
         """As `Learner.run`, with this rank's share of the stream; `events` counts those of all ranks."""
         self._begun = any(everywhere(self.events > 0 or self.resumed, self.group))
         try:
@@ -253,8 +259,8 @@ class DistributedLearner(Learner):
         del own["model"]
         ratios, total = self._own_alignment()
         own["alignment"] = {n: list(astuple(r)) for n, r in ratios.items()}
-        own["total alignment"] = list(astuple(total))
-        own["options of tables"] = [saved_options(group) for group in self._table_groups()]
+        own["total_alignment"] = list(astuple(total))
+        own["options_of_tables"] = [saved_options(group) for group in self._table_groups()]
         return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -267,9 +273,9 @@ class DistributedLearner(Learner):
         load_tensors(state["folder"], self.model, self.group)
         model = self.model.state_dict()
         super().load_state_dict({**state["own"], **state["shared"], "model": model})
-        own = state["own"]
-        before = [{"lr": rate} for rate in own.get("rates of tables", [])]  # all that older checkpoints keep
-        for group, saved in zip(self._table_groups(), own.get("options of tables", before), strict=True):
+        own = upgraded(state["own"])
+        before = [{"lr": rate} for rate in own.get("rates_of_tables", [])]  # all that older checkpoints keep
+        for group, saved in zip(self._table_groups(), own.get("options_of_tables", before), strict=True):
             group.update(saved)
         self._count_together()
 
@@ -288,7 +294,7 @@ class DistributedLearner(Learner):
 class Rounds:
     """A rank's source, read in step with the others': each round gives every rank a batch, an empty one if need be."""
 
-    def __init__(self, learner: DistributedLearner, source: Stream, events: int | None) -> None:
+    def __init__(self, learner: DistributedLearner, source: Batches, events: int | None) -> None:
         self.learner, self.source, self.events = learner, source, events
         if hasattr(source, "load_state_dict"):
             self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict  # type: ignore[attr-defined]
@@ -325,11 +331,11 @@ class Shown:
 
 
 class Whole:
-    """A learner as reports know it, with `events`, `poisoned` and `pending` of all ranks."""
+    """A learner as reports know it, with `events`, `rejected` and `pending` of all ranks."""
 
     def __init__(self, learner: DistributedLearner) -> None:
         self._learner, totals = learner, learner.totals
-        self.events, self.poisoned = int(totals["events"]), int(totals["set aside"])
+        self.events, self.rejected = int(totals["events"]), int(totals["rejected"])
         self.pending = range(int(totals["pending"]))  # its length is asked for
 
     def __getattr__(self, name: str) -> Any:

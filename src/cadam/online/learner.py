@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from ..alignment import Ratio
 from . import log as files
+from .before_0_2 import rename_file, renamed_option, upgraded
 from .checkpoint import Checkpoints
-from .events import FEATURE, Array, Batch, Columns, Events, Labels, Poison, concatenated, keys
+from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, concatenated, keys
+from .metric_names import Metrics
 from .pending import Pending
 from .progress import LogLoss, Metric
 
@@ -30,7 +32,7 @@ UNSCORED = 1000  # so many events in a row without a finite score, or not to be 
 SURE = 3  # so many events in a row that are ahead by more than the horizon set the clock
 FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
 NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
-Stream = Iterable["Events | Labels | Batch | None"]
+Batches = Iterable["Events | Labels | Batch | None"]
 
 
 class Learner:
@@ -52,7 +54,7 @@ class Learner:
             fall changes nothing but how much is computed again after a crash.
         keep: how many checkpoints are kept.
         log: a folder for the prediction log, in Parquet parts of `log_rows` rows.
-        set_aside: a file for events that cannot be used (default: ``set-aside.jsonl`` beside the checkpoints).
+        rejected: a file for rejected events (default: ``rejected.jsonl`` beside the checkpoints).
         reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function. Their
             method `end`, if they have one, is called when `run` ends.
     """
@@ -75,9 +77,11 @@ class Learner:
         keep: int = 3,
         log: Path | str | None = None,
         log_rows: int = 50_000,
-        set_aside: Path | str | None = None,
+        rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
+        set_aside: Path | str | None = None,
     ) -> None:
+        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         if unmatched not in ("drop", "negative"):
             raise ValueError(f"unmatched must be 'drop' or 'negative', got {unmatched!r}")
         if unmatched == "negative" and horizon == math.inf:
@@ -92,11 +96,12 @@ class Learner:
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
         self.log = files.PredictionLog(log, log_rows) if log is not None else None
-        if set_aside is None and checkpoint is not None:
-            set_aside = Path(checkpoint) / "set-aside.jsonl"
-        self.set_aside = files.SetAside(set_aside) if set_aside is not None else None
+        if rejected is None and checkpoint is not None:
+            rejected = Path(checkpoint) / "rejected.jsonl"
+            rename_file(Path(checkpoint) / "set-aside.jsonl", rejected)
+        self.reject_file = files.RejectFile(rejected) if rejected is not None else None
 
-        self.events = self.learned = self.steps = self.poisoned = self.unscored = self.unlearned = 0
+        self.events = self.learned = self.steps = self.rejected = self.unscored = self.unlearned = 0
         self.clock, self.last_time = -math.inf, math.nan
         self.ahead = self.doubted = 0  # events in a row that the clock does not believe, and from which on
         self.saves, self.failed_saves, self._saved_at = 0, 0, 0
@@ -119,7 +124,7 @@ class Learner:
     def predict(self, events: Events) -> Array:
         """Scores of events, which from now on wait for their labels. Labels among them are not looked at.
 
-        The score of an event that the model cannot take is nan; it is set aside.
+        The score of an event that the model cannot take is nan; it is rejected.
         """
         scores, columns, _ = self._predict(events)
         columns.pop("label", None)
@@ -144,13 +149,13 @@ class Learner:
         return scores
 
     def take(self, batch: Events | Labels | Batch) -> None:
-        """Whatever a source gives: predict its events, join its labels, learn, set aside what cannot be used."""
+        """Whatever a source gives: predict its events, join its labels, learn, reject what cannot be used."""
         if isinstance(batch, Events):
             batch = Batch(batch)
         elif isinstance(batch, Labels):
             batch = Batch(labels=batch)
-        if batch.poison:
-            self._put_aside(batch.poison)
+        if batch.rejected:
+            self._reject(batch.rejected)
         if batch.events is not None and len(batch.events):
             self._take_events(batch.events)
         if batch.labels is not None and len(batch.labels):
@@ -290,21 +295,21 @@ class Learner:
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
     def _refuse(self, columns: Columns, rows: Array, failed: Mapping[int, str]) -> None:
-        """Set aside events whose score, time or label is not finite; where the model is to blame, that is an error."""
+        """Reject events whose score, time or label is not finite; where the model is to blame, that is an error."""
         if self.unscored:
             self._check_finite()
         if self.unscored > UNSCORED and failed:
             raise RuntimeError(f"the model refused {self.unscored} events in a row; {failed[max(failed)]}")
         if self.unscored > UNSCORED:
             raise FloatingPointError(f"the model has diverged: {self.unscored} events in a row have no finite score")
-        poison = []
+        rejected = []
         for row in rows.tolist():
             event = {name.removeprefix(FEATURE): _shown(values[row]) for name, values in columns.items()}
             text = str(event)
             wrong = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
             reason = failed.get(row, f"its {wrong} is {columns[wrong][row]}")
-            poison.append(Poison(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
-        self._put_aside(poison)
+            rejected.append(Rejected(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
+        self._reject(rejected)
 
     def _check_finite(self) -> None:
         """Of weights, buffers and the optimizer's state: an infinite second moment holds a weight still for ever."""
@@ -318,14 +323,14 @@ class Learner:
             if not _is_finite(value):
                 raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
 
-    def _put_aside(self, poison: Sequence[Poison]) -> None:
-        before, self.poisoned = self.poisoned, self.poisoned + len(poison)
-        if self.set_aside is not None:
-            self.set_aside.add(poison)
-        if before.bit_length() != self.poisoned.bit_length():  # at 1, 2, 4, 8...
-            where = self.set_aside.path if self.set_aside is not None else "no file, set_aside= names one"
-            last = poison[-1]
-            logger.warning("events set aside: %d (%s); the last, %s: %s", self.poisoned, where, last.where, last.reason)
+    def _reject(self, rejected: Sequence[Rejected]) -> None:
+        before, self.rejected = self.rejected, self.rejected + len(rejected)
+        if self.reject_file is not None:
+            self.reject_file.add(rejected)
+        if before.bit_length() != self.rejected.bit_length():  # at 1, 2, 4, 8...
+            where = self.reject_file.path if self.reject_file is not None else "no file, rejected= names one"
+            last = rejected[-1]
+            logger.warning("events rejected: %d (%s); the last, %s: %s", self.rejected, where, last.where, last.reason)
 
     def _wait(self, columns: Columns) -> None:
         if len(columns["id"]):
@@ -340,7 +345,7 @@ class Learner:
         known = np.isfinite(labels.labels)
         if not known.all():
             bad = np.flatnonzero(~known)
-            self._put_aside([Poison("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()])
+            self._reject([Rejected("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()])
             labels = Labels(labels.ids[known], labels.labels[known])
         columns = self.pending.match(labels.ids.tolist(), labels.labels, self.clock)
         if columns is not None:
@@ -396,7 +401,7 @@ class Learner:
         self.unlearned = 0
 
     def _train(self, columns: Columns) -> Exception | None:
-        """A step, or if the model refuses it, two half as long; what it refuses alone is set aside. The last refusal.
+        """A step, or if the model refuses it, two half as long; what it refuses alone is rejected. The last refusal.
 
         The model has scored these events. What it cannot be trained on may be a single one, by batch norm.
         """
@@ -416,17 +421,17 @@ class Learner:
         return None
 
     def _not_learnt(self, columns: Columns, error: Exception) -> None:
-        """Set aside an event that the model cannot be trained on; `UNSCORED` in a row are the model's fault."""
+        """Reject an event that the model cannot be trained on; `UNSCORED` in a row are the model's fault."""
         self.unlearned += 1
         if self.unlearned > UNSCORED:
             raise error
         text = str({name.removeprefix(FEATURE): _shown(values[0]) for name, values in columns.items()})
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
-        self._put_aside([Poison(reason, f"after step {self.steps}", text[:4096], len(text))])
+        self._reject([Rejected(reason, f"after step {self.steps}", text[:4096], len(text))])
 
     # The loop ------------------------------------------------------------------------------------------------
 
-    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+    def run(self, source: Batches, *, events: int | None = None) -> Learner:
         """Learn from a source until it ends, `stop` is called or so many `events` were seen in all.
 
         Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet. At the end the state
@@ -443,7 +448,7 @@ class Learner:
         if self.log is not None:
             self.log.check()
         if new and self.checkpoints is not None:
-            self.save()  # a crash from here on finds where log and set-aside file began
+            self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
         self._heed()
         if not self.stopped and (events is None or self.events < events):
@@ -482,25 +487,25 @@ class Learner:
 
     # Numbers -------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers: dict[str, float] = {
+        numbers = {
             "events": self.events,
             "learned": self.learned,
             "steps": self.steps,
             "pending": len(self.pending),
-            "set aside": self.poisoned,
-            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+            "rejected": self.rejected,
+            **vars(self.pending.counts),
         }
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
         if alignment:
-            by_parameter = {f" of {name}": ratio for name, ratio in alignment.items()}
+            by_parameter = {f"/{name}": ratio for name, ratio in alignment.items()}
             for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
-                numbers[f"alignment{name}, all"] = ratio.over_all
-                numbers[f"alignment{name}, touched"] = ratio.over_touched
-        return numbers
+                numbers[f"alignment_over_all{name}"] = ratio.over_all
+                numbers[f"alignment_over_touched{name}"] = ratio.over_touched
+        return Metrics(numbers)
 
     def alignment(self) -> dict[str, Ratio]:
         """Alignment counts per parameter since the stream began; empty if the optimizer does not count them."""
@@ -514,16 +519,16 @@ class Learner:
         now = self.optimizer.alignment().total if hasattr(self.optimizer, "alignment") else Ratio(0, 0, 0)
         return self._total_alignment + now
 
-    def health(self) -> dict[str, float]:
+    def health(self) -> Metrics:
         """How the process does: events a second since it started or resumed, seconds behind the events' time."""
         seconds = max(time.monotonic() - self.started, 1e-9)
         backlog = getattr(self._source, "backlog", None)
-        return {
-            "events a second": (self.events - self.resumed_at) / seconds,
-            "lag in seconds": time.time() - self.last_time,
-            "failed checkpoints": self.failed_saves,
+        return Metrics(
+            events_a_second=(self.events - self.resumed_at) / seconds,
+            lag_in_seconds=time.time() - self.last_time,
+            failed_checkpoints=self.failed_saves,
             **({"backlog": backlog()} if backlog is not None else {}),
-        }
+        )
 
     # State ---------------------------------------------------------------------------------------------------
 
@@ -532,25 +537,26 @@ class Learner:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "optimizer's name": type(self.optimizer).__name__,
+            "optimizer_name": type(self.optimizer).__name__,
             "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._position,
             "pending": self.pending.state_dict(),
             "ready": concatenated(self._ready) if self._ready else {},
             "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
-            "set aside": self.set_aside.state_dict() if self.set_aside is not None else None,
+            "rejected": self.reject_file.state_dict() if self.reject_file is not None else None,
             "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
-            "total alignment": list(astuple(self.total_alignment())),
+            "total_alignment": list(astuple(self.total_alignment())),
             "random": _random_state(),
-            "with ids": self._with_ids,
+            "with_ids": self._with_ids,
             "counts": {name: getattr(self, name) for name in _COUNTS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Files written since are taken back to where they were."""
+        state = upgraded(state)
         if len(state["metrics"]) != 1 + len(self.own_metrics):
             raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
-        name, here = state["optimizer's name"], type(self.optimizer).__name__
+        name, here = state["optimizer_name"], type(self.optimizer).__name__
         if name != here:
             raise ValueError(f"the state is of a learner with {name}, here is {here}")
         self.model.load_state_dict(state["model"])
@@ -560,15 +566,15 @@ class Learner:
         self._ready, self._waiting_to_learn = ([ready], len(ready["label"])) if ready else ([], 0)
         for metric, saved in zip((self.progress, *self.own_metrics), state["metrics"], strict=True):
             metric.load_state_dict(saved)
-        for file, name in ((self.log, "log"), (self.set_aside, "set aside")):
+        for file, name in ((self.log, "log"), (self.reject_file, "rejected")):
             if file is not None and state[name] is not None:
                 file.load_state_dict(state[name])
         self._alignment = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
-        whole = state.get("total alignment")  # older checkpoints do not have it
+        whole = state.get("total_alignment")  # older checkpoints do not have it
         self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
         for name in _COUNTS:
             setattr(self, name, state["counts"].get(name, 0))  # older checkpoints do not have all
-        self._with_ids = state.get("with ids")  # older checkpoints do not say
+        self._with_ids = state.get("with_ids")  # older checkpoints do not say
         self._position, self._saved_at = state["source"], self.events
         _set_random_state(state["random"])
 
@@ -618,13 +624,13 @@ class Learner:
 
     def close(self) -> None:
         """Let go of files and of the checkpoint folder."""
-        for file in (self.set_aside, self.checkpoints):
+        for file in (self.reject_file, self.checkpoints):
             if file is not None:
                 file.close()
 
 
 _COUNTS = (
-    *("events", "learned", "steps", "poisoned", "unscored", "unlearned"),
+    *("events", "learned", "steps", "rejected", "unscored", "unlearned"),
     *("clock", "ahead", "doubted", "last_time", "saves"),
 )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import settle
-from .events import FEATURE, Columns, Poison, concatenated
+from .events import FEATURE, Columns, Rejected, concatenated
 
 logger = logging.getLogger("cadam.online")
 
@@ -125,8 +125,8 @@ class PredictionLog:
         self.waiting = len(state["waiting"]["score"]) if state["waiting"] else 0
 
 
-class SetAside:
-    """Events that could not be used, as lines of JSON: reason, where, size and the beginning of the event."""
+class RejectFile:
+    """Rejected events, as lines of JSON: reason, where, size and the beginning of the event."""
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.count, self.size, self.lost = Path(path), 0, 0, 0
@@ -134,15 +134,15 @@ class SetAside:
         self._file = open(self.path, "ab")  # noqa: SIM115
         self.size = self._file.tell()
 
-    def add(self, poison: Sequence[Poison]) -> None:
-        self.count += len(poison)
-        text = "".join(json.dumps(vars(one)) + "\n" for one in poison).encode()
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        self.count += len(rejected)
+        text = "".join(json.dumps(vars(one)) + "\n" for one in rejected).encode()
         try:
             self._file.write(text)
             self._file.flush()
             self.size += len(text)
         except OSError as error:
-            self.lost += len(poison)
+            self.lost += len(rejected)
             logger.error("%s cannot be written, %d events are only counted: %s", self.path, self.lost, error)
             self._reopen()
 

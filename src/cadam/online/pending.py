@@ -27,7 +27,7 @@ class Counts:
     repeated_events: int = 0
     repeated_labels: int = 0
     late_labels: int = 0
-    strange_labels: int = 0
+    orphan_labels: int = 0
     expired: int = 0
     crowded_out: int = 0
 
@@ -92,7 +92,7 @@ class Pending:
     Args:
         horizon: how long, on the stream's clock, a prediction waits for its label.
         capacity: how many events are held at most; beyond it the oldest are let go as if past the horizon, and counted.
-        remember: how many ids of finished events are remembered, to tell a second label from a strange one.
+        remember: how many ids of finished events are remembered, to tell a second label from an orphan.
     """
 
     horizon: float
@@ -210,7 +210,7 @@ class Pending:
             if before is None and key not in self.early:
                 if len(self.early) >= self.capacity:
                     del self.early[next(iter(self.early))]
-                    self.counts.strange_labels += 1
+                    self.counts.orphan_labels += 1
                 self.early[key] = (float(labels[row]), clock)
             elif before is False:
                 self.counts.late_labels += 1
@@ -241,7 +241,7 @@ class Pending:
             if clock - self.early[key][1] <= self.horizon:
                 break
             del self.early[key]
-            self.counts.strange_labels += 1
+            self.counts.orphan_labels += 1
         return self._let_go(max(end, crowded), crowded)
 
     def came_at(self, clock: float, first: int, before: float) -> None:
@@ -252,7 +252,7 @@ class Pending:
     def expire_all(self) -> Columns | None:
         """All that wait, oldest first."""
         self.arrivals.clear()
-        self.counts.strange_labels += len(self.early)
+        self.counts.orphan_labels += len(self.early)
         self.early.clear()
         return self._let_go(self.tail, self.head)
 

@@ -62,9 +62,9 @@ class LogLoss:
     def results(self) -> Mapping[str, float]:
         return {
             "labelled": self.count,
-            "mean label": self.rate,
-            "log loss": self.mean,
-            "best constant": self.best_constant,
+            "mean_label": self.rate,
+            "log_loss": self.mean,
+            "best_constant": self.best_constant,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..options import HOW_IT_RUNS
-from .checkpoint import Checkpoints, before, lock, put_aside, read, settle, write
+from .checkpoint import Checkpoints, before, lock, read, rename_damaged, settle, write
 
 logger = logging.getLogger("cadam.online")
 
@@ -188,7 +188,7 @@ class RankCheckpoints(Checkpoints):
                 logger.error("damaged checkpoint, %s: %s: %s", before(path, files), path, "; ".join(wrong))
                 damaged.append(path)
                 continue
-            self._each(lambda: put_aside(damaged) if self.rank == 0 else None)
+            self._each(lambda: rename_damaged(damaged) if self.rank == 0 else None)
             own = path / _own(self.rank)
             return path, {
                 "folder": path,

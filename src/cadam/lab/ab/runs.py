@@ -29,9 +29,9 @@ from cadam.online.sources import Source, open_source
 from ..experiment import Cell, Outcome
 from . import streams
 
-METRICS = ("gauc by impressions", "gauc by user", "auc", "log loss", "normalised entropy", "calibration")
+METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
-BY_BLOCK = ("gauc by impressions", "auc", "log loss")
+BY_BLOCK = ("gauc_by_impressions", "auc", "log_loss")
 
 
 class Recorder:
@@ -87,7 +87,7 @@ class Usable:
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
         for batch in self.source:
-            yield replace(batch, poison=[]) if isinstance(batch, Batch) else batch
+            yield replace(batch, rejected=[]) if isinstance(batch, Batch) else batch
 
     def state_dict(self) -> dict[str, Any]:
         return self.source.state_dict()
@@ -181,4 +181,4 @@ def compute(cell: Cell) -> Outcome:
         for columns in zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True)
     ]
     curves = {name: np.array([block[name] for block in blocks]) for name in BY_BLOCK}
-    return Outcome(metrics, {**curves, "user auc": within.auc, "user impressions": within.impressions})
+    return Outcome(metrics, {**curves, "user_auc": within.auc, "user_impressions": within.impressions})

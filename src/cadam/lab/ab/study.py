@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AS_IT_IS = "as it is"
-MAIN = "gauc by impressions"
+MAIN = "gauc_by_impressions"
 AT_ANOTHER_TIME = "at another time"
 SAME = "no difference within any block"
 ALIKE = "too few blocks differ from the one before to say whether it holds at another time"
 TOO_FEW = "too few independent blocks to say whether it holds at another time: it takes more events"
 LEAST_COST = 0.02
 """A planted change that adds less than this share to the log loss leaves nothing to recover from."""
-NAMES = {MAIN: "GAUC by impressions", "gauc by user": "GAUC by user", "auc": "AUC", "log loss": "log loss"}
-BETTER: Mapping[str, Better] = {MAIN: "higher", "gauc by user": "higher", "auc": "higher", "log loss": "lower"}
+NAMES = {MAIN: "GAUC by impressions", "gauc_by_user": "GAUC by user", "auc": "AUC", "log_loss": "log loss"}
+BETTER: Mapping[str, Better] = {MAIN: "higher", "gauc_by_user": "higher", "auc": "higher", "log_loss": "lower"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
 def choices(study: Study, results: Results) -> dict[str, Choice]:
     """The learning rate of each arm: the least log loss on the tuning part."""
     tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log loss", "lower") for arm in study.arms}
+    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log_loss", "lower") for arm in study.arms}
 
 
 def at_their_best(study: Study, results: Results) -> Results:
@@ -130,7 +130,7 @@ def at_their_best(study: Study, results: Results) -> Results:
 
 
 def looking_back(
-    study: Study, results: Results, metric: str = "log loss", better: Better = "lower"
+    study: Study, results: Results, metric: str = "log_loss", better: Better = "lower"
 ) -> dict[str, Choice]:
     """What the choice by a metric would have been, had one known the measured part: by one seed."""
     seed = min(result.cell.seed for result in results.tests())
@@ -190,8 +190,8 @@ def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
     low, high = confidence_sequence(by_block)
     users = None
     if metric.startswith("gauc"):
-        difference = (arm.curve("user auc") - baseline.curve("user auc")).mean(0)
-        users = over_users(difference, baseline.curve("user impressions")[0]) if len(difference) > 1 else None
+        difference = (arm.curve("user_auc") - baseline.curve("user_auc")).mean(0)
+        users = over_users(difference, baseline.curve("user_impressions")[0]) if len(difference) > 1 else None
     return Evidence(by_block, low, high, over_blocks(by_block), users)
 
 
@@ -230,7 +230,7 @@ def summary(study: Study, results: Results) -> Summary:
     rows: list[Row] = []
     verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
-    floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log loss")}
+    floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log_loss")}
     same = floors[MAIN]
     for arm in study.arms[1:]:
         undisturbed: Evidence | None = None
@@ -239,7 +239,7 @@ def summary(study: Study, results: Results) -> Summary:
             plain = condition == AS_IT_IS
             compared = {
                 metric: _compared(pair, metric, repeats if plain else None)
-                for metric in (NAMES if plain else (MAIN, "log loss"))
+                for metric in (NAMES if plain else (MAIN, "log_loss"))
             }
             evident = {metric: evidence(*pair, metric) for metric in floors}
             found = evident[MAIN]
@@ -266,7 +266,7 @@ def summary(study: Study, results: Results) -> Summary:
         )
     if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
-    users = int(baseline[0].outcome.metrics["users of both classes"]) if same is not None else 0
+    users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(verdicts)}"
     return Summary(f"{text} Learning rates: {rates}, chosen on the first part of the stream.", rows, warnings)
 
@@ -336,7 +336,7 @@ def recovery_times(study: Study, results: Results, arm: str, condition: str) -> 
     moments = [*study.planted[condition]["change"]["blocks"], study.blocks]
     times = {}
     for changed, plain in zip(tests.where(condition=condition), tests.where(condition=AS_IT_IS), strict=True):
-        better = plain.outcome.curves["log loss"] - changed.outcome.curves["log loss"]
+        better = plain.outcome.curves["log_loss"] - changed.outcome.curves["log_loss"]
         taken = []
         for start, end in pairwise(moments):
             blocks = recovery(better[:end], start)
@@ -349,7 +349,7 @@ def cost_of_change(study: Study, results: Results, condition: str) -> float:
     """How much log loss a planted change adds in the three blocks after it, as a share of that without it."""
     tests = at_their_best(study, results)
     blocks = [b + n for b in study.planted[condition]["change"]["blocks"] for n in range(3) if b + n < study.blocks]
-    changed, plain = (tests.where(condition=c).curve("log loss")[:, blocks].mean() for c in (condition, AS_IT_IS))
+    changed, plain = (tests.where(condition=c).curve("log_loss")[:, blocks].mean() for c in (condition, AS_IT_IS))
     return float(changed / plain - 1)
 
 
@@ -454,7 +454,7 @@ def _recovery_figure(study: Study, results: Results, condition: str, colours: Ma
     axes = figure.subplots()
     for arm in study.arms:
         tests = at_their_best(study, results).where(optimizer=arm)
-        gap = tests.where(condition=condition).curve("log loss") - tests.where(condition=AS_IT_IS).curve("log loss")
+        gap = tests.where(condition=condition).curve("log_loss") - tests.where(condition=AS_IT_IS).curve("log_loss")
         axes.plot(gap.mean(0), color=colours[arm], label=arm, lw=1.2)
     for block in study.planted[condition]["change"]["blocks"]:
         axes.axvline(block, color=palette.TARGET, lw=1, ls=":")
