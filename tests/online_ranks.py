@@ -189,7 +189,7 @@ def learn_rounds(
         "metrics": ours.metrics(),
         "events": ours.events,
         "resumed": ours.resumed,
-        "failed saves": ours.failed_saves,
+        "failed_saves": ours.saving.failed,
         "logged": logged,
     }
 

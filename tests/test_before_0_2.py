@@ -317,6 +317,8 @@ def test_old_names_of_options_and_classes_are_taken_with_a_warning(tmp_path: Pat
         ours = Learner(model, optimizer, loss, set_aside=tmp_path / "bad.jsonl")
     assert ours.reject_file is not None
     assert ours.reject_file.path == tmp_path / "bad.jsonl"
+    with pytest.warns(DeprecationWarning, match="poisoned is now called rejected"):
+        assert ours.poisoned == 0
     ours.close()
     with pytest.raises(TypeError, match="give only the new one"):
         Learner(model, optimizer, loss, set_aside="a", rejected="b")

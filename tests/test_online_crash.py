@@ -109,7 +109,7 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
     with caplog.at_level(logging.ERROR):
         full = run("full", Full(20, 45, bytes_left))
     assert "learning goes on without" in caplog.text
-    assert full.failed_saves == 5
+    assert full.saving.failed == 5
     assert weights(well) == weights(full)
     assert well.metrics() == full.metrics()
     assert files(tmp_path / "well-log") == files(tmp_path / "full-log")
@@ -145,7 +145,7 @@ def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_
     whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
     cut = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     cut.run(Full(20, 60, 100), events=700)
-    assert cut.failed_saves > 0
+    assert cut.saving.failed > 0
     cut.close()
     again = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     again.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))

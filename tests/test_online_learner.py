@@ -70,7 +70,7 @@ def test_the_clock_is_the_median_of_the_times(count: int) -> None:
     batch = events(count)
     batch.time = times
     ours.learn(batch)
-    assert ours.clock == np.quantile(times, 0.5, method="lower")
+    assert ours.join.clock.now == np.quantile(times, 0.5, method="lower")
 
 
 def test_finished_events_are_remembered_with_what_became_of_them() -> None:
@@ -99,7 +99,7 @@ def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> Non
         again = learner(checkpoint=folder)
         assert again.resume()
         again.close()
-        assert (ours.saves, again.events) == (saves, 128)
+        assert (ours.saving.count, again.events) == (saves, 128)
 
 
 def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:
@@ -111,7 +111,7 @@ def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_
     assert (later.metrics()["pending"], later.metrics()["labelled"]) == (60, 40)
     later.observe(order[40:], table(100)["click"][order[40:]])
     assert later.metrics()["log_loss"] == pytest.approx(direct.metrics()["log_loss"], abs=1e-12)
-    ready = np.concatenate([part["feature/price"] for part in later._ready])
+    ready = np.concatenate([part["feature/price"] for part in later.ready.parts])
     assert ready.tobytes() == table(100)["price"][order].tobytes()
     assert np.isfinite(scores).all()
     assert later.metrics()["pending"] == 0
@@ -215,7 +215,7 @@ def test_nor_does_it_where_events_come_one_by_one() -> None:
         expected.predict(batch)
     for batch in one_by_one([*times[:70], 5e13, *times[71:150], 1.7e308, *times[151:]]):
         ours.predict(batch)
-    assert ours.clock == 299
+    assert ours.join.clock.now == 299
     assert ours.metrics()["expired"] == expected.metrics()["expired"] == 249
 
 
@@ -230,7 +230,7 @@ def test_what_comes_after_a_pause_is_waited_for_from_then_on(tmp_path: Path) -> 
             ours = learner(horizon=60, unmatched="negative", checkpoint=tmp_path)
             ours.resume()
         ours.predict(batch)
-        assert ours.clock == [0, 10, 10, 10, 1002, 1003][number]
+        assert ours.join.clock.now == [0, 10, 10, 10, 1002, 1003][number]
     assert (ours.metrics()["expired"], ours.metrics()["pending"]) == (2, 4)
     assert ours.metrics()["orphan_labels"] == 0
     ours.observe([2, 3, 4, 5], [1, 1, 1, 1])
@@ -247,6 +247,35 @@ def test_a_label_from_before_a_pause_has_waited_through_it() -> None:
     assert ours.metrics()["orphan_labels"] == 1
 
 
+def test_a_label_without_an_event_expires_though_every_batch_jumps_by_more_than_the_horizon() -> None:
+    ours = learner(horizon=60)
+    for number in range(5):
+        batch = events(4, first=4 * number, labels=False)
+        batch.time[:] = 1000.0 * number
+        ours.predict(batch)
+        if number == 0:
+            ours.observe([77], [1])
+        assert ours.metrics()["orphan_labels"] == (number > 0)
+
+
+def test_a_label_before_the_first_event_waits_from_then_on(tmp_path: Path) -> None:
+    ours = learner(horizon=60, checkpoint=tmp_path)
+    ours.observe([3, 77], [1, 1])
+    ours.save()
+    ours.close()
+    ours = learner(horizon=60, checkpoint=tmp_path)
+    assert ours.resume()
+    for batch in one_by_one([1000, 1001, 1002, 1003]):  # the last is number 3
+        ours.predict(batch)
+    assert (ours.metrics()["learned"], ours.metrics()["orphan_labels"]) == (1, 0)
+    ours.predict(events(4, first=4, labels=False))  # at 4 to 7: the clock does not go back
+    late = events(4, first=8, labels=False)
+    late.time[:] = 1061.0
+    ours.predict(late)
+    assert ours.metrics()["orphan_labels"] == 1
+    ours.close()
+
+
 def test_good_times_between_bad_ones_keep_the_clock() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 1e12, 1, 1e12, 2, 1e12, 1e12, 3]):
@@ -255,22 +284,22 @@ def test_good_times_between_bad_ones_keep_the_clock() -> None:
     for _ in range(3):
         pair.time[:] = 3, 1e12
         ours.predict(pair)
-    assert ours.clock == 3
+    assert ours.join.clock.now == 3
     many = events(4, first=200, labels=False)
     many.time[:] = 3, 3, 1e12, 1e12
     ours.predict(many)
-    assert (ours.clock, ours.metrics()["expired"]) == (3, 0)
+    assert (ours.join.clock.now, ours.metrics()["expired"]) == (3, 0)
     three = events(3, first=300, labels=False)
     three.time[:] = 3, 1e12, 1e12  # two that are ahead, and not three
     ours.predict(three)
-    assert ours.clock == 3
+    assert ours.join.clock.now == 3
 
 
 def test_the_clock_does_not_go_back() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 40, 10, -100, -100, -100, 30]):
         ours.predict(batch)
-    assert ours.clock == 40
+    assert ours.join.clock.now == 40
 
 
 def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
@@ -439,7 +468,7 @@ def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -
         batch.features["price"][1234] = 7
         ours.learn(batch)
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["rejected"], ours.unlearned) == (3998, 2, 0)
+    assert (numbers["learned"], numbers["rejected"], ours.training.unlearned) == (3998, 2, 0)
 
 
 def test_a_buffer_that_never_was_finite_is_no_divergence(tmp_path: Path) -> None:
@@ -490,7 +519,7 @@ def test_labels_and_times_that_are_not_finite_are_rejected(tmp_path: Path) -> No
     numbers = ours.metrics()
     assert (numbers["learned"], numbers["rejected"], numbers["pending"]) == (17, 3, 20)
     assert math.isfinite(numbers["log_loss"])
-    assert ours.clock == 29
+    assert ours.join.clock.now == 29
     text = (tmp_path / "rejected.jsonl").read_text()
     assert [f"its {what}" in text for what in ("label is inf", "time is nan", "time is inf")] == [True] * 3
 
@@ -661,7 +690,7 @@ def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path
     ours.run(Replayed([events(20)]))
     ours.close()
     model = build()
-    other = Learner(model, cadam.Adam(model.named_parameters()), ours.loss, checkpoint=tmp_path)
+    other = Learner(model, cadam.Adam(model.named_parameters()), ours.training.loss, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="a learner with CAdam, here is Adam"):
         other.run(Replayed([]))
 

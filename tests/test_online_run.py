@@ -25,7 +25,7 @@ from test_online_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
-from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
+from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.portion import Portion
 from cadam.online.validation import MismatchError, check_arguments, check_columns
 
@@ -93,8 +93,8 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
 def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
     model = build()
     names = ['say "so"', "back\\slash", "two\nlines"]
-    ours = learner(model)
-    ours.optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    ours = Learner(model, optimizer, torch.nn.functional.binary_cross_entropy_with_logits)
     ours.learn(events(20))
     text = Prometheus.text(ours)
     for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
@@ -118,7 +118,8 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "cadam", "run", "--model", MODEL, *map(str, arguments)]
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+PATHS = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def renamed_option(new: str, value: Any, old: str, given: Any) -> Any:
     return given
 
 
+def renamed_attribute(owner: object, name: str, names: Mapping[str, str]) -> Any:
+    """An attribute under its old name, for `__getattr__`."""
+    if name not in names:
+        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
+    warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=3)
+    return getattr(owner, names[name])
+
+
 def rename_file(old: Path, new: Path) -> None:
     """Give a file that an older version wrote the name of today."""
     if old.exists() and not new.exists():

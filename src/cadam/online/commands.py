@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return DONE if learner.learned else FAILED
-    if not learner.saved:
+    if not learner.saving.saved:
         print(
             f"cadam run: the last checkpoint, at {learner.events:,} events, could not be written; the same command "
             "goes on from the one before it",
@@ -355,11 +355,9 @@ def _check_places(options: argparse.Namespace) -> None:
 
 def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
     """An optimizer of the family by name, in any case."""
-    family = {
-        known.lower(): kind
-        for known, kind in vars(cadam).items()
-        if isinstance(kind, type) and issubclass(kind, cadam.Optimizer) and kind is not cadam.Optimizer
-    }
+    classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
+    family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
+    del family["optimizer"]  # the base of all
     if name.lower() not in family:
         names = ", ".join(sorted(kind.__name__ for kind in family.values()))
         raise UsageError(f"no optimizer {name!r}; there are {names}")

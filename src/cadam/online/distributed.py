@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
-from . import log as files
 from .before_0_2 import rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
 from .metric_names import Metrics
+from .progress import NONE
 from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, table_optimizer, tensors_of
 
 __all__ = ["DistributedLearner", "join"]
@@ -89,13 +89,13 @@ class DistributedLearner(Learner):
             **options,
         )
         if checkpoint is not None:
-            self.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
+            self.saving.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
         self._mean_loss, self._of_all = loss, 0
         self._nothing: Columns | None = None  # the features of no events
         self._settled: list[Columns] = []
         self._asked = self._due = self._begun = False
         self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
-        self._ratio = Ratio(0, 0, 0)
+        self._ratio = NONE
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
 
@@ -118,27 +118,16 @@ class DistributedLearner(Learner):
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
         """A model that refuses a batch ends the job: a rank cannot look for the event without the others."""
-        self.model.eval()
-        with torch.no_grad():
-            return self._forward(events.features, len(events)).cpu().numpy(), {}
+        return self.training.score(events.features, len(events)), {}
 
-    def _settle(self, columns: Columns, outcome: int) -> None:
-        if self.log is not None:
-            self.log.add(columns, outcome)
-        if outcome == files.DROPPED:
-            return
+    def _count(self, columns: Columns) -> None:
+        """Once all ranks do so, in `_count_together`."""
         self._settled.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
-        self._ready.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
-        self._waiting_to_learn += len(columns["label"])
 
     def _learn(self, all_of_it: bool = False) -> None:
         """As many steps as the rank with the most events ready has; the others go along without events."""
-        ready = concatenated(self._ready) if self._ready else {}
+        ready, ends = self.ready.columns(), self.ready.ends(all_of_it)
         features = {name.removeprefix(FEATURE): v for name, v in ready.items() if name.startswith(FEATURE)}
-        size, waiting = self.batch_size or max(self._waiting_to_learn, 1), self._waiting_to_learn
-        ends = list(range(size, waiting + 1, size))
-        if all_of_it and waiting % size:
-            ends.append(waiting)
         if self._any(bool(ends), features or None):
             sizes = everywhere([end - start for start, end in zip([0, *ends], ends, strict=False)], self.group)
             start = 0
@@ -146,11 +135,9 @@ class DistributedLearner(Learner):
                 self._of_all = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
                 end = ends[step] if step < len(ends) else start
                 part = {n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns()
-                self._update(self._loss_of(part), len(part["label"]))
+                self.training.step(part)
                 start = end
-            left = waiting - start
-            self._ready = [{name: values[start:].copy() for name, values in ready.items()}] if left else []
-            self._waiting_to_learn = left
+            self.ready.drop(start)
         self._count_together()
 
     def _no_columns(self) -> Columns:
@@ -184,14 +171,12 @@ class DistributedLearner(Learner):
         self._settled = []
         parts = [settled for settled, *_ in every if settled is not None]
         if parts:
-            columns = concatenated(parts)
-            for metric in (self.progress, *self.own_metrics):
-                metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+            super()._count(concatenated(parts))
         self.totals = {name: sum(counts[name] for _, counts, *_ in every) for name in self._counts()}
-        self._ratios, self._ratio = {}, sum((total for *_, total in every), Ratio(0, 0, 0))
+        self._ratios, self._ratio = {}, sum((total for *_, total in every), NONE)
         for _, _, ratios, _ in every:
             for name, ratio in ratios.items():
-                self._ratios[name] = self._ratios.get(name, Ratio(0, 0, 0)) + ratio
+                self._ratios[name] = self._ratios.get(name, NONE) + ratio
 
     def _own_alignment(self) -> tuple[dict[str, Ratio], Ratio]:
         """What this rank has counted since the stream began: per parameter and table, and in total."""
@@ -202,7 +187,7 @@ class DistributedLearner(Learner):
             of_tables = alignment(self.model)
             total += of_tables.total
             for name, ratio in of_tables.parameters.items():
-                ratios[name] = ratio + self._alignment.get(name, Ratio(0, 0, 0))
+                ratios[name] = ratio + self.alignment_counts.before.get(name, NONE)
         return ratios, total
 
     def alignment(self) -> dict[str, Ratio]:

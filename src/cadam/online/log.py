@@ -166,3 +166,20 @@ class RejectFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Rejections:
+    """Counts rejected events, writes them to a file if there is one, and says so at the 1st, 2nd, 4th, 8th..."""
+
+    def __init__(self, path: Path | str | None) -> None:
+        self.file = RejectFile(path) if path is not None else None
+        self.count = 0
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        before, self.count = self.count, self.count + len(rejected)
+        if self.file is not None:
+            self.file.add(rejected)
+        if before.bit_length() != self.count.bit_length():
+            where = self.file.path if self.file is not None else "no file, rejected= names one"
+            last = rejected[-1]
+            logger.warning("events rejected: %d (%s); the last, %s: %s", self.count, where, last.where, last.reason)
