@@ -20,7 +20,8 @@ from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
 from .metric_names import Metrics
 from .progress import NONE
-from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, table_optimizer, tensors_of
+from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, tensors_of
+from .tables import table_alignments, table_optimizer
 
 __all__ = ["DistributedLearner", "join"]
 
@@ -181,10 +182,7 @@ class DistributedLearner(Learner):
     def _own_alignment(self) -> tuple[dict[str, Ratio], Ratio]:
         """What this rank has counted since the stream began: per parameter and table, and in total."""
         ratios, total = super().alignment(), super().total_alignment()
-        if table_optimizer(self.model) is not None:
-            from ..torchrec import alignment
-
-            of_tables = alignment(self.model)
+        for of_tables in table_alignments(self.model):
             total += of_tables.total
             for name, ratio in of_tables.parameters.items():
                 ratios[name] = ratio + self.alignment_counts.before.get(name, NONE)
