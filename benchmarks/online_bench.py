@@ -153,14 +153,14 @@ def speed(count: int, folder: Path) -> dict[str, float]:
     return {
         "events": learner.events,
         "seconds": seconds,
-        "events a second": count / seconds,
+        "events_a_second": count / seconds,
         "plain loop, seconds": plain,
         "reading, seconds": turns.reading,
         "overhead": longer + saving + writing,
         "of that checkpoints": saving,
         "of that the log": writing,
         "overhead of the sums": (seconds - turns.reading) / plain - 1,
-        "log loss": learner.metrics()["log loss"],
+        "log_loss": learner.metrics()["log_loss"],
     }
 
 

@@ -65,7 +65,7 @@ def learn(kind: str, place: str, folder: Path) -> None:
         "weights": hashlib.sha256(b"".join(weights(ours))).hexdigest(),
         "metrics": {name: repr(value) for name, value in ours.metrics().items()},
         "log": files(folder / "log"),
-        "set aside": files(folder / "state")["set-aside.jsonl"],
+        "rejected": files(folder / "state")["rejected.jsonl"],
         "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
     }
     (folder / "outcome.new").write_text(json.dumps(outcome))

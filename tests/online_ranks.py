@@ -189,7 +189,7 @@ def learn_rounds(
         "metrics": ours.metrics(),
         "events": ours.events,
         "resumed": ours.resumed,
-        "failed saves": ours.failed_saves,
+        "failed_saves": ours.saving.failed,
         "logged": logged,
     }
 
@@ -234,7 +234,7 @@ def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
         "tensors": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors(ours).values())).hexdigest(),
         "metrics": {name: repr(value) for name, value in ours.metrics().items()},
         "log": files(folder / "log" / f"rank-{rank}"),
-        "set aside": files(folder / "state" / "set-aside")[f"rank-{rank}.jsonl"],
+        "rejected": files(folder / "state" / "rejected")[f"rank-{rank}.jsonl"],
         "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
         "resumed": ours.resumed,
         "stopped": ours.stopped,

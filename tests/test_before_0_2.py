@@ -22,8 +22,10 @@ from torch.testing import assert_close
 from worlds import run as worlds_run
 
 import cadam
-from cadam.online import Learner, LinesSource, Schema, StreamMetrics
+from cadam import online
+from cadam.online import Batch, Learner, LinesSource, Rejected, Schema, StreamMetrics, measure
 from cadam.online.distributed import DistributedLearner
+from cadam.online.metric_names import OLD_TO_NEW, new_name
 from cadam.online.portion import Portion
 
 WRITTEN = Path(__file__).parent / "data" / "before-0.2"
@@ -150,9 +152,9 @@ def recorded() -> dict[str, Any]:
 
 
 def same_metrics(found: dict[str, float], expected: dict[str, float], **tolerance: float) -> None:
-    assert found.keys() == expected.keys()
+    assert list(found) == [new_name(name) for name in expected]
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, nan_ok=True, **tolerance), name
+        assert found[new_name(name)] == pytest.approx(value, nan_ok=True, **tolerance), name
 
 
 def test_a_checkpoint_of_0_1_is_restored_to_the_bit(old: Path) -> None:
@@ -183,13 +185,14 @@ def test_a_checkpoint_of_0_1_goes_on_as_0_1_did(old: Path) -> None:
     assert log == {**before, "score": pytest.approx(before["score"], rel=1e-6, abs=1e-6)}
 
 
-def test_the_reject_file_of_0_1_is_gone_on_with(old: Path) -> None:
+def test_the_reject_file_of_0_1_is_renamed_and_gone_on_with(old: Path) -> None:
     before = (old / "state" / "set-aside.jsonl").read_bytes()
     assert before.count(b"\n") == 6
     ours = learner(old)
     learn(ours, old, None)
     ours.close()
-    after = (old / "state" / "set-aside.jsonl").read_bytes()
+    assert not (old / "state" / "set-aside.jsonl").exists()
+    after = (old / "state" / "rejected.jsonl").read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == 12
 
@@ -235,6 +238,10 @@ def test_a_checkpoint_of_ranks_of_0_1_is_restored_and_goes_on(tmp_path: Path) ->
     for name, value in expected["end"]["tensors"].items():
         assert found["end"]["tensors"][name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
     same_metrics(found["end"]["metrics"], expected["end"]["metrics"], rel=1e-6, abs=1e-6)
+    before = (WRITTEN / "ranks" / "state" / "set-aside" / "rank-0.jsonl").read_bytes()
+    after = (folder / "state" / "rejected" / "rank-0.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 12
 
 
 def waiting_of(found: dict[str, Any]) -> dict[str, Any]:
@@ -298,6 +305,43 @@ def test_a_state_dict_of_0_1_is_restored_and_goes_on(name: str) -> None:
         step(ours, params, number)
     after = torch.load(WRITTEN / "optimizers" / f"{name}-after.pt", weights_only=True)
     assert_close({n: p.detach() for n, p in params.items()}, after, rtol=1e-6, atol=1e-6)
+
+
+# Names that changed ------------------------------------------------------------------------------------------------
+
+
+def test_old_names_of_options_and_classes_are_taken_with_a_warning(tmp_path: Path) -> None:
+    model = Clicks()
+    optimizer, loss = cadam.CAdam(model.parameters()), nn.functional.binary_cross_entropy_with_logits
+    with pytest.warns(DeprecationWarning, match="set_aside is now called rejected"):
+        ours = Learner(model, optimizer, loss, set_aside=tmp_path / "bad.jsonl")
+    assert ours.reject_file is not None
+    assert ours.reject_file.path == tmp_path / "bad.jsonl"
+    with pytest.warns(DeprecationWarning, match="poisoned is now called rejected"):
+        assert ours.poisoned == 0
+    ours.close()
+    with pytest.raises(TypeError, match="give only the new one"):
+        Learner(model, optimizer, loss, set_aside="a", rejected="b")
+    with pytest.warns(DeprecationWarning, match="Rejected"):
+        assert online.Poison is Rejected
+    bad = [Rejected("why", "where", "what", 4)]
+    with pytest.warns(DeprecationWarning, match="poison is now called rejected"):
+        batch = Batch(poison=bad)
+    with pytest.warns(DeprecationWarning, match="Batch.poison"):
+        assert batch.poison == batch.rejected == bad
+    with pytest.warns(DeprecationWarning, match="log_loss"):
+        assert StreamMetrics(kinds=["auc", "log loss"]).kinds == ("auc", "log_loss")
+
+
+def test_old_names_of_metrics_find_their_values_with_a_warning() -> None:
+    found = measure(np.array([0.5, -0.5]), np.array([1, 0]))
+    with pytest.warns(DeprecationWarning, match="'log loss' is now called 'log_loss'"):
+        assert found["log loss"] == found["log_loss"]
+    with pytest.raises(KeyError):
+        found["gauc by user"]  # there are no users
+    assert new_name("gauc by impressions/mean of windows") == "gauc_by_impressions/mean_of_windows"
+    assert new_name("alignment of out.weight, touched") == "alignment_over_touched/out.weight"
+    assert all(name.isidentifier() for name in OLD_TO_NEW.values())
 
 
 def write(folder: Path) -> None:

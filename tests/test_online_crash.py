@@ -63,9 +63,9 @@ def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(kind: str,
     assert sum(run.pop("kills") for run in killed) >= kills
     for run in killed:
         assert run == whole
-    assert int(whole["metrics"]["events"]) + int(whole["metrics"]["set aside"]) == COUNT
-    assert int(whole["metrics"]["repeated labels"]) > 0 < int(whole["metrics"]["expired"])
-    assert int(whole["metrics"]["set aside"]) > 0
+    assert int(whole["metrics"]["events"]) + int(whole["metrics"]["rejected"]) == COUNT
+    assert int(whole["metrics"]["repeated_labels"]) > 0 < int(whole["metrics"]["expired"])
+    assert int(whole["metrics"]["rejected"]) > 0
     assert len(whole["log"]) > 4
 
 
@@ -109,11 +109,11 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
     with caplog.at_level(logging.ERROR):
         full = run("full", Full(20, 45, bytes_left))
     assert "learning goes on without" in caplog.text
-    assert full.failed_saves == 5
+    assert full.saving.failed == 5
     assert weights(well) == weights(full)
     assert well.metrics() == full.metrics()
     assert files(tmp_path / "well-log") == files(tmp_path / "full-log")
-    left = [p for p in (tmp_path / "full").iterdir() if p.name not in (".lock", "set-aside.jsonl")]
+    left = [p for p in (tmp_path / "full").iterdir() if p.name not in (".lock", "rejected.jsonl")]
     assert len(left) == 3
     for path in left:
         checkpoint.read(path)
@@ -145,7 +145,7 @@ def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_
     whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
     cut = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     cut.run(Full(20, 60, 100), events=700)
-    assert cut.failed_saves > 0
+    assert cut.saving.failed > 0
     cut.close()
     again = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     again.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
@@ -153,8 +153,8 @@ def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_
     assert whole.metrics() == again.metrics()
 
 
-def test_the_set_aside_file_survives_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ours = learner(set_aside=tmp_path / "aside.jsonl")
+def test_the_rejected_file_survives_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours = learner(rejected=tmp_path / "rejected.jsonl")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def one_bad(first: int) -> None:
@@ -163,14 +163,14 @@ def test_the_set_aside_file_survives_a_full_disk(tmp_path: Path, caplog: pytest.
         ours.learn(batch)
 
     one_bad(0)
-    size = (tmp_path / "aside.jsonl").stat().st_size
+    size = (tmp_path / "rejected.jsonl").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
     try:
         one_bad(20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     one_bad(40)
-    assert ours.metrics()["set aside"] == 3
-    assert ours.set_aside.lost == 1
+    assert ours.metrics()["rejected"] == 3
+    assert ours.reject_file.lost == 1
     assert "only counted" in caplog.text
-    assert len([json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]) == 2
+    assert len([json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]) == 2

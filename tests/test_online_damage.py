@@ -17,8 +17,8 @@ import pytest
 from online_streams import SCHEMA, learner, table
 
 from cadam.online import Batch, LinesSource, ParquetSource, Schema
-from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
+from cadam.online.validation import MismatchError, check_columns
 
 TEXT = Schema({"word": "hash:50", "price": "number"}, label="click", id="event:text", user="who:text", time="at")
 
@@ -32,7 +32,7 @@ def used(batches: list[Batch]) -> int:
 
 
 def rejected(batches: list[Batch]) -> list[Any]:
-    return [one for batch in batches for one in batch.poison]
+    return [one for batch in batches for one in batch.rejected]
 
 
 def text_rows(count: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_a_json_object_with_a_name_twice_is_rejected_and_the_next_is_used(tmp_pa
     assert used(batches) == 1
     assert [one.reason for one in rejected(batches)] == ["not readable: a JSON object with 'at' twice"] * 2
     record = Record("entry 1", text=bad.encode())
-    assert [one.where for one in batch_of([record], SCHEMA, 1 << 20).poison] == ["entry 1"]
+    assert [one.where for one in batch_of([record], SCHEMA, 1 << 20).rejected] == ["entry 1"]
 
 
 # Files with flipped bits -------------------------------------------------------------------------------------------
@@ -230,16 +230,16 @@ def test_of_files_with_flipped_bits_every_row_is_used_or_rejected_with_its_place
         content, schema = dice.choice(schemas)
         path.write_bytes(flipped(dice, content))
         batches = read(path, schema, batch_size=dice.choice([1, 16]))
-        aside = rejected(batches)
-        assert all(one.where.startswith(str(path)) for one in aside)
-        assert all(one.reason for one in aside)
-        if aside and not aside[-1].where.rpartition(" ")[2].isdigit():  # the rest of the file, or all of it
-            end = aside.pop().where
+        rejections = rejected(batches)
+        assert all(one.where.startswith(str(path)) for one in rejections)
+        assert all(one.reason for one in rejections)
+        if rejections and not rejections[-1].where.rpartition(" ")[2].isdigit():  # the rest of the file, or all of it
+            end = rejections.pop().where
             first = int(end.removeprefix(f"{path}, row ").removesuffix(" and all after it")) if end != str(path) else 0
             partly += first > 0
         else:
             first, whole = rows, whole + 1
-        assert used(batches) + len(aside) == first
+        assert used(batches) + len(rejections) == first
     assert whole > count // 10  # the check has not passed for want of files that can be read
     assert partly > 0
 
@@ -255,7 +255,7 @@ def test_a_run_over_damaged_files_ends_and_so_does_the_next(tmp_path: Path) -> N
         ours = learner(checkpoint=tmp_path / "state")
         ours.run(ParquetSource(tmp_path, SCHEMA, batch_size=16))
         ours.close()
-        rejections.append(ours.poisoned)
+        rejections.append(ours.rejected)
         seen.append(ours.events)
         assert 4099 in ours.pending.done.recent[True]  # the last row behind all of them
     assert rejections[0] == rejections[1] > 0
@@ -296,8 +296,8 @@ def test_of_fuzzed_records_every_one_is_used_or_rejected_with_its_place(count: i
     dice = random.Random(count)
     for start in range(0, count, 500):
         batch = batch_of([fuzzed(dice, number) for number in range(start, start + 500)], SCHEMA, 1 << 20)
-        places = [one.where for one in batch.poison]
+        places = [one.where for one in batch.rejected]
         assert used([batch]) + len(places) == 500
         assert len(set(places)) == len(places)
-        assert all(one.reason for one in batch.poison)
+        assert all(one.reason for one in batch.rejected)
         assert used([batch]) > 100

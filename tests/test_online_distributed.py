@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,12 @@ import torch
 from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
 from online_streams import Replayed, events
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from worlds import run
 
-from cadam import CAdam
-from cadam.online import Batch, DamagedCheckpointError, ranks, recompute
+from cadam import CAdam, Ratio, online
+from cadam.alignment import Alignment
+from cadam.online import Batch, DamagedCheckpointError, ranks, recompute, tables
 from cadam.online.distributed import DistributedLearner
 
 
@@ -76,7 +82,7 @@ def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path
     assert numbers == pytest.approx(of_one, rel=1e-5, nan_ok=True)
     assert 0 < numbers["auc/window"] < 1
     of_log = recompute(folder / "log")
-    assert numbers["log loss"] == pytest.approx(of_log["log loss"], rel=1e-9)
+    assert numbers["log_loss"] == pytest.approx(of_log["log_loss"], rel=1e-9)
     assert numbers["calibration/total"] == pytest.approx(of_log["calibration"], rel=1e-9)
 
 
@@ -118,7 +124,7 @@ def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str)
 
 def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str, Any], Path]) -> None:
     full = learnt[0]["full"]
-    assert full["failed saves"] == 1
+    assert full["failed_saves"] == 1
     assert "learning goes on without: rank 1: no space left" in "".join(full["logged"])
     assert furthest(full["tensors"], learnt[0]["late True"]["tensors"]) == 0
     kept = {path.name for path in (learnt[1] / "full" / "state").glob("checkpoint-*")}
@@ -207,3 +213,45 @@ def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(tmp_path: 
 @pytest.mark.slow
 def test_sigterm_stops_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
     stop_and_go_on("ddp", shares(tmp_path / "data"), tmp_path)
+
+
+class Fused(DistributedDataParallel):
+    """A model that says of itself that it updates tables in backward."""
+
+    def __init__(self) -> None:
+        super().__init__(Plain())
+        self.fused_optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+
+
+def tables_of_a_stranger(folder: Path) -> list[Ratio]:
+    counted = Alignment(Ratio(1, 2, 4), (Ratio(1, 2, 4),), {"table": Ratio(1, 2, 4)})
+    tables.register_alignment(lambda model: counted)
+    numbers = []
+    for _ in range(2):
+        model = Fused()
+        own = CAdam(model.named_parameters(), lr=0.01)
+        loss = nn.functional.binary_cross_entropy_with_logits
+        ours = DistributedLearner(model, own, loss, checkpoint=folder / "state")
+        ours.run(Replayed([Batch(events(8))]))
+        ours.close()
+        numbers.append(ours.alignment()["table"])
+    return numbers
+
+
+def test_tables_are_counted_by_whoever_has_registered_for_them(tmp_path: Path) -> None:
+    found = run(1, tmp_path / "world", tables_of_a_stranger, tmp_path)
+    assert found == [Ratio(1, 2, 4), Ratio(2, 4, 8)]  # the second has gone on from the first
+
+
+def test_the_learner_does_not_know_torchrec() -> None:
+    names = [module.name for module in pkgutil.walk_packages(online.__path__, "cadam.online.")]
+    code = (
+        f"import importlib, sys; [importlib.import_module(n) for n in {names}]; print('cadam.torchrec' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    for path in Path(online.__file__).parent.rglob("*.py"):
+        found = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))
+        ]
+        assert not [node for node in found if "torchrec" in ast.unparse(node)], path

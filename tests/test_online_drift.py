@@ -58,7 +58,7 @@ def columns(batches: list[Batch]) -> dict[str, np.ndarray]:
     late = [batch.labels for batch in batches if batch.labels is not None]
     if late:
         made["late ids"] = np.concatenate([labels.ids for labels in late])
-        made["late labels"] = np.concatenate([labels.labels for labels in late])
+        made["late_labels"] = np.concatenate([labels.labels for labels in late])
     return made
 
 

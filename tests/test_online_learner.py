@@ -70,7 +70,7 @@ def test_the_clock_is_the_median_of_the_times(count: int) -> None:
     batch = events(count)
     batch.time = times
     ours.learn(batch)
-    assert ours.clock == np.quantile(times, 0.5, method="lower")
+    assert ours.join.clock.now == np.quantile(times, 0.5, method="lower")
 
 
 def test_finished_events_are_remembered_with_what_became_of_them() -> None:
@@ -99,7 +99,7 @@ def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> Non
         again = learner(checkpoint=folder)
         assert again.resume()
         again.close()
-        assert (ours.saves, again.events) == (saves, 128)
+        assert (ours.saving.count, again.events) == (saves, 128)
 
 
 def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:
@@ -110,8 +110,8 @@ def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_
     later.observe(order[:40], table(100)["click"][order[:40]])
     assert (later.metrics()["pending"], later.metrics()["labelled"]) == (60, 40)
     later.observe(order[40:], table(100)["click"][order[40:]])
-    assert later.metrics()["log loss"] == pytest.approx(direct.metrics()["log loss"], abs=1e-12)
-    ready = np.concatenate([part["feature/price"] for part in later._ready])
+    assert later.metrics()["log_loss"] == pytest.approx(direct.metrics()["log_loss"], abs=1e-12)
+    ready = np.concatenate([part["feature/price"] for part in later.ready.parts])
     assert ready.tobytes() == table(100)["price"][order].tobytes()
     assert np.isfinite(scores).all()
     assert later.metrics()["pending"] == 0
@@ -123,7 +123,7 @@ def test_the_second_label_is_ignored_and_counted() -> None:
     ours.observe([2, 2], [1, 0])
     ours.observe([2], [0])
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["repeated labels"], numbers["mean label"]) == (1, 2, 1)
+    assert (numbers["learned"], numbers["repeated_labels"], numbers["mean_label"]) == (1, 2, 1)
 
 
 def test_an_event_that_comes_again_is_learnt_from_once() -> None:
@@ -133,7 +133,7 @@ def test_an_event_that_comes_again_is_learnt_from_once() -> None:
     ours.predict(events(32, first=32, labels=False))
     ours.predict(events(32, first=32, labels=False))
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["repeated events"], numbers["pending"]) == (32, 64, 32)
+    assert (numbers["learned"], numbers["repeated_events"], numbers["pending"]) == (32, 64, 32)
 
 
 def test_a_record_that_comes_again_may_bring_the_label() -> None:
@@ -142,11 +142,11 @@ def test_a_record_that_comes_again_may_bring_the_label() -> None:
     ours.learn(events(8, labels=False))
     ours.learn(events(4))
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["pending"], numbers["repeated events"]) == (4, 4, 4)
-    assert numbers["mean label"] == table(4)["click"].mean()
-    assert numbers["repeated labels"] == 0
+    assert (numbers["learned"], numbers["pending"], numbers["repeated_events"]) == (4, 4, 4)
+    assert numbers["mean_label"] == table(4)["click"].mean()
+    assert numbers["repeated_labels"] == 0
     ours.learn(events(4))  # these have their labels
-    assert (ours.metrics()["learned"], ours.metrics()["repeated labels"]) == (4, 0)
+    assert (ours.metrics()["learned"], ours.metrics()["repeated_labels"]) == (4, 0)
     both = events(2, first=100)
     both.ids[:], both.labels[0] = 100, math.nan  # one event twice in a batch, the second time with its label
     ours.learn(both)
@@ -172,7 +172,7 @@ def test_a_label_before_its_event_waits_for_it() -> None:
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (1, 7)
     ours.predict(events(8, first=400, labels=False))
     ours.predict(events(8, first=600, labels=False))
-    assert ours.metrics()["strange labels"] == 1  # 1000 never came
+    assert ours.metrics()["orphan_labels"] == 1  # 1000 never came
 
 
 @pytest.mark.parametrize("unmatched", ["drop", "negative"])
@@ -186,7 +186,7 @@ def test_what_gets_no_label_within_the_horizon(unmatched: str) -> None:
     assert numbers["pending"] == 59
     assert numbers["learned"] == (41 if unmatched == "negative" else 1)
     ours.observe([0], [1])
-    assert ours.metrics()["late labels"] == 1
+    assert ours.metrics()["late_labels"] == 1
     ours.finish()
     assert (ours.metrics()["pending"], ours.metrics()["expired"]) == (0, 99)
 
@@ -215,7 +215,7 @@ def test_nor_does_it_where_events_come_one_by_one() -> None:
         expected.predict(batch)
     for batch in one_by_one([*times[:70], 5e13, *times[71:150], 1.7e308, *times[151:]]):
         ours.predict(batch)
-    assert ours.clock == 299
+    assert ours.join.clock.now == 299
     assert ours.metrics()["expired"] == expected.metrics()["expired"] == 249
 
 
@@ -230,11 +230,11 @@ def test_what_comes_after_a_pause_is_waited_for_from_then_on(tmp_path: Path) -> 
             ours = learner(horizon=60, unmatched="negative", checkpoint=tmp_path)
             ours.resume()
         ours.predict(batch)
-        assert ours.clock == [0, 10, 10, 10, 1002, 1003][number]
+        assert ours.join.clock.now == [0, 10, 10, 10, 1002, 1003][number]
     assert (ours.metrics()["expired"], ours.metrics()["pending"]) == (2, 4)
-    assert ours.metrics()["strange labels"] == 0
+    assert ours.metrics()["orphan_labels"] == 0
     ours.observe([2, 3, 4, 5], [1, 1, 1, 1])
-    assert (ours.metrics()["learned"], ours.metrics()["late labels"]) == (6, 0)
+    assert (ours.metrics()["learned"], ours.metrics()["late_labels"]) == (6, 0)
     ours.close()
 
 
@@ -244,7 +244,36 @@ def test_a_label_from_before_a_pause_has_waited_through_it() -> None:
         if number == 1:
             ours.observe([77], [1])
         ours.predict(batch)
-    assert ours.metrics()["strange labels"] == 1
+    assert ours.metrics()["orphan_labels"] == 1
+
+
+def test_a_label_without_an_event_expires_though_every_batch_jumps_by_more_than_the_horizon() -> None:
+    ours = learner(horizon=60)
+    for number in range(5):
+        batch = events(4, first=4 * number, labels=False)
+        batch.time[:] = 1000.0 * number
+        ours.predict(batch)
+        if number == 0:
+            ours.observe([77], [1])
+        assert ours.metrics()["orphan_labels"] == (number > 0)
+
+
+def test_a_label_before_the_first_event_waits_from_then_on(tmp_path: Path) -> None:
+    ours = learner(horizon=60, checkpoint=tmp_path)
+    ours.observe([3, 77], [1, 1])
+    ours.save()
+    ours.close()
+    ours = learner(horizon=60, checkpoint=tmp_path)
+    assert ours.resume()
+    for batch in one_by_one([1000, 1001, 1002, 1003]):  # the last is number 3
+        ours.predict(batch)
+    assert (ours.metrics()["learned"], ours.metrics()["orphan_labels"]) == (1, 0)
+    ours.predict(events(4, first=4, labels=False))  # at 4 to 7: the clock does not go back
+    late = events(4, first=8, labels=False)
+    late.time[:] = 1061.0
+    ours.predict(late)
+    assert ours.metrics()["orphan_labels"] == 1
+    ours.close()
 
 
 def test_good_times_between_bad_ones_keep_the_clock() -> None:
@@ -255,22 +284,22 @@ def test_good_times_between_bad_ones_keep_the_clock() -> None:
     for _ in range(3):
         pair.time[:] = 3, 1e12
         ours.predict(pair)
-    assert ours.clock == 3
+    assert ours.join.clock.now == 3
     many = events(4, first=200, labels=False)
     many.time[:] = 3, 3, 1e12, 1e12
     ours.predict(many)
-    assert (ours.clock, ours.metrics()["expired"]) == (3, 0)
+    assert (ours.join.clock.now, ours.metrics()["expired"]) == (3, 0)
     three = events(3, first=300, labels=False)
     three.time[:] = 3, 1e12, 1e12  # two that are ahead, and not three
     ours.predict(three)
-    assert ours.clock == 3
+    assert ours.join.clock.now == 3
 
 
 def test_the_clock_does_not_go_back() -> None:
     ours = learner(horizon=50)
     for batch in one_by_one([0, 40, 10, -100, -100, -100, 30]):
         ours.predict(batch)
-    assert ours.clock == 40
+    assert ours.join.clock.now == 40
 
 
 def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
@@ -292,7 +321,7 @@ def test_labels_of_events_that_never_come_are_bounded() -> None:
     ours = learner(capacity=10)
     ours.observe(range(100), [1] * 100)
     assert len(ours.pending.early) == 10
-    assert ours.metrics()["strange labels"] == 90
+    assert ours.metrics()["orphan_labels"] == 90
 
 
 def test_capacity_bounds_what_waits() -> None:
@@ -301,7 +330,7 @@ def test_capacity_bounds_what_waits() -> None:
         ours.predict(events(30, seed=start, first=start, labels=False))
     assert len(ours.pending) == 100
     assert ours.pending.size == 1024
-    assert ours.metrics()["crowded out"] == 1020 - 100
+    assert ours.metrics()["crowded_out"] == 1020 - 100
 
 
 def test_text_ids_join() -> None:
@@ -329,7 +358,7 @@ def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_los
     with pytest.raises(ValueError, match=f"events {now} ids after 8 {before}"):
         ours.learn(batches[1])
     ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # none of either kind
-    assert (ours.events, ours.learned, ours.metrics()["repeated events"]) == (8, 8, 0)
+    assert (ours.events, ours.learned, ours.metrics()["repeated_events"]) == (8, 8, 0)
     ours.close()
 
 
@@ -346,15 +375,15 @@ def test_steps_of_a_given_size_do_not_depend_on_how_labels_come() -> None:
     assert weights(one) == weights(other)
 
 
-def test_an_event_that_the_model_refuses_is_set_aside_and_the_others_are_learnt(tmp_path: Path) -> None:
-    ours = learner(set_aside=tmp_path / "aside.jsonl")
+def test_an_event_that_the_model_refuses_is_rejected_and_the_others_are_learnt(tmp_path: Path) -> None:
+    ours = learner(rejected=tmp_path / "rejected.jsonl")
     batch = events(64)
     batch.features["item"][17] = 10**6
     batch.features["price"][40] = math.inf
     scores = ours.learn(batch)
     assert np.flatnonzero(~np.isfinite(scores)).tolist() == [17, 40]
-    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (62, 2)
-    text = (tmp_path / "aside.jsonl").read_text()
+    assert (ours.metrics()["learned"], ours.metrics()["rejected"]) == (62, 2)
+    text = (tmp_path / "rejected.jsonl").read_text()
     assert "the model refused it" in text
     assert "its score is" in text
     assert all(torch.isfinite(p).all() for p in ours.model.parameters())
@@ -375,8 +404,8 @@ def test_a_model_that_refuses_everything_or_has_diverged_is_an_error() -> None:
         ours.learn(events(8, first=8))
 
 
-def test_a_batch_of_nothing_but_poison_is_set_aside_once_the_model_has_worked(tmp_path: Path) -> None:
-    ours = learner(set_aside=tmp_path / "aside.jsonl")
+def test_a_batch_of_nothing_but_bad_events_is_rejected_once_the_model_has_worked(tmp_path: Path) -> None:
+    ours = learner(rejected=tmp_path / "rejected.jsonl")
 
     def bad(first: int, count: int) -> Events:
         batch = events(count, first=first)
@@ -388,8 +417,8 @@ def test_a_batch_of_nothing_but_poison_is_set_aside_once_the_model_has_worked(tm
     ours.learn(bad(9, 1))
     ours.learn(bad(10, 300))
     ours.learn(events(8, first=310))
-    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (16, 302)
-    assert len((tmp_path / "aside.jsonl").read_text().splitlines()) == 302
+    assert (ours.metrics()["learned"], ours.metrics()["rejected"]) == (16, 302)
+    assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 302
     with pytest.raises(RuntimeError, match="refused 1001 events in a row; the model refused it: IndexError"):
         ours.learn(bad(400, 1001))
 
@@ -405,9 +434,9 @@ class Normed(Small):
         return self.norm(super().forward(**features).reshape(-1, 1))
 
 
-def test_an_event_that_the_model_cannot_be_trained_on_is_set_aside(tmp_path: Path) -> None:
-    file = tmp_path / "aside.jsonl"
-    ours = learner(Normed(), set_aside=file)
+def test_an_event_that_the_model_cannot_be_trained_on_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "rejected.jsonl"
+    ours = learner(Normed(), rejected=file)
     ours.learn(events(20))
     before = [param.detach().clone() for param in ours.model.parameters()]
     scores = ours.learn(events(1, first=20))
@@ -415,13 +444,13 @@ def test_an_event_that_the_model_cannot_be_trained_on_is_set_aside(tmp_path: Pat
     assert all(torch.equal(*pair) for pair in zip(before, ours.model.parameters(), strict=True))
     ours.learn(events(20, first=21))
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["set aside"], ours.steps) == (40, 1, 2)
+    assert (numbers["learned"], numbers["rejected"], ours.steps) == (40, 1, 2)
     assert "the model cannot be trained on it: ValueError: Expected more than 1 value" in file.read_text()
     with pytest.raises(ValueError, match="Expected more than 1 value"):  # not even once
         learner(Normed()).learn(events(1))
     for number in range(1000):
         ours.learn(events(1, first=100 + number))
-    assert ours.metrics()["set aside"] == 1001
+    assert ours.metrics()["rejected"] == 1001
     with pytest.raises(ValueError, match="Expected more than 1 value"):
         ours.learn(events(1, first=2000))
 
@@ -439,7 +468,7 @@ def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -
         batch.features["price"][1234] = 7
         ours.learn(batch)
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["set aside"], ours.unlearned) == (3998, 2, 0)
+    assert (numbers["learned"], numbers["rejected"], ours.training.unlearned) == (3998, 2, 0)
 
 
 def test_a_buffer_that_never_was_finite_is_no_divergence(tmp_path: Path) -> None:
@@ -468,7 +497,7 @@ def test_an_infinite_moment_or_buffer_is_not_saved(tmp_path: Path) -> None:
         ours.save()
 
 
-def test_any_exception_of_the_model_at_one_event_sets_that_event_aside() -> None:
+def test_any_exception_of_the_model_at_one_event_rejects_that_event() -> None:
     class Choosy(Small):
         def forward(self, user, item, price):  # type: ignore[no-untyped-def]
             {0: "known"}[int((item == 7).sum())]
@@ -478,20 +507,20 @@ def test_any_exception_of_the_model_at_one_event_sets_that_event_aside() -> None
     batch.features["item"][:] = 3
     batch.features["item"][5] = 7
     ours.learn(batch)
-    assert (ours.metrics()["learned"], ours.metrics()["set aside"]) == (31, 1)
+    assert (ours.metrics()["learned"], ours.metrics()["rejected"]) == (31, 1)
 
 
-def test_labels_and_times_that_are_not_finite_are_set_aside(tmp_path: Path) -> None:
-    ours = learner(set_aside=tmp_path / "aside.jsonl", horizon=50)
+def test_labels_and_times_that_are_not_finite_are_rejected(tmp_path: Path) -> None:
+    ours = learner(rejected=tmp_path / "rejected.jsonl", horizon=50)
     batch = events(20)
     batch.labels[3], batch.time[4], batch.time[5] = math.inf, math.nan, math.inf
     ours.learn(batch)
     ours.predict(events(20, first=20, labels=False))
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["set aside"], numbers["pending"]) == (17, 3, 20)
-    assert math.isfinite(numbers["log loss"])
-    assert ours.clock == 29
-    text = (tmp_path / "aside.jsonl").read_text()
+    assert (numbers["learned"], numbers["rejected"], numbers["pending"]) == (17, 3, 20)
+    assert math.isfinite(numbers["log_loss"])
+    assert ours.join.clock.now == 29
+    text = (tmp_path / "rejected.jsonl").read_text()
     assert [f"its {what}" in text for what in ("label is inf", "time is nan", "time is inf")] == [True] * 3
 
 
@@ -500,14 +529,14 @@ def test_the_horizon_passes_with_events_that_bring_their_labels_too() -> None:
     ours.observe([10**6], [1])
     ours.predict(events(10, labels=False))
     ours.learn(events(10, first=100))
-    assert (ours.metrics()["expired"], ours.metrics()["strange labels"]) == (10, 1)
+    assert (ours.metrics()["expired"], ours.metrics()["orphan_labels"]) == (10, 1)
 
 
 def test_a_label_before_an_event_that_brings_its_own_is_a_repeated_one() -> None:
     ours = learner()
     ours.observe([3], [1])
     ours.learn(events(8))
-    assert (ours.metrics()["learned"], ours.metrics()["repeated labels"]) == (8, 1)
+    assert (ours.metrics()["learned"], ours.metrics()["repeated_labels"]) == (8, 1)
     assert not ours.pending.early
 
 
@@ -547,9 +576,9 @@ def test_parameters_that_share_a_name_all_count_in_the_total_alignment(tmp_path:
     assert ours.total_alignment() == expected.total_alignment()
     assert ours.total_alignment().seen == 6 * sum(p.numel() for p in ours.model.parameters())
     for of in ("all", "touched"):
-        assert ours.metrics()[f"alignment, {of}"] == expected.metrics()[f"alignment, {of}"]
+        assert ours.metrics()[f"alignment_over_{of}"] == expected.metrics()[f"alignment_over_{of}"]
     last = (tmp_path / "out").read_text().splitlines()[-1].split()
-    assert last == ["total", *(f"{expected.metrics()[f'alignment, {of}']:.3f}" for of in ("all", "touched"))]
+    assert last == ["total", *(f"{expected.metrics()[f'alignment_over_{of}']:.3f}" for of in ("all", "touched"))]
 
 
 # Stop and go on ------------------------------------------------------------------------------------------------
@@ -585,12 +614,12 @@ def test_a_resumed_run_is_bit_for_bit_that_of_an_uninterrupted_one(tmp_path: Pat
     parts = run(tmp_path / "parts", [350, 1000, 1050, 2710])
     assert weights(whole) == weights(parts)
     assert whole.metrics() == parts.metrics()
-    assert whole.metrics()["expired"] > 0 < whole.metrics()["repeated labels"]
+    assert whole.metrics()["expired"] > 0 < whole.metrics()["repeated_labels"]
     assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
     assert len(files(tmp_path / "whole" / "log")) > 3
 
 
-def test_what_was_set_aside_after_the_checkpoint_is_set_aside_once(tmp_path: Path) -> None:
+def test_what_was_rejected_after_the_checkpoint_is_rejected_once(tmp_path: Path) -> None:
     def bad(first: int) -> Events:
         batch = events(20, first=first)
         batch.features["item"][7] = 10**6
@@ -604,8 +633,8 @@ def test_what_was_set_aside_after_the_checkpoint_is_set_aside_once(tmp_path: Pat
     again = learner(checkpoint=tmp_path)
     assert again.resume()
     again.learn(bad(20))
-    lines = (tmp_path / "set-aside.jsonl").read_text().splitlines()
-    assert (len(lines), len(set(lines)), again.metrics()["set aside"]) == (2, 2, 2)
+    lines = (tmp_path / "rejected.jsonl").read_text().splitlines()
+    assert (len(lines), len(set(lines)), again.metrics()["rejected"]) == (2, 2, 2)
 
 
 def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> None:
@@ -627,9 +656,9 @@ def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> 
     resumed, whole = ours("crashed").run(Replayed(batches)), ours("whole").run(Replayed(batches))
     assert weights(resumed) == weights(whole)
     assert files(tmp_path / "crashed-log") == files(tmp_path / "whole-log")
-    aside = [(tmp_path / name / "set-aside.jsonl").read_text() for name in ("crashed", "whole")]
-    assert aside[0] == aside[1]
-    assert aside[0].count("\n") == 1
+    rejections = [(tmp_path / name / "rejected.jsonl").read_text() for name in ("crashed", "whole")]
+    assert rejections[0] == rejections[1]
+    assert rejections[0].count("\n") == 1
 
 
 def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,7 +690,7 @@ def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path
     ours.run(Replayed([events(20)]))
     ours.close()
     model = build()
-    other = Learner(model, cadam.Adam(model.named_parameters()), ours.loss, checkpoint=tmp_path)
+    other = Learner(model, cadam.Adam(model.named_parameters()), ours.training.loss, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="a learner with CAdam, here is Adam"):
         other.run(Replayed([]))
 
@@ -675,7 +704,7 @@ def test_the_log_has_every_prediction_once(tmp_path: Path) -> None:
     assert set(rows["outcome"]) == {"label", "assumed"}
     logits, labels = np.array(rows["score"], np.float64), np.array(rows["label"])
     again = np.mean(np.logaddexp(0, logits) - labels * logits)
-    assert ours.metrics()["log loss"] == pytest.approx(again, abs=1e-12)
+    assert ours.metrics()["log_loss"] == pytest.approx(again, abs=1e-12)
 
 
 def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(

@@ -97,22 +97,22 @@ def test_a_nan_score_leaves_no_number_standing() -> None:
     scores, labels, users = events(100, 5)
     scores[50] = math.nan
     numbers = measure(scores, labels, users)
-    assert all(math.isnan(numbers[name]) for name in ("auc", "gauc by impressions", "gauc by user", "log loss"))
+    assert all(math.isnan(numbers[name]) for name in ("auc", "gauc_by_impressions", "gauc_by_user", "log_loss"))
 
 
 def test_what_the_summed_metrics_are() -> None:
     labels = np.array([1, 0, 0, 1, 0, 0, 0, 0], dtype=bool)
     constant = np.full(8, math.log(0.25 / 0.75))
     numbers = measure(constant, labels)
-    assert numbers["normalised entropy"] == pytest.approx(1)  # the best constant
+    assert numbers["normalised_entropy"] == pytest.approx(1)  # the best constant
     assert numbers["calibration"] == pytest.approx(1)
-    assert numbers["click rate"] == 0.25
-    assert numbers["log loss"] == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+    assert numbers["click_rate"] == 0.25
+    assert numbers["log_loss"] == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
     assert numbers["auc"] == 0.5
     twice = measure(np.full(8, 0.0), labels)  # says 0.5 where a quarter click
     assert twice["calibration"] == pytest.approx(2)
-    assert measure(np.array([800.0, -800.0]), np.array([0, 1]))["log loss"] == 800
-    assert "gauc by user" not in numbers
+    assert measure(np.array([800.0, -800.0]), np.array([0, 1]))["log_loss"] == 800
+    assert "gauc_by_user" not in numbers
 
 
 @pytest.mark.parametrize("clicks", [0, 1, 3, 8])
@@ -122,9 +122,9 @@ def test_the_best_constant_is_what_the_entropy_is_normalised_by(clicks: int) -> 
     progress.update(scores, labels, None, scores)
     numbers = measure(scores, labels)
     if 0 < clicks < 8:
-        assert numbers["normalised entropy"] == numbers["log loss"] / progress.best_constant
+        assert numbers["normalised_entropy"] == numbers["log_loss"] / progress.best_constant
     else:
-        assert math.isnan(numbers["normalised entropy"])
+        assert math.isnan(numbers["normalised_entropy"])
         assert progress.best_constant == 0
 
 
@@ -132,8 +132,8 @@ def test_labels_that_are_no_clicks_have_no_best_constant() -> None:
     progress = LogLoss()
     assert math.isnan(progress.best_constant)
     progress.update(np.zeros(4), np.array([0.0, 3.5, 2.0, 1.0]), None, np.zeros(4))
-    assert progress.results()["mean label"] == 1.625
-    assert math.isnan(progress.results()["best constant"])
+    assert progress.results()["mean_label"] == 1.625
+    assert math.isnan(progress.results()["best_constant"])
 
 
 def fed(metrics: StreamMetrics, made: Events, sizes: list[int]) -> StreamMetrics:
@@ -161,16 +161,16 @@ def test_windows_decayed_and_total_are_what_they_say() -> None:
     results = metrics.results()
     assert {name: results[f"{name}/window"] for name in windows[-1]} == windows[-1]
     assert results["time/window"] == 999
-    for name in ("auc", "gauc by impressions", "gauc by user"):
+    for name in ("auc", "gauc_by_impressions", "gauc_by_user"):
         values = [window[name] for window in windows]
-        assert results[f"{name}/mean of windows"] == pytest.approx(np.mean(values))
+        assert results[f"{name}/mean_of_windows"] == pytest.approx(np.mean(values))
         assert results[f"{name}/decayed"] == pytest.approx(np.average(values, weights=weights))
-    assert results["log loss/decayed"] == pytest.approx(np.average([w["log loss"] for w in windows], weights=weights))
+    assert results["log_loss/decayed"] == pytest.approx(np.average([w["log_loss"] for w in windows], weights=weights))
     whole = measure(*made)
-    for name in ("log loss", "normalised entropy", "calibration", "click rate"):
+    for name in ("log_loss", "normalised_entropy", "calibration", "click_rate"):
         assert results[f"{name}/total"] == pytest.approx(whole[name], rel=1e-12)
     assert results["events/total"] == 1050
-    assert results["auc/mean of windows"] != pytest.approx(whole["auc"], abs=1e-6)  # hence not called total
+    assert results["auc/mean_of_windows"] != pytest.approx(whole["auc"], abs=1e-6)  # hence not called total
 
 
 def test_a_window_of_one_class_is_left_out_of_the_mean() -> None:
@@ -178,7 +178,7 @@ def test_a_window_of_one_class_is_left_out_of_the_mean() -> None:
     labels[100:200] = True
     results = fed(StreamMetrics(100), (scores, labels, users), []).results()
     values = [measure(scores[s : s + 100], labels[s : s + 100])["auc"] for s in (0, 200)]
-    assert results["auc/mean of windows"] == pytest.approx(np.mean(values))
+    assert results["auc/mean_of_windows"] == pytest.approx(np.mean(values))
 
 
 @pytest.mark.parametrize("cut", [0, 37, 100, 990])
@@ -255,7 +255,7 @@ def test_metrics_can_be_recomputed_from_the_prediction_log(tmp_path: Path, named
     told = tuple(np.concatenate(columns) for columns in zip(*kept.parts, strict=True))
     assert 900 < len(told[0]) < 1000
     assert recompute(tmp_path / "log") == pytest.approx(measure(*told), rel=1e-12)
-    assert recompute(tmp_path / "log")["log loss"] == pytest.approx(streamed.results()["log loss/total"], rel=1e-12)
+    assert recompute(tmp_path / "log")["log_loss"] == pytest.approx(streamed.results()["log_loss/total"], rel=1e-12)
     assert running.metrics().items() >= streamed.results().items()
 
 
@@ -273,8 +273,8 @@ def test_only_what_is_asked_for_is_given() -> None:
     metrics = StreamMetrics(5, kinds=["gauc", "calibration"])
     metrics.update(*events(10, 3))
     assert {name.partition("/")[0] for name in metrics.results()} == {
-        "events", "gauc by impressions", "gauc by user", "users of both classes", "users of one class", "calibration",
-        "click rate",
+        "events", "gauc_by_impressions", "gauc_by_user", "users_of_both_classes", "users_of_one_class", "calibration",
+        "click_rate",
     }  # fmt: skip
     with pytest.raises(ValueError, match="no metric auroc; there are auc, gauc"):
         StreamMetrics(kinds=["auroc"])

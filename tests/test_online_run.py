@@ -25,9 +25,9 @@ from test_online_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
-from cadam.online import Console, LinesSource, Prometheus, Scalars, Schema, measure, recompute
-from cadam.online.beforehand import MismatchError, check_arguments, check_columns
+from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.portion import Portion
+from cadam.online.validation import MismatchError, check_arguments, check_columns
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'online_model.py'}:build"
@@ -49,8 +49,8 @@ def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_t
     rows = [line for line in lines[2:] if line and re.fullmatch(r"[\d,]+", line[0])]
     assert [row[0] for row in rows] == ["80", "140", "260", "520", "1,040", "2,000"]
     numbers = ours.metrics()
-    assert float(rows[-1][1]) == pytest.approx(numbers["log loss"], abs=1e-4)
-    assert float(rows[-1][3]) == pytest.approx(numbers["best constant"], abs=1e-4)
+    assert float(rows[-1][1]) == pytest.approx(numbers["log_loss"], abs=1e-4)
+    assert float(rows[-1][3]) == pytest.approx(numbers["best_constant"], abs=1e-4)
     average = (520 * float(rows[3][1]) + 520 * float(rows[4][2])) / 1040
     assert float(rows[4][1]) == pytest.approx(average, abs=2e-4)
     assert lines[-1][0] == "total"
@@ -70,7 +70,7 @@ def test_scalars_go_to_any_writer() -> None:
     ours = learner(reports=[Scalars(kept, every=500)])
     ours.run(stream(100))
     assert [step for _, step in kept.scalars["online/log_loss"]] == [500, 1000, 1500, 2000, 2000]
-    assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log loss"]
+    assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log_loss"]
     assert "online/events_a_second" in kept.scalars
     ratio = kept.scalars["alignment/touched/parameters/users.weight"]
     assert all(0 < value <= 1 for value, _ in ratio)
@@ -84,7 +84,7 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["cadam_events"]) == 200
-    assert float(values["cadam_log_loss"]) == ours.metrics()["log loss"]
+    assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
     assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
     for line in text.splitlines():
         assert re.fullmatch(r'# TYPE \w+ gauge|\w+(\{parameter="[^"]*"\})? \S+', line), line
@@ -93,8 +93,8 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
 def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
     model = build()
     names = ['say "so"', "back\\slash", "two\nlines"]
-    ours = learner(model)
-    ours.optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    ours = Learner(model, optimizer, torch.nn.functional.binary_cross_entropy_with_logits)
     ours.learn(events(20))
     text = Prometheus.text(ours)
     for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
@@ -118,7 +118,8 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "cadam", "run", "--model", MODEL, *map(str, arguments)]
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+PATHS = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -367,7 +368,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_learnt(
     assert not list(tmp_path.glob("state/*.safetensors"))
 
 
-@pytest.mark.parametrize("option", ["--checkpoint", "--log", "--set-aside", "--tensorboard", "--prometheus"])
+@pytest.mark.parametrize("option", ["--checkpoint", "--log", "--rejected", "--tensorboard", "--prometheus"])
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_learnt(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,7 +409,7 @@ def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path:
         ours.run(Portion(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
         assert ours.events == expected
         ours.close()
-    assert (ours.learned, ours.poisoned) == (199, 1)
+    assert (ours.learned, ours.rejected) == (199, 1)
     assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
 
 
@@ -459,18 +460,30 @@ def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(
             more = ("--checkpoint", tmp_path / name, "--log", tmp_path / f"{name}-log", "--events", stop)
             assert run(*data, *more, "--window", 500) == 0
             out = capsys.readouterr().out
-        shown.append({m[1]: float(m[2]) for m in re.finditer(r"(?m)^([a-z ]+/[a-z ]+?)  +([-.e\d]+|nan)$", out)})
+        shown.append({m[1]: float(m[2]) for m in re.finditer(r"(?m)^([a-z_]+/[a-z_]+?)  +([-.e\d]+|nan)$", out)})
     assert shown[0] == shown[1]
     afterwards = recompute(tmp_path / "stopped-log")
-    for name in ("log loss", "calibration"):
+    for name in ("log_loss", "calibration"):
         assert shown[0][f"{name}/total"] == pytest.approx(afterwards[name], rel=1e-5)
     log = pq.read_table(tmp_path / "whole-log").to_pydict()
     last = measure(*(np.array(log[name][500:]) for name in ("score", "label", "user")))
-    for name in ("auc", "gauc by impressions", "gauc by user"):
+    for name in ("auc", "gauc_by_impressions", "gauc_by_user"):
         assert shown[0][f"{name}/window"] == pytest.approx(last[name], rel=1e-5)
 
 
-def test_labels_that_a_metric_cannot_take_are_set_aside(
+def test_the_old_name_of_the_option_for_the_reject_file_is_taken_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", {**table(100), "item": np.full(100, 10**6)})
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*data, "--set-aside", tmp_path / "bad", "--rejected", tmp_path / "other") == 2
+    assert run(*data, "--set-aside", tmp_path / "bad") == 1
+    assert len((tmp_path / "bad").read_text().splitlines()) == 100
+    assert "--set-aside is now called --rejected" in caplog.text
+
+
+def test_labels_that_a_metric_cannot_take_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
@@ -479,9 +492,9 @@ def test_labels_that_a_metric_cannot_take_are_set_aside(
     write_jsonl(tmp_path / "a.jsonl", columns)
     data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
     assert run(*data, "--checkpoint", tmp_path / "a") == 0
-    assert not (tmp_path / "a" / "set-aside.jsonl").read_text()
+    assert not (tmp_path / "a" / "rejected.jsonl").read_text()
     assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 0
-    (one,) = (tmp_path / "b" / "set-aside.jsonl").read_text().splitlines()
+    (one,) = (tmp_path / "b" / "rejected.jsonl").read_text().splitlines()
     assert json.loads(one)["reason"] == "click: 0.25 is not 0 or 1, which the metrics need"
     assert "a.jsonl, line 8 at byte" in json.loads(one)["where"]
     schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}

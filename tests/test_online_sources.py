@@ -33,8 +33,8 @@ from cadam.online import (
     Source,
     open_source,
 )
-from cadam.online.beforehand import MismatchError, check_columns
 from cadam.online.sources.record import Record, batch_of
+from cadam.online.validation import MismatchError, check_columns
 
 
 def all_ids(batches: list[Batch]) -> list[int]:
@@ -66,14 +66,14 @@ def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("value", [1.1e19, -1e30, 1e39, float("inf"), float("nan")])
-def test_numbers_whose_square_is_not_finite_are_set_aside(value: float) -> None:
+def test_numbers_whose_square_is_not_finite_are_rejected(value: float) -> None:
     """One of them, learnt from once, would make a second moment infinite and hold its weight still for ever."""
     schema = Schema({"price": "number"}, label="click")
-    assert schema.records([{"price": 1e19, "click": 1}, {"price": -1e19, "click": 0}], ["", ""]).poison == []
+    assert schema.records([{"price": 1e19, "click": 1}, {"price": -1e19, "click": 0}], ["", ""]).rejected == []
     for good in (1.0, 1):  # a column of floats at one go, and one of several types
         bad = schema.records([{"price": good, "click": 1}, {"price": value, "click": 0}], ["", ""])
-        assert len(bad.poison) == 1
-        assert re.search(r"too large: of 1e\+19 and more|is not finite", bad.poison[0].reason)
+        assert len(bad.rejected) == 1
+        assert re.search(r"too large: of 1e\+19 and more|is not finite", bad.rejected[0].reason)
         assert bad.events is not None
         assert len(bad.events) == 1
 
@@ -208,7 +208,7 @@ def test_every_source_gives_the_events_in_order_and_as_they_are(
 ) -> None:
     batches = read(sources(kind, tmp_path, request)())
     columns = table(1000)
-    assert not any(batch.poison for batch in batches)
+    assert not any(batch.rejected for batch in batches)
     assert all_ids(batches) == list(range(1000))
     for name in ("user", "item", "price"):
         values = np.concatenate([batch.events.features[name] for batch in batches if batch.events])
@@ -289,7 +289,7 @@ def test_a_last_line_that_is_still_being_written_is_left_for_a_later_run(
     assert rest.events is not None
     assert rest.events.ids.tolist() == [11]
     assert rest.events.features["last"] == pytest.approx([0.1])
-    assert not rest.poison
+    assert not rest.rejected
     assert not caplog.text
 
 
@@ -304,8 +304,8 @@ def test_a_whole_json_object_at_the_end_is_read_and_the_lines_after_it_are_numbe
     assert not caplog.text
     with path.open("a") as file:
         file.write("\nno event\n")
-    poison = [one for batch in read(source) for one in batch.poison]
-    assert [one.where for one in poison] == [f"{path}, line 4 at byte {path.stat().st_size - 9}"]
+    rejected = [one for batch in read(source) for one in batch.rejected]
+    assert [one.where for one in rejected] == [f"{path}, line 4 at byte {path.stat().st_size - 9}"]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
@@ -327,14 +327,14 @@ def test_a_folder_is_looked_through_when_all_that_was_found_is_read_not_for_ever
     assert len(looks) == 2
 
 
-def test_a_parquet_file_that_vanishes_is_set_aside(tmp_path: Path) -> None:
+def test_a_parquet_file_that_vanishes_is_rejected(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))
     source = ParquetSource(tmp_path, SCHEMA, follow=True)
     source._look()
     (tmp_path / "a.parquet").unlink()
     batches = iter(source)
-    assert "the file cannot be read: " in next(batches).poison[0].reason
+    assert "the file cannot be read: " in next(batches).rejected[0].reason
     assert all_ids([next(batches)]) == list(range(10, 20))
 
 
@@ -348,7 +348,7 @@ def test_labels_of_their_own_and_missing_labels(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     ours = learner().run(LinesSource(tmp_path / "a.jsonl", SCHEMA, "jsonl"))
     numbers = ours.metrics()
-    assert (numbers["events"], numbers["learned"], numbers["pending"], numbers["set aside"]) == (2, 2, 0, 0)
+    assert (numbers["events"], numbers["learned"], numbers["pending"], numbers["rejected"]) == (2, 2, 0, 0)
 
 
 def test_a_growing_file_and_a_growing_folder_are_followed(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def until(batches: Iterator[Batch | None], last: int, looks: int = 400) -> list[
     for _ in range(looks):
         batch = next(batches)
         seen += [] if batch is None else all_ids([batch])
-        assert batch is None or not batch.poison
+        assert batch is None or not batch.rejected
         if last in seen:
             break
     return seen
@@ -533,22 +533,22 @@ def test_a_position_after_a_line_that_is_too_long_is_known_again(tmp_path: Path)
     path = tmp_path / "a.jsonl"
     path.write_text("x" * 700_000 + "y" * 5 + "\n" + write_row(1, "jsonl"))
     source = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
-    assert next(iter(source)).poison[0].size == 700_006  # type: ignore[union-attr]
+    assert next(iter(source)).rejected[0].size == 700_006  # type: ignore[union-attr]
     again = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
     again.load_state_dict(source.state_dict())
     assert all_ids(read(again)) == [1]
 
 
-def test_a_parquet_file_that_is_damaged_is_set_aside_and_the_next_is_read(tmp_path: Path) -> None:
+def test_a_parquet_file_that_is_damaged_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:
     for number in range(3):
         write_parquet(tmp_path / f"{number}.parquet", table(100, first=100 * number))
     content = (tmp_path / "1.parquet").read_bytes()
     (tmp_path / "1.parquet").write_bytes(content[: len(content) // 2])
     batches = read(ParquetSource(tmp_path, SCHEMA))
     assert all_ids(batches) == [*range(100), *range(200, 300)]
-    (poison,) = [one for batch in batches for one in batch.poison]
-    assert poison.where.endswith("1.parquet")
-    assert "the file cannot be read: " in poison.reason
+    (rejected,) = [one for batch in batches for one in batch.rejected]
+    assert rejected.where.endswith("1.parquet")
+    assert "the file cannot be read: " in rejected.reason
 
 
 def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> None:
@@ -568,8 +568,8 @@ def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> Non
     assert batch.events.time.tolist() == [1704067200.0, 1704240000.0]
     assert batch.events.users.tolist() == ["x", "z"]
     assert np.isnan(batch.events.labels).tolist() == [False, True]
-    assert [one.reason for one in batch.poison] == ["ids: 10 is not from 0 to 9", "missing field 'ids'"]
-    assert "row 1" in batch.poison[0].where
+    assert [one.reason for one in batch.rejected] == ["ids: 10 is not from 0 to 9", "missing field 'ids'"]
+    assert "row 1" in batch.rejected[0].where
 
 
 @pytest.mark.parametrize("gap", [[], [None]])
@@ -581,7 +581,7 @@ def test_parquet_times_may_have_nanoseconds(zone: str | None, gap: list[None], t
     assert batch.events is not None
     assert batch.events.time is not None
     assert batch.events.time.tolist() == [1704067200.0, 1704067200.5]
-    assert [one.reason for one in batch.poison] == ["missing field 'at'"] * len(gap)
+    assert [one.reason for one in batch.rejected] == ["missing field 'at'"] * len(gap)
 
 
 def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     assert batch.events is not None
     assert batch.events.labels is not None
     assert batch.events.labels.tolist() == [1, 0]
-    assert [one.reason for one in batch.poison] == [
+    assert [one.reason for one in batch.rejected] == [
         f"{name}: a bool, not a number" for name in ("price", "prices", "at")
     ]
 
@@ -644,7 +644,7 @@ def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) ->
     assert batch.events.features["item"].tolist() == [3, 4, 5, 0, 8]
     assert batch.events.labels[:4].tolist() == [1, 0, 1, 0]
     assert all_ids([batch]) == [1, 2, 3, 4, 5]
-    assert [one.reason for one in batch.poison] == [
+    assert [one.reason for one in batch.rejected] == [
         "item: 3.5 is not a whole number",
         "item: 9 is not from 0 to 8",
         "item: text 'True', not a number",
@@ -657,7 +657,7 @@ def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["number", "category:2000"])
 def test_a_number_in_text_is_written_in_plain_ascii(kind: str, text: str) -> None:
     batch = Schema({"x": kind}).records([{"x": text}, {"x": " 1"}], ["first", "second"], text=True)
-    assert [one.reason for one in batch.poison] == [f"x: text {text!r}, not a number"]
+    assert [one.reason for one in batch.rejected] == [f"x: text {text!r}, not a number"]
     assert batch.events is not None
     assert batch.events.features["x"].tolist() == [1]
 
@@ -797,7 +797,7 @@ def test_columns_of_redis_are_looked_at_too(server: Server) -> None:
     ):
         check_columns(source, source.schema)
     server.client.xadd("clicks", {"event": 3, "user": 3, "item": 4, "prize": 5.0, "at": 6.0})
-    check_columns(source, source.schema)  # some events have it: the others are set aside
+    check_columns(source, source.schema)  # some events have it: the others are rejected
 
 
 def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:
@@ -814,9 +814,9 @@ def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -
     source = RedisSource(server.url, "clicks", SCHEMA, longest=2000)
     (batch,) = read(source)
     assert all_ids([batch]) == [1, 2]
-    reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.poison)
-    assert len(batch.poison) == 4
-    assert any("3000 bytes, more than 2000" in one.reason for one in batch.poison), reasons
+    reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.rejected)
+    assert len(batch.rejected) == 4
+    assert any("3000 bytes, more than 2000" in one.reason for one in batch.rejected), reasons
 
 
 def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
@@ -845,8 +845,8 @@ def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
     assert batch.labels is not None
     assert batch.labels.ids.tolist() == [5, 3]
     apart = [batch_of([record], schema, longest=1000) for record in records]
-    assert batch.poison == [one for part in apart for one in part.poison]
-    assert [one.where for one in batch.poison] == ["1", "4"]
+    assert batch.rejected == [one for part in apart for one in part.rejected]
+    assert [one.where for one in batch.rejected] == ["1", "4"]
 
 
 @pytest.mark.parametrize("of", [list, tuple, lambda texts: np.array(texts, dtype=object)])
@@ -918,20 +918,20 @@ def test_fuzzed_events_are_all_accounted_for(form: str, count: int, tmp_path: Pa
                 )
             empty += not line.strip()
             file.write(line + b"\n")
-    ours = learner(set_aside=tmp_path / "aside.jsonl", horizon=1000)
+    ours = learner(rejected=tmp_path / "rejected.jsonl", horizon=1000)
     ours.run(LinesSource(tmp_path / "events", SCHEMA, form, batch_size=500))
     numbers = ours.metrics()
-    aside = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
+    rejections = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]
     pending, counts = ours.pending, ours.pending.counts
-    labels_alone = counts.repeated_labels + counts.late_labels + counts.strange_labels + len(pending.early)
-    assert len(aside) == numbers["set aside"]
-    assert numbers["events"] + numbers["set aside"] + empty == count - labels_alone
+    labels_alone = counts.repeated_labels + counts.late_labels + counts.orphan_labels + len(pending.early)
+    assert len(rejections) == numbers["rejected"]
+    assert numbers["events"] + numbers["rejected"] + empty == count - labels_alone
     assert (
-        numbers["events"] == numbers["learned"] + numbers["pending"] + numbers["expired"] + numbers["repeated events"]
+        numbers["events"] == numbers["learned"] + numbers["pending"] + numbers["expired"] + numbers["repeated_events"]
     )
-    assert all(one["reason"] and one["where"] for one in aside)
-    assert sum(one["size"] > 10_000_000 for one in aside) == 2
-    assert (tmp_path / "aside.jsonl").stat().st_size < 200_000_000
+    assert all(one["reason"] and one["where"] for one in rejections)
+    assert sum(one["size"] > 10_000_000 for one in rejections) == 2
+    assert (tmp_path / "rejected.jsonl").stat().st_size < 200_000_000
     assert numbers["learned"] > (0.15 if form == "jsonl" else 0.03) * count
     for reason in ("missing field", "is not from 0 to", "not finite", "not readable", "more than 1048576"):
-        assert any(reason in one["reason"] for one in aside), reason
+        assert any(reason in one["reason"] for one in rejections), reason

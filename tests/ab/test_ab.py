@@ -502,13 +502,13 @@ def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
     pq.write_table(pa.table({**table, "user": wrong}), place / "clicks.parquet")
     runs.compute(cell(place, events=2998))
-    assert "set aside" not in caplog.text
+    assert "rejected" not in caplog.text
     arguments = [*command(place), "--lr", "0.03", "--seeds", "1"]
     main(arguments)
     told = capfd.readouterr()
     first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
     assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
-    assert "set aside" not in told.out + told.err
+    assert "rejected" not in told.out + told.err
 
 
 def test_a_study_that_failed_names_the_command_that_goes_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

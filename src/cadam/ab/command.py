@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cadam.online.beforehand import check_columns, check_uri
 from cadam.online.commands import load, model_of, optimizer_of, schema_of
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
+from cadam.online.validation import check_columns, check_uri
 
 from ..exits import NO_PACKAGE, USAGE
 from ..trials import command
@@ -119,9 +119,9 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     model_of(options.model, build, schema)
-    events, poison, first = _count(source, options.data)
-    if poison:
-        print(f"{poison} events of {options.data} cannot be used and are left out; {first}")
+    events, rejected, first = _count(source, options.data)
+    if rejected:
+        print(f"{rejected} events of {options.data} cannot be used and are left out; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
@@ -202,20 +202,20 @@ def _count(source: Source, uri: str) -> tuple[int, int, str]:
 
     ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
     """
-    events = poison = 0
+    events = rejected = 0
     first = ""
     for batch in source:
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
-            poison += len(batch.poison)
-            if batch.poison and not first:
-                first = f"the first, {batch.poison[0].where}: {batch.poison[0].reason}"
+            rejected += len(batch.rejected)
+            if batch.rejected and not first:
+                first = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
             for given in (batch.events, batch.labels):
                 if given is not None and given.labels is not None:
                     clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
-    if poison and not events:
-        raise ValueError(f"none of {poison} events of {uri} can be used; {first}")
-    return events, poison, first
+    if rejected and not events:
+        raise ValueError(f"none of {rejected} events of {uri} can be used; {first}")
+    return events, rejected, first
 
 
 def _files(uri: str) -> list[Path]:

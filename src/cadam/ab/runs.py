@@ -25,7 +25,7 @@ from cadam.online.metrics import clicks, measure, user_auc
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
-from ..trials.experiment import Cell, Outcome, metric_name
+from ..trials.experiment import Cell, Outcome
 
 METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
@@ -85,7 +85,7 @@ class Usable:
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
         for batch in self.source:
-            yield replace(batch, poison=[]) if isinstance(batch, Batch) else batch
+            yield replace(batch, rejected=[]) if isinstance(batch, Batch) else batch
 
     def state_dict(self) -> dict[str, Any]:
         return self.source.state_dict()
@@ -164,18 +164,14 @@ def compute(cell: Cell, given: Subject | None = None) -> Outcome:
     if settings["tuning"]:
         # How it learns from scratch is not how it will do later. The last batch may reach beyond the part.
         half = slice(parts.tuning // 2, parts.tuning)
-        return Outcome(_measure(scores[half], labels[half], users[half]))
+        return Outcome(measure(scores[half], labels[half], users[half]))
     start = Parts.of(len(scores), settings).start
     measured = scores[start:], labels[start:], users[start:]
     within = user_auc(*measured)
-    metrics = {**_measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
+    metrics = {**measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
     blocks = [
-        _measure(*columns)
+        measure(*columns)
         for columns in zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True)
     ]
     curves = {name: np.array([block[name] for block in blocks]) for name in BY_BLOCK}
     return Outcome(metrics, {**curves, "user_auc": within.auc, "user_impressions": within.impressions})
-
-
-def _measure(*columns: Array) -> dict[str, float]:
-    return {metric_name(name): value for name, value in measure(*columns).items()}

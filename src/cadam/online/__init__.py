@@ -1,8 +1,11 @@
 """Online learning: predict the events of a stream, learn when their labels come, lose none and repeat none."""
 
+import warnings
+from typing import Any
+
 from .checkpoint import DamagedCheckpointError
 from .drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
-from .events import Batch, Events, Labels, Poison
+from .events import Batch, Events, Labels, Rejected
 from .evidence import ConfidenceSequence
 from .learner import Learner
 from .metrics import StreamMetrics, measure, recompute
@@ -27,9 +30,9 @@ __all__ = [
     "LogLoss",
     "Metric",
     "ParquetSource",
-    "Poison",
     "Prometheus",
     "RedisSource",
+    "Rejected",
     "Scalars",
     "Schema",
     "Source",
@@ -39,3 +42,10 @@ __all__ = [
     "open_source",
     "recompute",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Poison":  # until version 0.3
+        warnings.warn("cadam.online.Poison is now called Rejected", DeprecationWarning, stacklevel=2)
+        return Rejected
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

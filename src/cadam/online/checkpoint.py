@@ -183,7 +183,7 @@ class Checkpoints:
         return path
 
     def newest(self) -> tuple[Path, Any] | None:
-        """The newest good checkpoint, None if there is none; damaged ones after it are put aside with a message.
+        """The newest good checkpoint, None if there is none; damaged ones after it are renamed with a message.
 
         If there are checkpoints and none is good, that is an error, and they stay where they are, so that it is one at
         every attempt: to start anew must be somebody's decision.
@@ -197,7 +197,7 @@ class Checkpoints:
                 logger.error("damaged checkpoint, %s: %s", before(path, files), error)
                 damaged.append(path)
                 continue
-            put_aside(damaged)
+            rename_damaged(damaged)
             return path, tree
         self.check_none(files)
         return None
@@ -230,10 +230,10 @@ def before(path: Path, files: Sequence[Path]) -> str:
     return "the one before it is tried" if path != files[0] else "and there is none before it"
 
 
-def put_aside(damaged: Sequence[Path]) -> None:
+def rename_damaged(damaged: Sequence[Path]) -> None:
     """Let damaged checkpoints be none any more, but stay for somebody to look at."""
     for path in damaged:
-        aside = path.with_name(f"{path.name}.damaged")
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        os.replace(path, aside)
+        renamed = path.with_name(f"{path.name}.damaged")
+        if renamed.is_dir():
+            shutil.rmtree(renamed)
+        os.replace(path, renamed)

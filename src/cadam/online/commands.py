@@ -23,9 +23,8 @@ from torch import nn
 
 import cadam
 
-from .. import catalog, folders
+from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
-from .beforehand import check_arguments, check_columns, check_uri
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
@@ -35,6 +34,7 @@ from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import Source, open_source
 from .sources.uri import FORMS
+from .validation import check_arguments, check_columns, check_uri
 
 logger = logging.getLogger("cadam.online")
 
@@ -110,7 +110,8 @@ def add_commands(commands: Any) -> None:
         "--metrics", metavar="A,B", help=f"beside the log loss, per window, decayed and in all: {', '.join(KINDS)}"
     )
     parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events of a window (default: 10000)")
-    parser.add_argument("--set-aside", type=Path, metavar="FILE", help="for events that cannot be used")
+    parser.add_argument("--rejected", type=Path, metavar="FILE", help="for rejected events")
+    parser.add_argument("--set-aside", type=Path, help=argparse.SUPPRESS)  # the name of --rejected before 0.2
     parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
@@ -159,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return DONE if learner.learned else FAILED
-    if not learner.saved:
+    if not learner.saving.saved:
         print(
             f"cadam run: the last checkpoint, at {learner.events:,} events, could not be written; the same command "
             "goes on from the one before it",
@@ -187,9 +188,9 @@ def _useless(learner: Learner) -> str | None:
     """Why nothing was learnt from a stream that has ended, if nothing was."""
     if learner.learned:
         return None
-    if learner.poisoned and not learner.events:
-        where = "" if learner.set_aside is None else f"; their reasons are in {learner.set_aside.path}"
-        return f"nothing was learnt: none of {learner.poisoned:,} events could be used{where}"
+    if learner.rejected and not learner.events:
+        where = "" if learner.reject_file is None else f"; their reasons are in {learner.reject_file.path}"
+        return f"nothing was learnt: none of {learner.rejected:,} events could be used{where}"
     if learner.events:
         return f"nothing was learnt: {learner.events:,} events came, and no label that was waited for"
     return "nothing was learnt: there were no events"
@@ -207,6 +208,11 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     schema = schema_of(options, module)
     if options.metrics is not None:
         schema = replace(schema, binary=True)
+    if options.set_aside is not None:
+        if options.rejected is not None:
+            raise UsageError("--set-aside is the old name of --rejected: give only the new one")
+        logger.warning("--set-aside is now called --rejected; the old name goes with version 0.3")
+        options.rejected = options.set_aside
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
     check_uri(options.data)
@@ -226,7 +232,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         checkpoint_every=options.every,
         keep=options.keep,
         log=options.log,
-        set_aside=options.set_aside,
+        rejected=options.rejected,
         reports=_reports(options),
     )
     return learner, source
@@ -342,18 +348,16 @@ def _check_places(options: argparse.Namespace) -> None:
     for name in ("checkpoint", "log", "tensorboard"):
         if (folder := getattr(options, name)) is not None:
             folders.check_folder(folder, f"--{name}")
-    for name in ("set_aside", "prometheus"):
+    for name in ("rejected", "prometheus"):
         if (file := getattr(options, name)) is not None:
             folders.check_file(file, f"--{name.replace('_', '-')}")
 
 
 def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
     """An optimizer of the family by name, in any case."""
-    family = {
-        known.lower(): kind
-        for known, kind in vars(catalog).items()
-        if isinstance(kind, type) and issubclass(kind, cadam.Optimizer) and kind is not cadam.Optimizer
-    }
+    classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
+    family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
+    del family["optimizer"]  # the base of all
     if name.lower() not in family:
         names = ", ".join(sorted(kind.__name__ for kind in family.values()))
         raise UsageError(f"no optimizer {name!r}; there are {names}")
@@ -364,7 +368,7 @@ def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
 def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:
     if options.metrics is None:
         return []
-    kinds = [kind.strip().replace("-", " ") for kind in options.metrics.split(",")]
+    kinds = [kind.strip().replace("-", "_").replace(" ", "_") for kind in options.metrics.split(",")]
     if "gauc" in kinds and schema.user is None:
         raise UsageError("--metrics gauc: the schema names no user")
     return [StreamMetrics(options.window, kinds=kinds)]

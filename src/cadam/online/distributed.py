@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
-from . import log as files
+from .before_0_2 import rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
-from .learner import Learner, Loss, Stream
-from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, table_optimizer, tensors_of
+from .learner import Batches, Learner, Loss
+from .metric_names import Metrics
+from .progress import NONE
+from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, tensors_of
+from .tables import table_alignments, table_optimizer
 
 __all__ = ["DistributedLearner", "join"]
 
@@ -46,7 +49,7 @@ class DistributedLearner(Learner):
         checkpoint: a folder that all ranks see. A checkpoint is one for the job; it can be resumed by as many ranks.
         checkpoint_every: events between checkpoints, of one rank.
         log: a folder with the log of each rank in a folder of its own.
-        set_aside: a folder with a file for each rank.
+        rejected: a folder with a file for each rank.
     """
 
     def __init__(
@@ -58,10 +61,12 @@ class DistributedLearner(Learner):
         checkpoint: Path | str | None = None,
         keep: int = 3,
         log: Path | str | None = None,
-        set_aside: Path | str | None = None,
+        rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
+        set_aside: Path | str | None = None,
         **options: Any,
     ) -> None:
+        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         if not dist.is_initialized():
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:
@@ -71,25 +76,27 @@ class DistributedLearner(Learner):
             )
         self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        if set_aside is None and checkpoint is not None:
-            set_aside = Path(checkpoint) / "set-aside"
+        if rejected is None and checkpoint is not None:
+            rejected = Path(checkpoint) / "rejected"
+            name = f"rank-{self.rank}.jsonl"
+            rename_file(Path(checkpoint) / "set-aside" / name, rejected / name)
         super().__init__(
             model,
             optimizer,
             self._share_of_loss,
             log=None if log is None else Path(log) / f"rank-{self.rank}",
-            set_aside=None if set_aside is None else Path(set_aside) / f"rank-{self.rank}.jsonl",
+            rejected=None if rejected is None else Path(rejected) / f"rank-{self.rank}.jsonl",
             reports=[Shown(report) for report in reports] if self.rank == 0 else [],
             **options,
         )
         if checkpoint is not None:
-            self.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
+            self.saving.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
         self._mean_loss, self._of_all = loss, 0
         self._nothing: Columns | None = None  # the features of no events
         self._settled: list[Columns] = []
         self._asked = self._due = self._begun = False
         self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
-        self._ratio = Ratio(0, 0, 0)
+        self._ratio = NONE
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
 
@@ -112,27 +119,16 @@ class DistributedLearner(Learner):
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
         """A model that refuses a batch ends the job: a rank cannot look for the event without the others."""
-        self.model.eval()
-        with torch.no_grad():
-            return self._forward(events.features, len(events)).cpu().numpy(), {}
+        return self.training.score(events.features, len(events)), {}
 
-    def _settle(self, columns: Columns, outcome: int) -> None:
-        if self.log is not None:
-            self.log.add(columns, outcome)
-        if outcome == files.DROPPED:
-            return
+    def _count(self, columns: Columns) -> None:
+        """Once all ranks do so, in `_count_together`."""
         self._settled.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
-        self._ready.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
-        self._waiting_to_learn += len(columns["label"])
 
     def _learn(self, all_of_it: bool = False) -> None:
         """As many steps as the rank with the most events ready has; the others go along without events."""
-        ready = concatenated(self._ready) if self._ready else {}
+        ready, ends = self.ready.columns(), self.ready.ends(all_of_it)
         features = {name.removeprefix(FEATURE): v for name, v in ready.items() if name.startswith(FEATURE)}
-        size, waiting = self.batch_size or max(self._waiting_to_learn, 1), self._waiting_to_learn
-        ends = list(range(size, waiting + 1, size))
-        if all_of_it and waiting % size:
-            ends.append(waiting)
         if self._any(bool(ends), features or None):
             sizes = everywhere([end - start for start, end in zip([0, *ends], ends, strict=False)], self.group)
             start = 0
@@ -140,11 +136,9 @@ class DistributedLearner(Learner):
                 self._of_all = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
                 end = ends[step] if step < len(ends) else start
                 part = {n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns()
-                self._update(self._loss_of(part), len(part["label"]))
+                self.training.step(part)
                 start = end
-            left = waiting - start
-            self._ready = [{name: values[start:].copy() for name, values in ready.items()}] if left else []
-            self._waiting_to_learn = left
+            self.ready.drop(start)
         self._count_together()
 
     def _no_columns(self) -> Columns:
@@ -167,8 +161,8 @@ class DistributedLearner(Learner):
             "events": self.events,
             "learned": self.learned,
             "pending": len(self.pending),
-            "set aside": self.poisoned,
-            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+            "rejected": self.rejected,
+            **vars(self.pending.counts),
         }
 
     def _count_together(self) -> None:
@@ -178,25 +172,20 @@ class DistributedLearner(Learner):
         self._settled = []
         parts = [settled for settled, *_ in every if settled is not None]
         if parts:
-            columns = concatenated(parts)
-            for metric in (self.progress, *self.own_metrics):
-                metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+            super()._count(concatenated(parts))
         self.totals = {name: sum(counts[name] for _, counts, *_ in every) for name in self._counts()}
-        self._ratios, self._ratio = {}, sum((total for *_, total in every), Ratio(0, 0, 0))
+        self._ratios, self._ratio = {}, sum((total for *_, total in every), NONE)
         for _, _, ratios, _ in every:
             for name, ratio in ratios.items():
-                self._ratios[name] = self._ratios.get(name, Ratio(0, 0, 0)) + ratio
+                self._ratios[name] = self._ratios.get(name, NONE) + ratio
 
     def _own_alignment(self) -> tuple[dict[str, Ratio], Ratio]:
         """What this rank has counted since the stream began: per parameter and table, and in total."""
         ratios, total = super().alignment(), super().total_alignment()
-        if table_optimizer(self.model) is not None:
-            from ..torchrec import alignment
-
-            of_tables = alignment(self.model)
+        for of_tables in table_alignments(self.model):
             total += of_tables.total
             for name, ratio in of_tables.parameters.items():
-                ratios[name] = ratio + self._alignment.get(name, Ratio(0, 0, 0))
+                ratios[name] = ratio + self.alignment_counts.before.get(name, NONE)
         return ratios, total
 
     def alignment(self) -> dict[str, Ratio]:
@@ -207,18 +196,18 @@ class DistributedLearner(Learner):
         """As `alignment`, over all parameters and tables."""
         return self._ratio
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """As `Learner.metrics`, over all ranks; the same on each."""
-        return {**super().metrics(), **self.totals}
+        return Metrics({**super().metrics(), **self.totals})
 
-    def health(self) -> dict[str, float]:
+    def health(self) -> Metrics:
         """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""
         health = super().health()
-        return {**health, "events a second": health["events a second"] * self.world}
+        return Metrics({**health, "events_a_second": health["events_a_second"] * self.world})
 
     # The loop ------------------------------------------------------------------------------------------------
 
-    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+    def run(self, source: Batches, *, events: int | None = None) -> Learner:
         """As `Learner.run`, with this rank's share of the stream; `events` counts those of all ranks."""
         self._begun = any(everywhere(self.events > 0 or self.resumed, self.group))
         try:
@@ -253,8 +242,8 @@ class DistributedLearner(Learner):
         del own["model"]
         ratios, total = self._own_alignment()
         own["alignment"] = {n: list(astuple(r)) for n, r in ratios.items()}
-        own["total alignment"] = list(astuple(total))
-        own["options of tables"] = [saved_options(group) for group in self._table_groups()]
+        own["total_alignment"] = list(astuple(total))
+        own["options_of_tables"] = [saved_options(group) for group in self._table_groups()]
         return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -267,9 +256,9 @@ class DistributedLearner(Learner):
         load_tensors(state["folder"], self.model, self.group)
         model = self.model.state_dict()
         super().load_state_dict({**state["own"], **state["shared"], "model": model})
-        own = state["own"]
-        before = [{"lr": rate} for rate in own.get("rates of tables", [])]  # all that older checkpoints keep
-        for group, saved in zip(self._table_groups(), own.get("options of tables", before), strict=True):
+        own = upgraded(state["own"])
+        before = [{"lr": rate} for rate in own.get("rates_of_tables", [])]  # all that older checkpoints keep
+        for group, saved in zip(self._table_groups(), own.get("options_of_tables", before), strict=True):
             group.update(saved)
         self._count_together()
 
@@ -288,7 +277,7 @@ class DistributedLearner(Learner):
 class Rounds:
     """A rank's source, read in step with the others': each round gives every rank a batch, an empty one if need be."""
 
-    def __init__(self, learner: DistributedLearner, source: Stream, events: int | None) -> None:
+    def __init__(self, learner: DistributedLearner, source: Batches, events: int | None) -> None:
         self.learner, self.source, self.events = learner, source, events
         if hasattr(source, "load_state_dict"):
             self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict  # type: ignore[attr-defined]
@@ -325,11 +314,11 @@ class Shown:
 
 
 class Whole:
-    """A learner as reports know it, with `events`, `poisoned` and `pending` of all ranks."""
+    """A learner as reports know it, with `events`, `rejected` and `pending` of all ranks."""
 
     def __init__(self, learner: DistributedLearner) -> None:
         self._learner, totals = learner, learner.totals
-        self.events, self.poisoned = int(totals["events"]), int(totals["set aside"])
+        self.events, self.rejected = int(totals["events"]), int(totals["rejected"])
         self.pending = range(int(totals["pending"]))  # its length is asked for
 
     def __getattr__(self, name: str) -> Any:

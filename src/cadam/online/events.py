@@ -5,12 +5,15 @@ Everything is columns, numpy arrays with a row per event, so that no step of the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .before_0_2 import renamed_option
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
@@ -107,8 +110,8 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Poison:
-    """An event that cannot be used: why, where in the source it is, its text (the beginning) and its size."""
+class Rejected:
+    """A rejected event: why, where in the source it is, its text (the beginning) and its size."""
 
     reason: str
     where: str
@@ -116,13 +119,30 @@ class Poison:
     size: int
 
 
-@dataclass
+@dataclass(init=False)
 class Batch:
-    """What a source read at one go: events, then labels, and what is set aside."""
+    """What a source read at one go: events, then labels, and what is rejected."""
 
-    events: Events | None = None
-    labels: Labels | None = None
-    poison: list[Poison] = field(default_factory=list)
+    events: Events | None
+    labels: Labels | None
+    rejected: list[Rejected]
+
+    def __init__(
+        self,
+        events: Events | None = None,
+        labels: Labels | None = None,
+        rejected: list[Rejected] | None = None,
+        *,
+        poison: list[Rejected] | None = None,
+    ) -> None:
+        self.events, self.labels = events, labels
+        self.rejected = renamed_option("rejected", rejected, "poison", poison) or []
+
+    @property
+    def poison(self) -> list[Rejected]:
+        """The name of `rejected` before version 0.2."""
+        warnings.warn("Batch.poison is now called rejected", DeprecationWarning, stacklevel=2)
+        return self.rejected
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
@@ -136,5 +156,5 @@ def joined(parts: Sequence[Batch]) -> Batch:
         Labels(np.concatenate([one.ids for one in labels]), np.concatenate([one.labels for one in labels]))
         if labels
         else None,
-        [poison for part in parts for poison in part.poison],
+        [rejected for part in parts for rejected in part.rejected],
     )

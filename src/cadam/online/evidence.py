@@ -1,4 +1,4 @@
-"""Is one arm better than the other on a stream? Intervals for paired differences, and one that may be watched.
+"""Is one arm better than the other on a stream? Intervals for paired differences, and a confidence sequence.
 
 Both arms predict the same events, so it is differences that count: of a user's AUC, of a block of time's loss. What
 each interval takes for granted:

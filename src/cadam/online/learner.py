@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..alignment import Ratio
-from . import log as files
+from .before_0_2 import rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
-from .events import FEATURE, Array, Batch, Columns, Events, Labels, Poison, concatenated, keys
+from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
+from .labels import LabelJoin, Settled, Unmatched
+from .log import DROPPED, PredictionLog, RejectFile, Rejections
+from .metric_names import Metrics
 from .pending import Pending
-from .progress import LogLoss, Metric
+from .progress import NONE, AlignmentCounts, LogLoss, Metric
+from .ready import Ready
+from .saving import Saving, random_state, set_random_state
+from .training import Loss, Training
+
+__all__ = ["Batches", "Learner", "Loss"]
 
 logger = logging.getLogger("cadam.online")
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Unmatched = Literal["drop", "negative"]
-UNSCORED = 1000  # so many events in a row without a finite score, or not to be learnt from, are the model's fault
-SURE = 3  # so many events in a row that are ahead by more than the horizon set the clock
-FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
-NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
-Stream = Iterable["Events | Labels | Batch | None"]
+Batches = Iterable["Events | Labels | Batch | None"]
 
 
 class Learner:
@@ -52,7 +53,7 @@ class Learner:
             fall changes nothing but how much is computed again after a crash.
         keep: how many checkpoints are kept.
         log: a folder for the prediction log, in Parquet parts of `log_rows` rows.
-        set_aside: a file for events that cannot be used (default: ``set-aside.jsonl`` beside the checkpoints).
+        rejected: a file for rejected events (default: ``rejected.jsonl`` beside the checkpoints).
         reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function. Their
             method `end`, if they have one, is called when `run` ends.
     """
@@ -75,56 +76,41 @@ class Learner:
         keep: int = 3,
         log: Path | str | None = None,
         log_rows: int = 50_000,
-        set_aside: Path | str | None = None,
+        rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
+        set_aside: Path | str | None = None,
     ) -> None:
-        if unmatched not in ("drop", "negative"):
-            raise ValueError(f"unmatched must be 'drop' or 'negative', got {unmatched!r}")
-        if unmatched == "negative" and horizon == math.inf:
-            raise ValueError("unmatched='negative' needs a finite horizon, which says when an event counts as negative")
-        for name, value in (("batch_size", batch_size), ("checkpoint_every", checkpoint_every)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.unmatched, self.batch_size = unmatched, batch_size
-        self.checkpoint_every, self.checkpoint_seconds = checkpoint_every, checkpoint_seconds
-        self.pending = Pending(horizon, capacity, remember)
+        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
+        self.training = Training(model, optimizer, loss)
+        self.join = LabelJoin(horizon, unmatched, capacity, remember)
+        self.ready = Ready(batch_size)
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
-        self.checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
-        self.log = files.PredictionLog(log, log_rows) if log is not None else None
-        if set_aside is None and checkpoint is not None:
-            set_aside = Path(checkpoint) / "set-aside.jsonl"
-        self.set_aside = files.SetAside(set_aside) if set_aside is not None else None
+        self.alignment_counts = AlignmentCounts(optimizer)
+        checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+        self.saving = Saving(checkpoints, checkpoint_every, checkpoint_seconds)
+        self.log = PredictionLog(log, log_rows) if log is not None else None
+        if rejected is None and checkpoint is not None:
+            rejected = Path(checkpoint) / "rejected.jsonl"
+            rename_file(Path(checkpoint) / "set-aside.jsonl", rejected)
+        self.rejections = Rejections(rejected)
 
-        self.events = self.learned = self.steps = self.poisoned = self.unscored = self.unlearned = 0
-        self.clock, self.last_time = -math.inf, math.nan
-        self.ahead = self.doubted = 0  # events in a row that the clock does not believe, and from which on
-        self.saves, self.failed_saves, self._saved_at = 0, 0, 0
-        self.saved = True  # whether the disk took the last checkpoint
-        self._saved_when, self._unsaved = time.monotonic(), False
+        self.events = 0
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
-        self._ready: list[Columns] = []  # labelled, to be learnt from
-        self._waiting_to_learn = 0
-        self._alignment: dict[str, Ratio] = {}  # counted before the last resume
-        self._total_alignment = Ratio(0, 0, 0)
+        self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
         self._position: Any = None  # of a source, from a checkpoint
-        self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
-        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._finite = {name for name, value in model.named_buffers() if _is_finite(value)}  # a mask may never be
 
     # Predict, observe, learn ---------------------------------------------------------------------------------
 
     def predict(self, events: Events) -> Array:
         """Scores of events, which from now on wait for their labels. Labels among them are not looked at.
 
-        The score of an event that the model cannot take is nan; it is set aside.
+        The score of an event that the model cannot take is nan; it is rejected.
         """
         scores, columns, _ = self._predict(events)
         columns.pop("label", None)
-        self._wait(columns)
-        self._expired(self.pending.expire(self.clock))
+        self._settle(self.join.wait(columns))
         self._learn()
         return scores
 
@@ -144,13 +130,13 @@ class Learner:
         return scores
 
     def take(self, batch: Events | Labels | Batch) -> None:
-        """Whatever a source gives: predict its events, join its labels, learn, set aside what cannot be used."""
+        """Whatever a source gives: predict its events, join its labels, learn, reject what cannot be used."""
         if isinstance(batch, Events):
             batch = Batch(batch)
         elif isinstance(batch, Labels):
             batch = Batch(labels=batch)
-        if batch.poison:
-            self._put_aside(batch.poison)
+        if batch.rejected:
+            self.rejections.add(batch.rejected)
         if batch.events is not None and len(batch.events):
             self._take_events(batch.events)
         if batch.labels is not None and len(batch.labels):
@@ -159,23 +145,12 @@ class Learner:
 
     def finish(self) -> None:
         """The stream has ended for good: no label will come any more, and the last steps may be short."""
-        self._expired(self.pending.expire_all())
+        self._settle(self.join.end())
         self._learn(all_of_it=True)
 
     def _take_events(self, events: Events) -> Array:
-        scores, columns, again = self._predict(events)
-        known = ~np.isnan(columns["label"]) if "label" in columns else np.zeros(len(columns["id"]), dtype=bool)
-        if known.any():
-            labelled = columns if known.all() else {name: values[known] for name, values in columns.items()}
-            self.pending.finish(labelled["id"].tolist())
-            self._settle(labelled, files.LABEL)
-        if again is not None:
-            self._observe(self.pending.waited_for(again))
-        if not known.all():
-            self._wait({name: values[~known] for name, values in columns.items() if name != "label"})
-        if again is not None:  # of events that came a moment ago, in this batch
-            self._observe(self.pending.waited_for(again))
-        self._expired(self.pending.expire(self.clock))
+        scores, columns, brought = self._predict(events)
+        self._settle(self.join.take(columns, brought))
         return scores
 
     def _predict(self, events: Events) -> tuple[Array, Columns, Labels | None]:
@@ -192,45 +167,21 @@ class Learner:
         columns["score"] = scores
         self.events += count
         if _all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
-            times, self.unscored = columns["time"], 0
+            times, self.training.unscored = columns["time"], 0
         else:
             scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
             times, usable = columns["time"][timed], scored & timed
-            self.unscored = 0 if scored.any() else self.unscored + count
+            self.training.unscored = 0 if scored.any() else self.training.unscored + count
             if "label" in columns:  # nan: not known yet
                 usable &= ~np.isinf(columns["label"])
             if not usable.all():
                 self._refuse(columns, np.flatnonzero(~usable), failed)
                 columns = {name: values[usable] for name, values in columns.items()}
         if len(times):
-            self._tick(times)
-        again = None
-        if events.ids is not None:
-            new = self.pending.new(columns["id"].tolist())
-            if new is not None:
-                if "label" in columns:
-                    brought = ~new & ~np.isnan(columns["label"])
-                    again = Labels(columns["id"][brought], columns["label"][brought])
-                columns = {name: values[new] for name, values in columns.items()}
-        return scores, columns, again
-
-    def _tick(self, times: Array) -> None:
-        """Set the clock to the median time of a batch, if that is later.
-
-        A single event that is dated years ahead must not end everyone's wait, nor stop the clock until then. Those that
-        came while the clock was in doubt have come at the time that it is set to.
-        """
-        median, self.last_time = _median_and_largest(times)
-        limit = self.clock + self.pending.horizon
-        if median <= limit or self.clock == -math.inf:
-            self.clock, self.ahead = max(self.clock, median), 0
-            return
-        if not self.ahead:
-            self.doubted = self.pending.tail
-        self.ahead += int((times > limit).sum())
-        if self.ahead >= SURE:
-            self.pending.came_at(median, self.doubted, self.clock)
-            self.clock, self.ahead = median, 0
+            self.join.tick(times)
+        if events.ids is None:
+            return scores, columns, None
+        return scores, *self.join.new(columns)
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -244,189 +195,66 @@ class Learner:
             )
 
     def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
-        """Scores, nan where the model refused the event; and why it did.
+        return self.training.scores(events, first=self.training.unscored == self.events)
 
-        A model that refuses all of its first events is wrong itself; later, `UNSCORED` in a row say so.
-        """
-        _set_mode(self.model, training=False)
-        try:
-            with torch.no_grad():
-                return self._forward(events.features, len(events)).cpu().numpy(), {}
-        except NOT_THE_EVENTS:
-            raise
-        except Exception as error:
-            whole = error
-        scores, failed = np.full(len(events), np.nan, dtype=np.float32), {}
-        halves = [slice(0, len(events))]
-        while halves:  # one event may spoil a batch: look for it, half by half
-            half = halves.pop()
-            try:
-                with torch.no_grad():
-                    part = {name: values[half] for name, values in events.features.items()}
-                    scores[half] = self._forward(part, half.stop - half.start).cpu().numpy()
-            except NOT_THE_EVENTS:
-                raise
-            except Exception as error:
-                middle = (half.start + half.stop) // 2
-                if middle == half.start:
-                    failed[half.start] = f"the model refused it: {type(error).__name__}: {error}"
-                else:
-                    halves += [slice(half.start, middle), slice(middle, half.stop)]
-        if len(failed) == len(events) > 1 and self.unscored == self.events:
-            raise whole
-        return scores, failed
-
-    def _forward(self, features: Columns, count: int) -> Tensor:
-        scores = self.model(**{name: self._tensor(values) for name, values in features.items()})
-        if not isinstance(scores, Tensor) or scores.numel() != count:
-            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"the model must give a score per event: {count} events gave {shape}")
-        return scores.reshape(count).float()
-
-    def _tensor(self, values: Array) -> Tensor:
-        if not values.flags.writeable or not values.flags.c_contiguous:
-            values = np.array(values, order="C")
-        tensor = torch.from_numpy(values)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
-
-    def _refuse(self, columns: Columns, rows: Array, failed: Mapping[int, str]) -> None:
-        """Set aside events whose score, time or label is not finite; where the model is to blame, that is an error."""
-        if self.unscored:
-            self._check_finite()
-        if self.unscored > UNSCORED and failed:
-            raise RuntimeError(f"the model refused {self.unscored} events in a row; {failed[max(failed)]}")
-        if self.unscored > UNSCORED:
-            raise FloatingPointError(f"the model has diverged: {self.unscored} events in a row have no finite score")
-        poison = []
+    def _refuse(self, columns: Columns, rows: Array, failed: dict[int, str]) -> None:
+        """Reject events whose score, time or label is not finite; where the model is to blame, that is an error."""
+        self.training.check_scored(failed)
+        rejected = []
         for row in rows.tolist():
-            event = {name.removeprefix(FEATURE): _shown(values[row]) for name, values in columns.items()}
-            text = str(event)
+            text = str(_event(columns, row))
             wrong = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
             reason = failed.get(row, f"its {wrong} is {columns[wrong][row]}")
-            poison.append(Poison(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
-        self._put_aside(poison)
-
-    def _check_finite(self) -> None:
-        """Of weights, buffers and the optimizer's state: an infinite second moment holds a weight still for ever."""
-        found: dict[str, Tensor] = dict(self.model.named_parameters())
-        names = {value: name for name, value in found.items()}
-        found |= {name: value for name, value in self.model.named_buffers() if name in self._finite}
-        for param, state in self.optimizer.state.items():
-            whose = names.get(param, "a parameter")
-            found |= {f"the optimizer's {kind} of {whose}": v for kind, v in state.items() if isinstance(v, Tensor)}
-        for name, value in found.items():
-            if not _is_finite(value):
-                raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
-
-    def _put_aside(self, poison: Sequence[Poison]) -> None:
-        before, self.poisoned = self.poisoned, self.poisoned + len(poison)
-        if self.set_aside is not None:
-            self.set_aside.add(poison)
-        if before.bit_length() != self.poisoned.bit_length():  # at 1, 2, 4, 8...
-            where = self.set_aside.path if self.set_aside is not None else "no file, set_aside= names one"
-            last = poison[-1]
-            logger.warning("events set aside: %d (%s); the last, %s: %s", self.poisoned, where, last.where, last.reason)
-
-    def _wait(self, columns: Columns) -> None:
-        if len(columns["id"]):
-            ids = columns["id"].tolist()
-            self.pending.add(columns, self.clock)
-            early = self.pending.early_labels(ids)
-            if early is not None:
-                self._observe(Labels(keys(early[0], "ids"), early[1]))
-        self._expired(self.pending.expire(self.clock))
+            rejected.append(Rejected(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
+        self.rejections.add(rejected)
 
     def _observe(self, labels: Labels) -> None:
         known = np.isfinite(labels.labels)
         if not known.all():
             bad = np.flatnonzero(~known)
-            self._put_aside([Poison("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()])
+            self.rejections.add(
+                [Rejected("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()]
+            )
             labels = Labels(labels.ids[known], labels.labels[known])
-        columns = self.pending.match(labels.ids.tolist(), labels.labels, self.clock)
-        if columns is not None:
-            self._settle(columns, files.LABEL)
+        self._settle(self.join.match(labels))
 
-    def _expired(self, columns: Columns | None) -> None:
-        if columns is None:
-            return
-        value, outcome = (0.0, files.ASSUMED) if self.unmatched == "negative" else (math.nan, files.DROPPED)
-        columns["label"] = np.full(len(columns["id"]), value, dtype=np.float32)
-        self._settle(columns, outcome)
+    def _settle(self, settled: Iterator[Settled]) -> None:
+        """It is decided what became of events: log, count, and keep for learning."""
+        for columns, outcome in settled:
+            if self.log is not None:
+                self.log.add(columns, outcome)
+            if outcome != DROPPED:
+                self._count(columns)
+                self.ready.add(columns)
 
-    def _settle(self, columns: Columns, outcome: int) -> None:
-        """It is decided what became of these events: log, count, and keep for learning."""
-        if self.log is not None:
-            self.log.add(columns, outcome)
-        if outcome == files.DROPPED:
-            return
+    def _count(self, columns: Columns) -> None:
+        """Tell the metrics of predictions and their labels."""
         for metric in (self.progress, *self.own_metrics):
             metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
-        self._ready.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
-        self._waiting_to_learn += len(columns["label"])
 
     def _learn(self, all_of_it: bool = False) -> None:
         """Steps over the events that are ready, in the order in which they got ready."""
-        least = 1 if self.batch_size is None or all_of_it else self.batch_size
-        if self._waiting_to_learn < least:
+        ends = self.ready.ends(all_of_it)
+        if not ends:
             return
-        columns = concatenated(self._ready)
-        size, start = self.batch_size or self._waiting_to_learn, 0
-        while self._waiting_to_learn - start >= least:
-            part = {name: values[start : start + size] for name, values in columns.items()}
-            start = min(start + size, self._waiting_to_learn)
-            error = self._train(part)
+        columns, start = self.ready.columns(), 0
+        for end in ends:
+            part = {name: values[start:end] for name, values in columns.items()}
+            start = end
+            error = self.training.learn(part, self._not_learnt)
             if error is not None and not self.steps:
                 raise error  # a model that cannot be trained on any of its first events is wrong itself
-        left = self._waiting_to_learn - start
-        self._ready = [{name: values[start:].copy() for name, values in columns.items()}] if left else []
-        self._waiting_to_learn = left
-
-    def _loss_of(self, columns: Columns) -> Tensor:
-        features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
-        labels = self._tensor(columns["label"])
-        _set_mode(self.model, training=True)
-        self.optimizer.zero_grad()
-        return self.loss(self._forward(features, len(labels)), labels)
-
-    def _update(self, loss: Tensor, count: int) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.steps += 1
-        self.learned += count
-        self.unlearned = 0
-
-    def _train(self, columns: Columns) -> Exception | None:
-        """A step, or if the model refuses it, two half as long; what it refuses alone is set aside. The last refusal.
-
-        The model has scored these events. What it cannot be trained on may be a single one, by batch norm.
-        """
-        try:
-            loss = self._loss_of(columns)
-        except NOT_THE_EVENTS:
-            raise
-        except Exception as error:
-            count = len(columns["label"])
-            if count == 1:
-                self._not_learnt(columns, error)
-                return error
-            halves = (slice(0, count // 2), slice(count // 2, count))
-            refusals = [self._train({name: values[half] for name, values in columns.items()}) for half in halves]
-            return refusals[1] or refusals[0]
-        self._update(loss, len(columns["label"]))
-        return None
+        self.ready.drop(start)
 
     def _not_learnt(self, columns: Columns, error: Exception) -> None:
-        """Set aside an event that the model cannot be trained on; `UNSCORED` in a row are the model's fault."""
-        self.unlearned += 1
-        if self.unlearned > UNSCORED:
-            raise error
-        text = str({name.removeprefix(FEATURE): _shown(values[0]) for name, values in columns.items()})
+        """Reject an event that the model cannot be trained on."""
+        text = str(_event(columns, 0))
         reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
-        self._put_aside([Poison(reason, f"after step {self.steps}", text[:4096], len(text))])
+        self.rejections.add([Rejected(reason, f"after step {self.steps}", text[:4096], len(text))])
 
     # The loop ------------------------------------------------------------------------------------------------
 
-    def run(self, source: Stream, *, events: int | None = None) -> Learner:
+    def run(self, source: Batches, *, events: int | None = None) -> Learner:
         """Learn from a source until it ends, `stop` is called or so many `events` were seen in all.
 
         Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet. At the end the state
@@ -436,21 +264,21 @@ class Learner:
             raise TypeError(f"{type(source).__name__} has no state_dict and load_state_dict, so it cannot be resumed")
         self.stopped = False
         new = not self.events and not self.resumed and not self.resume()
-        self._source, self._saved_when = source, time.monotonic()
+        self._source, self.saving.when = source, time.monotonic()
         if self._position is not None:
             source.load_state_dict(self._position)  # type: ignore[attr-defined]
             self._position = None
         if self.log is not None:
             self.log.check()
         if new and self.checkpoints is not None:
-            self.save()  # a crash from here on finds where log and set-aside file began
+            self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
                 if batch is not None:
                     self.take(batch)
-                    self._unsaved = True
+                    self.saving.unsaved = True
                 for report in self.reports:
                     report(self)
                 saved = self.checkpoints is not None and self._save_is_due() and self.save() is not None
@@ -468,8 +296,7 @@ class Learner:
         return self
 
     def _save_is_due(self) -> bool:
-        late = time.monotonic() - self._saved_when > self.checkpoint_seconds
-        return self.events - self._saved_at >= self.checkpoint_every or (late and self._unsaved)
+        return self.saving.is_due(self.events)
 
     def stop(self) -> None:
         """Let `run` end after the batch it is at, or before its first; for signal handlers and other threads, too."""
@@ -482,48 +309,82 @@ class Learner:
 
     # Numbers -------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, float]:
+    @property
+    def model(self) -> nn.Module:
+        return self.training.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.training.optimizer
+
+    @property
+    def learned(self) -> int:
+        """Events that were learnt from."""
+        return self.training.learned
+
+    @property
+    def steps(self) -> int:
+        return self.training.steps
+
+    @property
+    def pending(self) -> Pending:
+        """The events that wait for their labels."""
+        return self.join.pending
+
+    @property
+    def rejected(self) -> int:
+        """How many events were rejected."""
+        return self.rejections.count
+
+    @property
+    def reject_file(self) -> RejectFile | None:
+        return self.rejections.file
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        return self.saving.checkpoints
+
+    def __getattr__(self, name: str) -> Any:
+        return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
+
+    def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers: dict[str, float] = {
+        numbers = {
             "events": self.events,
             "learned": self.learned,
             "steps": self.steps,
             "pending": len(self.pending),
-            "set aside": self.poisoned,
-            **{name.replace("_", " "): value for name, value in vars(self.pending.counts).items()},
+            "rejected": self.rejected,
+            **vars(self.pending.counts),
         }
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
         if alignment:
-            by_parameter = {f" of {name}": ratio for name, ratio in alignment.items()}
+            by_parameter = {f"/{name}": ratio for name, ratio in alignment.items()}
             for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
-                numbers[f"alignment{name}, all"] = ratio.over_all
-                numbers[f"alignment{name}, touched"] = ratio.over_touched
-        return numbers
+                numbers[f"alignment_over_all{name}"] = ratio.over_all
+                numbers[f"alignment_over_touched{name}"] = ratio.over_touched
+        return Metrics(numbers)
 
     def alignment(self) -> dict[str, Ratio]:
         """Alignment counts per parameter since the stream began; empty if the optimizer does not count them."""
-        if not hasattr(self.optimizer, "alignment"):
-            return {}
-        now = self.optimizer.alignment().parameters
-        return {name: ratio + self._alignment.get(name, Ratio(0, 0, 0)) for name, ratio in now.items()}
+        return self.alignment_counts.by_parameter()
 
     def total_alignment(self) -> Ratio:
         """As `alignment`, over all parameters: also over those that share a name, of which it has only one."""
-        now = self.optimizer.alignment().total if hasattr(self.optimizer, "alignment") else Ratio(0, 0, 0)
-        return self._total_alignment + now
+        return self.alignment_counts.total()
 
-    def health(self) -> dict[str, float]:
+    def health(self) -> Metrics:
         """How the process does: events a second since it started or resumed, seconds behind the events' time."""
         seconds = max(time.monotonic() - self.started, 1e-9)
         backlog = getattr(self._source, "backlog", None)
-        return {
-            "events a second": (self.events - self.resumed_at) / seconds,
-            "lag in seconds": time.time() - self.last_time,
-            "failed checkpoints": self.failed_saves,
+        return Metrics(
+            events_a_second=(self.events - self.resumed_at) / seconds,
+            lag_in_seconds=time.time() - self.join.clock.latest,
+            failed_checkpoints=self.saving.failed,
             **({"backlog": backlog()} if backlog is not None else {}),
-        }
+        )
 
     # State ---------------------------------------------------------------------------------------------------
 
@@ -532,61 +393,66 @@ class Learner:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "optimizer's name": type(self.optimizer).__name__,
+            "optimizer_name": type(self.optimizer).__name__,
             "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._position,
             "pending": self.pending.state_dict(),
-            "ready": concatenated(self._ready) if self._ready else {},
+            "ready": self.ready.state_dict(),
             "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
-            "set aside": self.set_aside.state_dict() if self.set_aside is not None else None,
+            "rejected": self.reject_file.state_dict() if self.reject_file is not None else None,
             "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
-            "total alignment": list(astuple(self.total_alignment())),
-            "random": _random_state(),
-            "with ids": self._with_ids,
-            "counts": {name: getattr(self, name) for name in _COUNTS},
+            "total_alignment": list(astuple(self.total_alignment())),
+            "random": random_state(),
+            "with_ids": self._with_ids,
+            "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Files written since are taken back to where they were."""
+        state = upgraded(state)
         if len(state["metrics"]) != 1 + len(self.own_metrics):
             raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
-        name, here = state["optimizer's name"], type(self.optimizer).__name__
+        name, here = state["optimizer_name"], type(self.optimizer).__name__
         if name != here:
             raise ValueError(f"the state is of a learner with {name}, here is {here}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.pending.load_state_dict(state["pending"])
-        ready = dict(state["ready"])
-        self._ready, self._waiting_to_learn = ([ready], len(ready["label"])) if ready else ([], 0)
+        self.ready.load_state_dict(state["ready"])
         for metric, saved in zip((self.progress, *self.own_metrics), state["metrics"], strict=True):
             metric.load_state_dict(saved)
-        for file, name in ((self.log, "log"), (self.set_aside, "set aside")):
+        for file, name in ((self.log, "log"), (self.reject_file, "rejected")):
             if file is not None and state[name] is not None:
                 file.load_state_dict(state[name])
-        self._alignment = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
-        whole = state.get("total alignment")  # older checkpoints do not have it
-        self._total_alignment = sum(self._alignment.values(), Ratio(0, 0, 0)) if whole is None else Ratio(*whole)
-        for name in _COUNTS:
-            setattr(self, name, state["counts"].get(name, 0))  # older checkpoints do not have all
-        self._with_ids = state.get("with ids")  # older checkpoints do not say
-        self._position, self._saved_at = state["source"], self.events
-        _set_random_state(state["random"])
+        before = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        whole = state.get("total_alignment")  # older checkpoints do not have it
+        self.alignment_counts.before = before
+        self.alignment_counts.total_before = sum(before.values(), NONE) if whole is None else Ratio(*whole)
+        for name, (owner, own) in self._owners().items():
+            setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
+        self._with_ids = state.get("with_ids")  # older checkpoints do not say
+        self._position, self.saving.at = state["source"], self.events
+        set_random_state(state["random"])
+
+    def _owners(self) -> dict[str, tuple[Any, str]]:
+        """Where each count of a state lives: whose attribute it is."""
+        clock, training = self.join.clock, self.training
+        return {
+            "events": (self, "events"),
+            **{name: (training, name) for name in ("learned", "steps", "unscored", "unlearned")},
+            "rejected": (self.rejections, "count"),
+            "clock": (clock, "now"),
+            "ahead": (clock, "ahead"),
+            "doubted": (clock, "doubted"),
+            "last_time": (clock, "latest"),
+            "saves": (self.saving, "count"),
+        }
 
     def save(self) -> Path | None:
         """Write a checkpoint. If the disk does not take it, say so and go on: the one before it stays the newest."""
-        if self.checkpoints is None:
-            raise ValueError("this learner has no folder for checkpoints: pass checkpoint=")
-        self._check_finite()
-        self.saves += 1
-        self._saved_at, self._saved_when, self._unsaved = self.events, time.monotonic(), False
-        try:
-            path = self.checkpoints.save(self.saves, self.state_dict())
-            self.saved = True
-            return path
-        except OSError as error:
-            self.failed_saves, self.saved = self.failed_saves + 1, False
-            logger.error("no checkpoint at %d events, learning goes on without: %s", self.events, error)
-            return None
+        if self.checkpoints is not None:
+            self.training.check_finite()
+        return self.saving.save(self.events, self.state_dict)
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint; False if there is none."""
@@ -618,26 +484,9 @@ class Learner:
 
     def close(self) -> None:
         """Let go of files and of the checkpoint folder."""
-        for file in (self.set_aside, self.checkpoints):
+        for file in (self.reject_file, self.checkpoints):
             if file is not None:
                 file.close()
-
-
-_COUNTS = (
-    *("events", "learned", "steps", "poisoned", "unscored", "unlearned"),
-    *("clock", "ahead", "doubted", "last_time", "saves"),
-)
-
-
-def _set_mode(module: nn.Module, training: bool) -> None:
-    """As `module.train(training)`, but for the price of nn.Module's setting of attributes, at every batch."""
-    if type(module).train is not nn.Module.train or "train" in module.__dict__:
-        module.train(training)  # in its own way
-        return
-    module.__dict__["training"] = training
-    for child in module._modules.values():
-        if child is not None:
-            _set_mode(child, training)
 
 
 def _all_finite(*columns: Array) -> bool:
@@ -646,32 +495,7 @@ def _all_finite(*columns: Array) -> bool:
         return len(columns[0]) > 0 and all(math.isfinite(values.sum(dtype=np.float64)) for values in columns)
 
 
-def _median_and_largest(values: Array) -> tuple[float, float]:
-    """As np.median, which takes six times as long for the events of a batch; of two in the middle the smaller one."""
-    middle, last = (len(values) - 1) // 2, len(values) - 1
-    ordered = np.partition(values, (middle, last))
-    return float(ordered[middle]), float(ordered[last])
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
-
-
-def _shown(value: Any) -> Any:
-    """A value of a column for people: as Python has it."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _random_state() -> dict[str, Any]:
-    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def _event(columns: Columns, row: int) -> dict[str, Any]:
+    """An event for people: its values as Python has them."""
+    values = {name.removeprefix(FEATURE): column[row] for name, column in columns.items()}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}

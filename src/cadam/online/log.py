@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import settle
-from .events import FEATURE, Columns, Poison, concatenated
+from .events import FEATURE, Columns, Rejected, concatenated
 
 logger = logging.getLogger("cadam.online")
 
@@ -125,8 +125,8 @@ class PredictionLog:
         self.waiting = len(state["waiting"]["score"]) if state["waiting"] else 0
 
 
-class SetAside:
-    """Events that could not be used, as lines of JSON: reason, where, size and the beginning of the event."""
+class RejectFile:
+    """Rejected events, as lines of JSON: reason, where, size and the beginning of the event."""
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.count, self.size, self.lost = Path(path), 0, 0, 0
@@ -134,15 +134,15 @@ class SetAside:
         self._file = open(self.path, "ab")  # noqa: SIM115
         self.size = self._file.tell()
 
-    def add(self, poison: Sequence[Poison]) -> None:
-        self.count += len(poison)
-        text = "".join(json.dumps(vars(one)) + "\n" for one in poison).encode()
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        self.count += len(rejected)
+        text = "".join(json.dumps(vars(one)) + "\n" for one in rejected).encode()
         try:
             self._file.write(text)
             self._file.flush()
             self.size += len(text)
         except OSError as error:
-            self.lost += len(poison)
+            self.lost += len(rejected)
             logger.error("%s cannot be written, %d events are only counted: %s", self.path, self.lost, error)
             self._reopen()
 
@@ -166,3 +166,20 @@ class SetAside:
 
     def close(self) -> None:
         self._file.close()
+
+
+class Rejections:
+    """Counts rejected events, writes them to a file if there is one, and says so at the 1st, 2nd, 4th, 8th..."""
+
+    def __init__(self, path: Path | str | None) -> None:
+        self.file = RejectFile(path) if path is not None else None
+        self.count = 0
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        before, self.count = self.count, self.count + len(rejected)
+        if self.file is not None:
+            self.file.add(rejected)
+        if before.bit_length() != self.count.bit_length():
+            where = self.file.path if self.file is not None else "no file, rejected= names one"
+            last = rejected[-1]
+            logger.warning("events rejected: %d (%s); the last, %s: %s", self.count, where, last.where, last.reason)

@@ -6,38 +6,38 @@ Scores are logits, labels 0 or 1, users whole numbers or text (slower). What is 
   ties counting half, never by bins.
 - Log loss, normalised entropy and calibration are sums, and exact over all events so far in constant memory.
 - AUC and GAUC over all events need all events: no constant memory holds them. While the stream flows they are given as
-  the mean of the windows (`auc/mean of windows`), which is another number than the AUC over everything, since it never
+  the mean of the windows (`auc/mean_of_windows`), which is another number than the AUC over everything, since it never
   compares events of different windows. `recompute` gives that one from the prediction log, afterwards and exactly.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cadam.metrics import auc, log_loss
 
+from .events import Array
 from .log import NEEDS
+from .metric_names import OLD_TO_NEW, Metrics, new_name
 from .progress import entropy
 
-Array: TypeAlias = NDArray[Any]
-
-RANKED = ("auc", "gauc by impressions", "gauc by user")
+RANKED = ("auc", "gauc_by_impressions", "gauc_by_user")
 """Metrics that compare events with each other."""
-SUMMED = ("log loss", "normalised entropy", "calibration", "click rate")
+SUMMED = ("log_loss", "normalised_entropy", "calibration", "click_rate")
 """Metrics that follow from sums over events."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "auc": ("auc",),
-    "gauc": ("gauc by impressions", "gauc by user", "users of both classes", "users of one class"),
-    "log loss": ("log loss",),
-    "normalised entropy": ("normalised entropy",),
-    "calibration": ("calibration", "click rate"),
+    "gauc": ("gauc_by_impressions", "gauc_by_user", "users_of_both_classes", "users_of_one_class"),
+    "log_loss": ("log_loss",),
+    "normalised_entropy": ("normalised_entropy",),
+    "calibration": ("calibration", "click_rate"),
 }
 """What one may ask for, and the metrics it stands for."""
 
@@ -174,29 +174,29 @@ class Sums:
         rate, loss = self.clicks / self.events, self.loss / self.events
         constant = entropy(rate)
         return {
-            "log loss": loss,
-            "normalised entropy": loss / constant if constant > 0 else math.nan,
+            "log_loss": loss,
+            "normalised_entropy": loss / constant if constant > 0 else math.nan,
             "calibration": self.predicted / self.clicks if self.clicks else math.nan,
-            "click rate": rate,
+            "click_rate": rate,
         }
 
 
-def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[str, float]:
+def measure(scores: Array, labels: Array, users: Array | None = None) -> Metrics:
     """Every metric over these events, exactly. Without users there is no GAUC."""
     labels = clicks(np.asarray(labels), "these metrics")
     ranked = {"auc": auc(np.asarray(scores), labels)}
     if users is not None:
         within = user_auc(scores, labels, users)
         ranked |= {
-            "gauc by impressions": within.by_impressions,
-            "gauc by user": within.by_user,
-            "users of both classes": float(len(within.users)),
-            "users of one class": float(within.one_class),
+            "gauc_by_impressions": within.by_impressions,
+            "gauc_by_user": within.by_user,
+            "users_of_both_classes": float(len(within.users)),
+            "users_of_one_class": float(within.one_class),
         }
-    return {**ranked, **Sums.of(scores, labels).metrics()}
+    return Metrics({**ranked, **Sums.of(scores, labels).metrics()})
 
 
-def recompute(log: Path | str) -> dict[str, float]:
+def recompute(log: Path | str) -> Metrics:
     """Every metric over a prediction log, exactly: all predictions whose label is known or was assumed."""
     try:
         import pyarrow.parquet as pq
@@ -227,6 +227,7 @@ class StreamMetrics:
     def __init__(
         self, window: int = 10_000, half_life: float | None = None, kinds: Sequence[str] = tuple(KINDS)
     ) -> None:
+        kinds = [_kind(kind) for kind in kinds]
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
             raise ValueError(f"no metric {', '.join(unknown) or 'is named'}; there are {', '.join(KINDS)}")
@@ -288,7 +289,7 @@ class StreamMetrics:
         for name, (events_in_all, sum_in_all, events_decayed, sum_decayed) in self._means.items():
             if name in self._last:
                 yield f"{name}/decayed", sum_decayed / events_decayed if events_decayed else math.nan
-                yield f"{name}/mean of windows", sum_in_all / events_in_all if events_in_all else math.nan
+                yield f"{name}/mean_of_windows", sum_in_all / events_in_all if events_in_all else math.nan
         for name, value in self._decayed.metrics().items():
             yield f"{name}/decayed", value
         for name, value in total.metrics().items():
@@ -312,9 +313,16 @@ class StreamMetrics:
             if state[name] != own:
                 raise ValueError(f"{name} is {own} here and {state[name]} in the state: make it the same")
         self._held = {name: np.array(column) for name, column in state["held"].items()}
-        self._last = dict(state["last"])
+        self._last = {new_name(name): value for name, value in state["last"].items()}
         self._total, self._decayed = Sums(*state["total"]), Sums(*state["decayed"])
-        self._means = {name: list(numbers) for name, numbers in state["means"].items()}
+        self._means = {new_name(name): list(numbers) for name, numbers in state["means"].items()}
+
+
+def _kind(name: str) -> str:
+    """The name of a kind; one of before version 0.2 is taken with a warning."""
+    if name in OLD_TO_NEW:
+        warnings.warn(f"the metric {name!r} is now called {OLD_TO_NEW[name]!r}", DeprecationWarning, stacklevel=3)
+    return OLD_TO_NEW.get(name, name)
 
 
 def _columns(scores: Array, labels: Array, users: Array | None, time: Array | None, for_what: str) -> dict[str, Array]:

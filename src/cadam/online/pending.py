@@ -6,6 +6,7 @@ its place. Adding, matching and expiring work on whole arrays, and memory is tha
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Counts:
     repeated_events: int = 0
     repeated_labels: int = 0
     late_labels: int = 0
-    strange_labels: int = 0
+    orphan_labels: int = 0
     expired: int = 0
     crowded_out: int = 0
 
@@ -92,7 +93,7 @@ class Pending:
     Args:
         horizon: how long, on the stream's clock, a prediction waits for its label.
         capacity: how many events are held at most; beyond it the oldest are let go as if past the horizon, and counted.
-        remember: how many ids of finished events are remembered, to tell a second label from a strange one.
+        remember: how many ids of finished events are remembered, to tell a second label from an orphan.
     """
 
     horizon: float
@@ -112,6 +113,7 @@ class Pending:
         self.arrivals: deque[tuple[float, int]] = deque()  # clock at a batch's arrival, number after its last event
         self.done = Memory(self.remember)  # ids of finished events: True if by a label, False if past the horizon
         self.early: dict[Key, tuple[float, float]] = {}  # labels before their events: label, clock
+        self.has_undated = False  # whether some of these came while there was no clock to believe
 
     def __len__(self) -> int:
         return len(self.place)
@@ -191,7 +193,10 @@ class Pending:
     # Labels --------------------------------------------------------------------------------------------------
 
     def match(self, ids: list[Key], labels: Array, clock: float) -> Columns | None:
-        """The events that these labels belong to, in the order of the labels. The first label of an event counts."""
+        """The events that these labels belong to, in the order of the labels. The first label of an event counts.
+
+        `clock` is when they came; infinite if that is not known, until `labels_came_at` says it.
+        """
         places = np.fromiter(map(self.place.pop, ids, repeat(-1)), dtype=np.int64, count=len(ids))
         found = places >= 0
         columns = None
@@ -210,8 +215,9 @@ class Pending:
             if before is None and key not in self.early:
                 if len(self.early) >= self.capacity:
                     del self.early[next(iter(self.early))]
-                    self.counts.strange_labels += 1
+                    self.counts.orphan_labels += 1
                 self.early[key] = (float(labels[row]), clock)
+                self.has_undated |= clock == math.inf
             elif before is False:
                 self.counts.late_labels += 1
             else:
@@ -241,18 +247,23 @@ class Pending:
             if clock - self.early[key][1] <= self.horizon:
                 break
             del self.early[key]
-            self.counts.strange_labels += 1
+            self.counts.orphan_labels += 1
         return self._let_go(max(end, crowded), crowded)
 
-    def came_at(self, clock: float, first: int, before: float) -> None:
-        """Events from a number on have come at this time, and so have labels without an event since the one before."""
+    def events_came_at(self, clock: float, first: int) -> None:
+        """Events from a number on have come at this time."""
         self.arrivals = deque((clock if end > first else arrived, end) for arrived, end in self.arrivals)
-        self.early = {k: (label, clock if arrived >= before else arrived) for k, (label, arrived) in self.early.items()}
+
+    def labels_came_at(self, clock: float) -> None:
+        """Labels before their events, of which it was not known when they came, have come at this time."""
+        if self.has_undated:
+            self.early = {k: (y, clock if arrived == math.inf else arrived) for k, (y, arrived) in self.early.items()}
+            self.has_undated = False
 
     def expire_all(self) -> Columns | None:
         """All that wait, oldest first."""
         self.arrivals.clear()
-        self.counts.strange_labels += len(self.early)
+        self.counts.orphan_labels += len(self.early)
         self.early.clear()
         return self._let_go(self.tail, self.head)
 
@@ -310,5 +321,7 @@ class Pending:
         self.arrivals = deque(zip(arrivals["clock"].tolist(), arrivals["end"].tolist(), strict=True))
         self.done.load_state_dict(state["done"])
         early = _dict(state["early"]) if state["early"] else {}
-        self.early = {key: (label, clock) for key, (label, clock) in early.items()}
+        # Version 0.1 dated a label before the first event at -inf.
+        self.early = {key: (label, abs(clock) if math.isinf(clock) else clock) for key, (label, clock) in early.items()}
+        self.has_undated = any(clock == math.inf for _, clock in self.early.values())
         self.counts = Counts(**state["counts"])

@@ -9,7 +9,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..alignment import Ratio
 from .events import Array
+
+NONE = Ratio(0, 0, 0)
+
+
+class AlignmentCounts:
+    """Alignment since the stream began: what an optimizer counts now, and what was counted before the last resume."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer if hasattr(optimizer, "alignment") else None
+        self.before: dict[str, Ratio] = {}
+        self.total_before = NONE
+
+    def by_parameter(self) -> dict[str, Ratio]:
+        """Empty if the optimizer does not count."""
+        now = {} if self.optimizer is None else self.optimizer.alignment().parameters
+        return {name: ratio + self.before.get(name, NONE) for name, ratio in now.items()}
+
+    def total(self) -> Ratio:
+        """Over all parameters: also over those that share a name, of which `by_parameter` has only one."""
+        return self.total_before + (NONE if self.optimizer is None else self.optimizer.alignment().total)
 
 
 class Metric(Protocol):
@@ -62,9 +83,9 @@ class LogLoss:
     def results(self) -> Mapping[str, float]:
         return {
             "labelled": self.count,
-            "mean label": self.rate,
-            "log loss": self.mean,
-            "best constant": self.best_constant,
+            "mean_label": self.rate,
+            "log_loss": self.mean,
+            "best_constant": self.best_constant,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..options import HOW_IT_RUNS
-from .checkpoint import Checkpoints, before, lock, put_aside, read, settle, write
+from .checkpoint import Checkpoints, before, lock, read, rename_damaged, settle, write
+from .tables import table_optimizer
 
 logger = logging.getLogger("cadam.online")
 
@@ -103,11 +104,6 @@ def load_tensors(folder: Path, model: nn.Module, group: Any = None) -> None:
         of_tables.load_state_dict(tables)
 
 
-def table_optimizer(model: nn.Module) -> Any:
-    """What a model updates its tables with in backward, as TorchRec's sharded ones do; None if it has no such."""
-    return getattr(model, "fused_optimizer", None)
-
-
 def saved_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group that a checkpoint keeps: those that say what is computed, not how it runs."""
     return {name: value for name, value in group.items() if name not in ("params", *HOW_IT_RUNS)}
@@ -115,8 +111,7 @@ def saved_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tables_state(model: nn.Module) -> Mapping[str, Any]:
     of_tables = table_optimizer(model)
-    state: Mapping[str, Any] = {"state": {}} if of_tables is None else of_tables.state_dict()
-    return state
+    return {"state": {}} if of_tables is None else of_tables.state_dict()
 
 
 def _flat(model: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +183,7 @@ class RankCheckpoints(Checkpoints):
                 logger.error("damaged checkpoint, %s: %s: %s", before(path, files), path, "; ".join(wrong))
                 damaged.append(path)
                 continue
-            self._each(lambda: put_aside(damaged) if self.rank == 0 else None)
+            self._each(lambda: rename_damaged(damaged) if self.rank == 0 else None)
             own = path / _own(self.rank)
             return path, {
                 "folder": path,

@@ -28,10 +28,12 @@ HEAD = (
     ("since", 9),
     ("aligned", 9),
     ("pending", 9),
-    ("aside", 7),
+    ("rejected", 9),
     ("events/s", 10),
     ("lag", 8),
 )
+BEFORE_0_2 = {"rejected": ("set_aside",), "orphan_labels": ("strange_labels",)}
+"""Old names under which Prometheus finds a metric too, until version 0.3."""
 UNDER = ("", "loss", "last", "best", "last", "touched", "", "", "", "s")
 
 
@@ -88,9 +90,9 @@ class Console:
                 *(_number(value, ".4f") for value in losses),
                 _number(aligned, ".3f"),
                 f"{len(learner.pending):,}",
-                f"{learner.poisoned:,}",
-                f"{health['events a second']:,.0f}",
-                _number(health["lag in seconds"], ".1f"),
+                f"{learner.rejected:,}",
+                f"{health['events_a_second']:,.0f}",
+                _number(health["lag_in_seconds"], ".1f"),
             )
         )
 
@@ -174,7 +176,8 @@ class Prometheus:
         lines = []
         for name, value in {**learner.metrics(), **learner.health()}.items():
             if not name.startswith("alignment"):
-                lines += [f"# TYPE cadam_{_plain(name)} gauge", f"cadam_{_plain(name)} {_exposed(value)}"]
+                for exposed in (_plain(name), *BEFORE_0_2.get(name, ())):
+                    lines += [f"# TYPE cadam_{exposed} gauge", f"cadam_{exposed} {_exposed(value)}"]
         for over in ("over_all", "over_touched"):
             rows = {_quoted(name): getattr(ratio, over) for name, ratio in learner.alignment().items()}
             if rows:

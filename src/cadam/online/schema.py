@@ -1,4 +1,4 @@
-"""What an event must have: names and kinds of its fields. Whatever is not like that is set aside with the reason."""
+"""What an event must have: names and kinds of its fields. Whatever is not like that is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .events import Array, Batch, Events, Labels, Poison
+from .events import Array, Batch, Events, Labels, Rejected
 
 LONGEST_TEXT = 1024
 LONGEST_NUMBER = 100
@@ -55,8 +55,8 @@ class Kind:
         return {"number": np.float32, "time": np.float64, "text": object}.get(self.name, np.int64)
 
 
-class UnusableError(Exception):
-    """Why a value cannot be used."""
+class RejectedError(Exception):
+    """Why a value is rejected."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Schema:
             for row in np.flatnonzero((label != 0) & (label != 1) & ~np.isnan(label)).tolist():
                 bad.setdefault(row, f"{self.label}: {label[row]} is not 0 or 1, which the metrics need")
         alone = self._labels_alone(values, count, label) if self.id is not None else np.zeros(count, dtype=bool)
-        label_poison = {row: reason for row, reason in bad.items() if alone[row]}
+        label_rejected = {row: reason for row, reason in bad.items() if alone[row]}
         if self.user is not None:
             name, kind = _key(self.user)
             users = column(name, kind, needed=True)
@@ -182,9 +182,9 @@ class Schema:
             time = column(self.time, Kind("time"), needed=True)
         features = {name: column(name, kind, needed=True) for name, kind in self.kinds.items()}
         # What a label on its own lacks is no fault of it.
-        bad = {**{row: reason for row, reason in bad.items() if not alone[row]}, **label_poison}
+        bad = {**{row: reason for row, reason in bad.items() if not alone[row]}, **label_rejected}
         show = raw or (lambda row: _shown({name: v[row] for name, v in values.items()}))
-        poison = [_poison(bad[row], where(row), show(row)) for row in sorted(bad)]
+        rejected = [_rejected(bad[row], where(row), show(row)) for row in sorted(bad)]
         good = np.ones(count, dtype=bool)
         good[list(bad)] = False
         rows = slice(None) if good.all() and not alone.any() else good & ~alone
@@ -200,12 +200,12 @@ class Schema:
                 None if users is None else users[rows],
                 None if time is None else time[rows],
             )
-        return Batch(events if events is not None and len(events) else None, labels, poison)
+        return Batch(events if events is not None and len(events) else None, labels, rejected)
 
     def batches(
         self, values: Mapping[str, Sequence[Any] | Array], count: int, where: Callable[[int], str], size: int
     ) -> list[Batch]:
-        """The same columns as batches of `size` events, converted at one go; poison goes with the first.
+        """The same columns as batches of `size` events, converted at one go; rejected goes with the first.
 
         If there are labels on their own, each batch has `size` rows instead, so that labels stay near their place.
         """
@@ -223,7 +223,7 @@ class Schema:
             return [whole]
         cuts = range(0, len(whole.events), size)
         parts = [Batch(whole.events.take(slice(start, start + size))) for start in cuts]
-        parts[0].poison = whole.poison
+        parts[0].rejected = whole.rejected
         return parts
 
     def _labels_alone(self, values: Mapping[str, Sequence[Any] | Array], count: int, label: Array) -> Array:
@@ -267,8 +267,8 @@ def _shown(record: Mapping[str, Any]) -> str:
         return reprlib.repr(record)
 
 
-def _poison(reason: str, where: str, text: str) -> Poison:
-    return Poison(reason[:KEPT], where, text[:KEPT], len(text.encode(errors="replace")))
+def _rejected(reason: str, where: str, text: str) -> Rejected:
+    return Rejected(reason[:KEPT], where, text[:KEPT], len(text.encode(errors="replace")))
 
 
 # Values --------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
             continue
         try:
             array[row] = _value(value, kind, text)
-        except UnusableError as problem:
+        except RejectedError as problem:
             bad[row] = str(problem)
     return array, bad
 
@@ -387,30 +387,30 @@ def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array
 
 
 def _value(value: Any, kind: Kind, text: bool) -> Any:
-    """One value of the kind; `UnusableError` says what is wrong with it."""
+    """One value of the kind; `RejectedError` says what is wrong with it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Unreadable):
-        raise UnusableError(value.reason)
+        raise RejectedError(value.reason)
     if kind.name == "text" or (kind.name == "hash" and isinstance(value, str)):
         return _text(value, kind)
     if isinstance(value, str):
         if not text:
             advice = "; the schema can say name:text" if kind.name == "integer" else ""
-            raise UnusableError(f"text {value[:40]!r}, not a number{advice}")
+            raise RejectedError(f"text {value[:40]!r}, not a number{advice}")
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
     if isinstance(value, float):
         if not value.is_integer():
-            raise UnusableError(f"{value} is not a whole number")
+            raise RejectedError(f"{value} is not a whole number")
         value = int(value)
     if type(value) is not int:
-        raise UnusableError(f"{reprlib.repr(value)[:40]} is a {type(value).__name__}, not an integer")
+        raise RejectedError(f"{reprlib.repr(value)[:40]} is a {type(value).__name__}, not an integer")
     if not _fits(value):
-        raise UnusableError("an integer of more than 64 bits")
+        raise RejectedError("an integer of more than 64 bits")
     if kind.name == "category" and not 0 <= value < kind.size:
-        raise UnusableError(f"{value} is not from 0 to {kind.size - 1}")
+        raise RejectedError(f"{value} is not from 0 to {kind.size - 1}")
     return int(_hashed(np.array([value]), kind.size)[0]) if kind.name == "hash" else value
 
 
@@ -429,13 +429,13 @@ def _text(value: Any, kind: Kind) -> Any:
     if type(value) is int and kind.name == "text" and abs(value) < 2**63:
         value = str(value)
     if not isinstance(value, str):
-        raise UnusableError(f"a {type(value).__name__}, not text")
+        raise RejectedError(f"a {type(value).__name__}, not text")
     if len(value) > LONGEST_TEXT:
-        raise UnusableError(f"text of {len(value)} characters, more than {LONGEST_TEXT}")
+        raise RejectedError(f"text of {len(value)} characters, more than {LONGEST_TEXT}")
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
-        raise UnusableError("text with half a surrogate pair, which is no valid Unicode") from None
+        raise RejectedError("text with half a surrogate pair, which is no valid Unicode") from None
     if kind.name == "text":
         return value
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") % kind.size
@@ -457,7 +457,7 @@ def _read_numbers(values: list[Any], kind: Kind) -> list[Any]:
 def _read_number(value: str, kind: Kind) -> int | float:
     """A number written in ASCII; underscores and the digits of other scripts, which Python reads, are none here."""
     if len(value) > LONGEST_NUMBER:
-        raise UnusableError(f"text of {len(value)} characters, not a number")
+        raise RejectedError(f"text of {len(value)} characters, not a number")
     if value.isascii() and "_" not in value:
         if kind.name not in ("number", "time"):
             try:
@@ -468,20 +468,20 @@ def _read_number(value: str, kind: Kind) -> int | float:
             return float(value)
         except ValueError:
             pass
-    raise UnusableError(f"text {value[:40]!r}, not a number")
+    raise RejectedError(f"text {value[:40]!r}, not a number")
 
 
 def _number(value: Any, kind: Kind) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UnusableError(f"a {type(value).__name__}, not a number")
+        raise RejectedError(f"a {type(value).__name__}, not a number")
     try:
         number = float(value)
     except OverflowError:
-        raise UnusableError("an integer too large for a number") from None
+        raise RejectedError("an integer too large for a number") from None
     if not math.isfinite(number):
-        raise UnusableError(f"{number} is not finite")
+        raise RejectedError(f"{number} is not finite")
     if kind.name == "number" and abs(number) > LARGEST:
-        raise UnusableError(f"{number} is too large: of {LARGEST:g} and more the square is not finite as float32")
+        raise RejectedError(f"{number} is too large: of {LARGEST:g} and more the square is not finite as float32")
     return number
 
 

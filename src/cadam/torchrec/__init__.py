@@ -13,10 +13,13 @@ if reason := problem():
     raise ImportError(reason)
 
 from ..online.ranks import join
+from ..online.tables import register_alignment
 from .checkpoint import Saved, checkpoints, load, save
 from .serving import Changed, apply_, changed_rows, track_changes
 from .sharders import BagSharder, SequenceSharder, alignment, tables_of
 from .tables import Tables
+
+register_alignment(alignment)
 
 __all__ = [
     "BagSharder",

@@ -86,7 +86,7 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
 
     The number of ranks and the sharding may be others than when it was saved; tables and dense part must be the same.
     Options that say what is computed, the learning rate among them, are those of the checkpoint from then on, whatever
-    the code gave. A damaged checkpoint is put aside with a message, and the one before it is loaded.
+    the code gave. A damaged checkpoint is renamed with a message, and the one before it is loaded.
     """
     warn_of_plain_collections(model)
     found = RankCheckpoints(folder).newest()

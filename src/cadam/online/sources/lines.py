@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..events import Batch, Poison
+from ..events import Batch, Rejected
 from ..schema import KEPT, Schema
 from .record import json_record, repeated
 from .source import check_state
@@ -28,7 +28,7 @@ KNOWN_BY = 4096  # bytes before the position, by which a file is known again
 
 
 class LinesSource:
-    """A line is an event. A line that is too long, or cannot be read, is set aside.
+    """A line is an event. A line that is too long, or cannot be read, is rejected.
 
     CSV has its field names in the first line unless `fields` gives them, numbers are written as usual, an empty field
     is a missing one, and quoted fields cannot hold line breaks.
@@ -225,7 +225,7 @@ class LinesSource:
         records: list[Mapping[str, Any]] = []
         where: list[str] = []
         raw: list[bytes] = []
-        poison: list[Poison] = []
+        rejected: list[Rejected] = []
         offset, number = self.offset, self.line
         for text, size in lines:
             place = f"{self.opened}, line {number + 1} at byte {offset}"
@@ -237,13 +237,13 @@ class LinesSource:
                 records.append(self._record(text, size))
             except (ValueError, RecursionError, csv.Error) as error:
                 shown = text[:KEPT].decode(errors="replace")
-                poison.append(Poison(f"not readable: {error}", place, shown, size))
+                rejected.append(Rejected(f"not readable: {error}", place, shown, size))
                 continue
             where.append(place)
             raw.append(text)
         self._went_by(lines)
         batch = self.schema.records(records, where, text=self.format == "csv", raw=raw) if records else Batch()
-        batch.poison = poison + batch.poison
+        batch.rejected = rejected + batch.rejected
         return batch
 
     def _record(self, text: bytes, size: int) -> Mapping[str, Any]:

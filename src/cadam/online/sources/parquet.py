@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..events import Array, Batch, Poison
+from ..events import Array, Batch, Rejected
 from ..log import NEEDS
 from ..schema import KEPT, Schema, Unreadable
 from .record import repeated
@@ -36,7 +36,7 @@ class ParquetSource:
     """The rows of a Parquet file, or of every Parquet file under a folder, by name.
 
     Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that
-    cannot be read is set aside as a whole, or from the first chunk on that cannot be; a value that cannot be, such as
+    cannot be read is rejected as a whole, or from the first chunk on that cannot be; a value that cannot be, such as
     text that is not UTF-8, with its row.
 
     Args:
@@ -113,9 +113,9 @@ class ParquetSource:
             first = self.chunk * self.batch_size * CHUNK
             where = f"{path}, row {first} and all after it" if first else str(path)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
-            poison = Poison(reason[:KEPT], where, "", size)
+            rejected = Rejected(reason[:KEPT], where, "", size)
             self._next()
-            yield Batch(poison=[poison])
+            yield Batch(rejected=[rejected])
 
     def _next(self) -> None:
         self.done[self.queue.pop(0)] = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..events import Batch, Poison, joined
+from ..events import Batch, Rejected, joined
 from ..schema import KEPT, Schema
 
 
@@ -68,22 +68,22 @@ def json_record(text: bytes) -> Mapping[str, Any]:
 
 
 def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
-    """A batch of the records that can be read; the others are poison.
+    """A batch of the records that can be read; the others are rejected.
 
     Fields are text, so numbers in them are; JSON knows the difference. So one kind is converted apart from the other,
     and what counts does not depend on which records come together.
     """
     read: list[Mapping[str, Any]] = []
     good: list[Record] = []
-    poison: list[Poison] = []
+    rejected: list[Rejected] = []
     for record in records:
         try:
             read.append(record.read(longest))
             good.append(record)
         except (ValueError, RecursionError) as error:
-            poison.append(Poison(f"not readable: {error}"[:KEPT], record.where, record.shown(), record.size))
+            rejected.append(Rejected(f"not readable: {error}"[:KEPT], record.where, record.shown(), record.size))
     if not read:
-        return Batch(poison=poison)
+        return Batch(rejected=rejected)
     parts = []
     start = 0
     for as_text, same in groupby(good, lambda record: record.text is None):
@@ -91,5 +91,5 @@ def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
         parts.append(schema.records(read[start : start + len(where)], where, text=as_text))
         start += len(where)
     batch = joined(parts)
-    batch.poison = poison + batch.poison
+    batch.rejected = rejected + batch.rejected
     return batch

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a stream or a model before anything is learnt from it."""
+"""Validation of a stream and a model before anything is learnt from them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _parquet_columns(source: ParquetSource) -> Iterator[str]:
         try:
             yield from pq.read_schema(file).names
         except Exception:  # as a damaged file has it
-            continue  # it is set aside when its turn comes
+            continue  # it is rejected when its turn comes
 
 
 def _redis_columns(source: RedisSource) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _record_columns(records: Iterable[Any], read: Callable[[Any], Mapping[str, A
         try:
             yield from read(record)
         except (ValueError, RecursionError):
-            continue  # it is set aside when its turn comes
+            continue  # it is rejected when its turn comes
 
 
 def check_arguments(model: nn.Module, schema: Schema, place: str) -> None:
