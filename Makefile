@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test test-torchrec lint unit demo bench clean
+.PHONY: test test-torchrec lint unit demo bench docs clean
 
 test: lint unit
 
@@ -23,6 +23,10 @@ test-torchrec: $(VENV)-torchrec/ready
 
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
+
+# The tables of the documentation, made from the archive.
+docs: $(VENV)/ready
+	$(RUN)/python -m cadam_paper.pages
 
 bench: $(VENV)/ready
 	$(RUN)/cadam bench

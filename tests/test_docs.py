@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -17,10 +16,9 @@ import torch
 
 import cadam
 from cadam import cli
-from cadam.trials import report, runner, statistics
-from cadam.trials.archive import Archive
-from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Result, Results, Row
-from cadam_paper import catalogue
+from cadam.trials import report, statistics
+from cadam.trials.experiment import Results, Row
+from cadam_paper import pages
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -55,7 +53,7 @@ REPORTS = [
 @pytest.mark.parametrize(("page", "name"), REPORTS)
 def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
     """The table and the verdict on the page are those that the archive gives."""
-    request = archived_request(name)
+    request = pages.request(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
         assert f'<p class="warning">{escape(report._state(request))}' in text
@@ -68,36 +66,18 @@ def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
 INTERVAL = re.compile(r"[+-]\d+\.\d\d \[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
 
 
-PUBLISHED = Archive(ROOT / "results")
-
-
-@cache
-def archived(study: str) -> dict[Cell, Result]:
-    return {result.cell: result for result in PUBLISHED.study(study).results()}
-
-
-def archived_request(name: str) -> runner.Request:
-    """An experiment as it was archived, with the results that are there."""
-    experiment = catalogue.find(name)
-    plan = PUBLISHED.plan(experiment)
-    assert plan is not None
-    request = runner.Request(experiment, plan)
-    runner.look_up(request, PUBLISHED.find)
-    return request
-
-
 def in_brackets(values: Mapping[str, float]) -> str:
     return "{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**values)
 
 
 def rows_of(*names: str) -> list[Row]:
-    requests = [archived_request(name) for name in names]
+    requests = [pages.request(name) for name in names]
     return [row for request in requests for row in request.experiment.summary(request.results).rows]
 
 
 def across_rates() -> set[str]:
     """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
-    tests = Results(list(archived("images").values())).tests()
+    tests = Results(pages.archive().study("images").results()).tests()
 
     def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
         return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)
@@ -126,7 +106,7 @@ def across_rates() -> set[str]:
 def test_intervals_in_the_text_come_from_the_archive(
     page: str, studies: Sequence[str], more: Callable[[], set[str]]
 ) -> None:
-    text = " ".join((ROOT / page).read_text().split())
+    text = " ".join(pages.MARKED.sub("", (ROOT / page).read_text()).split())
     said = set(INTERVAL.findall(text))
     assert said
     rows = {in_brackets(row.values) for row in rows_of(*studies) if "difference" in row.values}
@@ -139,94 +119,8 @@ def test_noise_floors_in_the_text_come_from_the_archive() -> None:
     assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
 
 
-CONDITIONS = {"sudden": "sudden 80°", "continuous": "continuous 2°", "image-noise": "noise 40%"}
-
-
-def result_tables() -> list[str]:
-    """The lines of the tables of what came out, as the archive has them."""
-    lines = []
-    for family in ("", "-resnet", "-densenet"):
-        for study, label in CONDITIONS.items():
-            rows = {row.what: row for row in rows_of(f"fig-{study}{family}")}
-            means = [row for what, row in rows.items() if what.endswith(": mean test accuracy") and "over" not in what]
-            name, unit = label.split()[0], label[-1]
-            strengths = ", ".join(row.what.split()[1].rstrip(f"{unit}:") for row in means[1:])
-            numbers = " | ".join(in_brackets(row.values) for row in means)
-            rate = re.search(r"Both at lr ([\d.]+)", verdict_of(f"fig-{study}{family}"))
-            assert rate
-            floor = f"±{means[-1].values['noise floor']:.2f}"
-            lines.append(f"| {name} {strengths}{unit}; {short(rate[1])} | {numbers} | {floor} |")
-    for label in CONDITIONS.values():
-        rows = [row for row in rows_of("tab-image-rates") if row.what.startswith(f"{label}: mean test accuracy")]
-        rates = [re.findall(r"0\.\d+", row.what) for row in rows]
-        own = (
-            f"{in_brackets(rows[1].values)} at {short(rates[1][0])}" if rows[1:] else f"the same, {short(rates[0][0])}"
-        )
-        both, floor = in_brackets(rows[0].values), f"±{rows[0].values['noise floor']:.2f}"
-        lines.append(f"| {label}; {short(rates[0][1])} | {both} | {own} | {floor} |")
-    for row in rows_of("tab-ablation-images"):
-        label, pair, rate = re.findall(r"(.+): (\w+ against \w+), lr (.+)", row.what)[0]
-        arms = pair.split(" against ")
-        numbers = " | ".join(f"{row.values[arm]:.2f}" for arm in arms)
-        papers = [float(number) for number in re.findall(r"\d+\.\d+", row.paper)]
-        first = label if arms[0] == "CSGDM" else ""
-        where = f"{', '.join(arms)}; {short(rate)}"
-        lines.append(f"| {first} | {where} | {numbers} | {in_brackets(row.values)} | {papers[0] - papers[1]:+.2f} |")
-    return lines
-
-
-def short(rate: str) -> str:
-    return rate if float(rate) >= 0.01 else f"{float(rate):.0e}".replace("e-0", "e-")
-
-
-def verdict_of(name: str) -> str:
-    request = archived_request(name)
-    return request.experiment.summary(request.results).verdict
-
-
-def test_the_tables_of_what_came_out_are_those_of_the_archive() -> None:
-    there = [line.strip().replace("**", "") for line in (ROOT / "docs" / "images.md").read_text().splitlines()]
-    results = [line for line in there if INTERVAL.search(line) and line.startswith("|")]
-    assert sorted(results) == sorted(result_tables())
-
-
-def test_what_was_run_of_the_image_study_is_what_is_archived() -> None:
-    assert what_was_run() in (ROOT / "docs" / "images.md").read_text()
-
-
-def what_was_run() -> str:
-    """The archived cells of the image study by model and condition, and what its experiments lack, as a table."""
-    kept = archived("images")
-    missing: set[Cell] = set()
-    for name, place in catalogue.PLACES.items():
-        if place.startswith("cadam_paper.images"):
-            request = runner.Request(catalogue.find(name), catalogue.find(name).plan("full"))
-            runner.look_up(request, lambda experiment, cell: kept.get(cell))
-            missing |= set(request.missing)
-    lines = [
-        "| model | condition | learning-rate runs | runs | A/A | GPU minutes | lacking of the plan |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for model in ("VGG-16", "ResNet-18", "DenseNet-121"):
-        for condition in ("clean", "sudden", "continuous", "noise"):
-            there = Results([r for r in kept.values() if _is_of(r.cell, model, condition)])
-            counts = [len(part()) for part in (there.tuning, there.tests, there.repeats)]
-            lacking = [cell for cell in missing if _is_of(cell, model, condition)]
-            rates = sum(TUNING_SEEDS <= cell.seed < REPEAT_SEEDS for cell in lacking)
-            parts = [f"{rates} learning-rate runs, then the runs at these rates"] if rates else []
-            parts += [f"{len(lacking) - rates} runs"] if len(lacking) > rates else []
-            if condition == "clean" and any(
-                c.model == model and TUNING_SEEDS <= c.seed < REPEAT_SEEDS for c in missing
-            ):
-                parts = ["what the rates of the conditions ask for"]
-            what = "without change" if condition == "clean" else condition
-            numbers = f"{counts[0]} | {counts[1]} | {counts[2]} | {there.seconds / 60:.1f}"
-            lines.append(f"| {model} | {what} | {numbers} | {' and '.join(parts) or 'nothing'} |")
-    return "\n".join(lines)
-
-
-def _is_of(cell: Cell, model: str, condition: str) -> bool:
-    return cell.model == model and cell.condition.split()[0] == condition
+def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pages.main(["--check"]) == 0, capsys.readouterr().err
 
 
 SPEEDS = {
