@@ -8,10 +8,11 @@ RUN := $(VENV)/bin
 test: lint unit
 
 lint: $(VENV)/ready
-	@echo "ruff and mypy: up to a minute"
+	@echo "ruff, mypy and import-linter: up to a minute"
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports
 
 unit: $(VENV)/ready
 	@echo "every test, on all cores: about six minutes on two"
