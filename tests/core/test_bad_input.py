@@ -46,7 +46,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite, >= 0") for bad in (-0.1, NAN, INF)),
     ({"weight_decay": "0"}, "Invalid weight_decay value: '0'"),
     *(({name: 1}, f"Invalid {name} value: 1 .*True or False") for name in ("maximize", "capturable", "differentiable")),
-    *(({name: "x"}, f"Invalid {name} value: 'x'") for name in ("decoupled_weight_decay", "track_alignment")),
+    *(
+        ({name: "x"}, f"Invalid {name} value: 'x'")
+        for name in ("decoupled_weight_decay", "prepared", "track_alignment")
+    ),
     ({"foreach": "yes"}, "Invalid foreach value: 'yes' .*None, True or False"),
     ({"fused": "yes"}, "Invalid fused value: 'yes' .*None, True or False"),
     *(({"state_dtype": bad}, "Invalid state_dtype value") for bad in ("float32", torch.int64, torch.complex64, 32)),
