@@ -5,6 +5,8 @@ What runs kernels is in prepared_cases.py, in a process of its own.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +99,18 @@ def test_without_an_optional_symbol_of_torch_steps_are_not_prepared() -> None:
 @needs_triton
 def test_other_threads_run_while_the_driver_waits() -> None:
     run_cases(CASES, ["other_threads_run_while_the_driver_waits"])
+
+
+def test_the_optimizer_and_row_updates_do_not_import_it() -> None:
+    step = (
+        "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3); o = cadam.CAdam([p]); [o.step() for _ in '123']"
+    )
+    rows = "t = torch.ones(3, 2); cadam.rows.update_(t, cadam.rows.new_state(t), torch.tensor([1]), t[:1], step=1)"
+    source = (
+        f"import sys, torch, cadam, cadam.rows; {step}; {rows}; print('cadam.engines.cuda.prepared' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 constexpr", **changed: Any) -> Any:

@@ -211,9 +211,10 @@ class Preparation:
 
 def unreadable(item: Item) -> str | None:
     """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
-    for name, tensor in (("the parameter", item.param), *item.state.items(), ("the step count", item.step)):
+    for tensor in (item.param, item.step, *item.state.values()):
         if type(tensor) not in PLAIN or tensor.is_neg():
-            return f"{name} is no plain tensor but {type(tensor).__name__}{' with a lazy sign' * tensor.is_neg()}"
+            kind = type(tensor).__name__ + " with a lazy sign" * tensor.is_neg()
+            return f"the parameter, its state or its step count is no plain tensor but {kind}"
     for name, buffer in item.state.items():
         if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
             return f"{name} is on {buffer.device}, the parameter on {item.param.device}"

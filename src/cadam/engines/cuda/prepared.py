@@ -354,7 +354,9 @@ def _batches(work: Work) -> list[tuple[Job, Batch | RowBatch]]:
         if isinstance(batch, RowBatch):
             if stochastic(job.options):
                 raise UnavailableError("rows are to be rounded stochastically")
-        elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all() or not batch.grads.grads:
+        elif not batch.grads.grads or (batch.grads.kinds < 0).any():
+            raise UnavailableError("gradients are not in plain memory")
+        elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all():
             raise UnavailableError("parameters or gradients are not contiguous")
     if capturing(device):
         raise UnavailableError("a graph is being captured")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from exact import assert_identical
 from family import CONFIDENT
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 import cadam
@@ -400,3 +400,55 @@ def test_explain_prints_a_line_for_each_parameter_and_reason() -> None:
     assert lines[0] == "emb: [5, 2] bfloat16 cpu, gradient sparse: rows"
     assert len(lines) > 1
     assert all(line.startswith("    not ") and ": " in line for line in lines[1:])
+
+
+def test_counters_follow_a_parameter_to_another_device() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    stays = optimizer._counter(p)
+    assert optimizer._counter(p) is stays
+    assert optimizer._counter(p).tolist() == [3, 3, 3]
+    moved = nn.Parameter(torch.ones(3, device="meta"))
+    optimizer._counts[moved] = stays
+    assert optimizer._counter(moved).device.type == "meta"
+
+
+def test_parameters_of_the_same_name_are_told_apart() -> None:
+    first, second = nn.Linear(4, 2), nn.Linear(2, 1)
+    groups = [{"params": list(layer.named_parameters())} for layer in (first, second)]
+    optimizer = cadam.CAdam(groups)
+    for layer in (first, second):
+        for p in layer.parameters():
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+    found = optimizer.alignment()
+    assert {name: ratio.seen for name, ratio in found.parameters.items()} == {
+        "group0.0.weight": 8,
+        "group0.1.bias": 2,
+        "group1.0.weight": 2,
+        "group1.1.bias": 1,
+    }
+    assert found.total.seen == 13
+    one_group = cadam.CAdam([*first.named_parameters(), *second.named_parameters()])
+    assert list(one_group.alignment().parameters) == [
+        "group0.0.weight",
+        "group0.1.bias",
+        "group0.2.weight",
+        "group0.3.bias",
+    ]
+
+
+def test_explain_gives_the_reason_where_a_subclass_of_tensor_is_in_the_way() -> None:
+    class Odd(Tensor):
+        pass
+
+    p = torch.ones(3).as_subclass(Odd).requires_grad_()  # type: ignore[arg-type]
+    optimizer = cadam.CAdam([p])
+    assert "Odd" in optimizer.explain()[0].passed_over["native"]
+    q = nn.Parameter(torch.ones(3))
+    q.grad = torch.ones(3).as_subclass(Odd)  # type: ignore[arg-type]
+    text = str(cadam.CAdam([q]).explain())
+    assert "not native: serves plain gradients only, not Odd" in text
+    assert "not cuda" not in text

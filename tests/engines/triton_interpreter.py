@@ -21,8 +21,6 @@ from typing import Any
 import pytest
 import torch
 
-import cadam
-
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
@@ -52,8 +50,7 @@ def run_named(cases: Mapping[str, Callable[[], None]]) -> None:
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    paths = [Path(cadam.__file__).parent.parent, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(str(part) for part in paths if part)
+    path = os.pathsep.join(part for part in sys.path if part)  # the same cadam, and modules of the tests
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
 

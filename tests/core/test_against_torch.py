@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytorch_optimizer
 import torch
-from engines import DENSE, ENGINES, ROWS, served
+from engines_under_test import DENSE, ENGINES, ROWS, served
 from family import buffers, parameter, sparse
 from torch import Tensor
 

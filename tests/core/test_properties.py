@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import DENSE, ENGINES, ROWS, served
+from engines_under_test import DENSE, ENGINES, ROWS, served
 from family import CONFIDENT, FAMILY, PAIRS, buffers, gradient, parameter, same_bits, sparse
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st

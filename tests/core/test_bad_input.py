@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from exact import assert_identical, copied
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 import cadam
@@ -46,7 +46,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite, >= 0") for bad in (-0.1, NAN, INF)),
     ({"weight_decay": "0"}, "Invalid weight_decay value: '0'"),
     *(({name: 1}, f"Invalid {name} value: 1 .*True or False") for name in ("maximize", "capturable", "differentiable")),
-    *(({name: "x"}, f"Invalid {name} value: 'x'") for name in ("decoupled_weight_decay", "track_alignment")),
+    *(
+        ({name: "x"}, f"Invalid {name} value: 'x'")
+        for name in ("decoupled_weight_decay", "prepared", "track_alignment")
+    ),
     ({"foreach": "yes"}, "Invalid foreach value: 'yes' .*None, True or False"),
     ({"fused": "yes"}, "Invalid fused value: 'yes' .*None, True or False"),
     *(({"state_dtype": bad}, "Invalid state_dtype value") for bad in ("float32", torch.int64, torch.complex64, 32)),
@@ -420,3 +423,83 @@ def test_type_checkers_know_every_option() -> None:
     from cadam.defaults import COMMON
 
     assert {*Common.__annotations__, "weight_decay"} == set(COMMON)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": False}], ids=["default", "reference"])
+def test_a_new_shape_is_refused_with_nothing_changed(options: dict[str, Any]) -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    optimizer = cadam.CAdam([p], **options)
+    p.grad = torch.ones(4, 2)
+    optimizer.step()
+    p.grad = None
+    p.data = torch.ones(2, 5)
+    p.grad = torch.ones(2, 5)
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*shape \(4, 2\).*no parameter was changed"):
+        optimizer.step()
+    assert optimizer.state[p]["step"].item() == 1
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear(2, 2), nn.Linear(2, 2).parameters], ids=["module", "method"])
+def test_what_is_no_iterable_of_parameters_gets_a_hint(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass model.parameters\(\)"):
+        cadam.CAdam(wrong)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": False}], ids=["default", "fused", "reference"])
+def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[str, Any], sparse: bool) -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    optimizer = cadam.CAdam([p], **options)
+    grad = torch.ones(4, 2).to_sparse(1) if sparse else torch.ones(4, 2)
+    for _ in range(3):
+        p.grad = grad
+        optimizer.step()
+    before = p.detach().clone()
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to("meta")  # stands for: the model has moved away
+    with pytest.raises(RuntimeError, match=r"group 0, parameter 0.*exp_avg is on meta, .* on cpu .*; no parameter was"):
+        optimizer.step()
+    assert torch.equal(p, before)
+    assert (
+        optimizer.explain()[0]
+        .passed_over[f"native{'-rows' * sparse}"]
+        .startswith("fused=None" if "foreach" in options else "exp_avg is on meta")
+    )
+
+
+def test_state_of_an_option_of_the_group_is_looked_at_too() -> None:
+    p = nn.Parameter(torch.ones(4, 2))
+    optimizer = cadam.CAdam([{"params": [p], "amsgrad": True}])
+    p.grad = torch.ones(4, 2)
+    optimizer.step()
+    optimizer.state[p]["max_exp_avg_sq"] = torch.ones(4, 2, device="meta")
+    with pytest.raises(RuntimeError, match="its state max_exp_avg_sq is on meta"):
+        optimizer.step()
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.state[p]["exp_avg"] = None
+    with pytest.raises(RuntimeError, match="its state exp_avg is None, not a tensor"):
+        optimizer.step()
+
+
+def test_a_note_of_any_kind_in_a_group_is_the_users_own() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p], lr=0.1)
+    for step in range(6):
+        optimizer.param_groups[0]["importance"] = torch.rand(3)
+        p.grad = torch.ones(3)
+        optimizer.step()
+        assert optimizer.state[p]["step"] == step + 1
+
+
+def test_lists_of_tensors_that_autograd_is_to_look_through_are_refused() -> None:
+    p = torch.ones(3, requires_grad=True)
+    optimizer = cadam.CAdam([p], foreach=True, differentiable=True)
+    p.grad = torch.ones(3)
+    with pytest.raises(RuntimeError, match="foreach=True was asked for, but differentiable=True needs the eager"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))

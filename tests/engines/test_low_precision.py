@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import DENSE, ENGINES, served
+from engines_under_test import DENSE, ENGINES, served
 from family import CONFIDENT, FAMILY, buffers, gradient, parameter, same_bits, sparse
 from torch import Tensor
 

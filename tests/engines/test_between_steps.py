@@ -385,3 +385,25 @@ def test_a_gradient_with_a_meaning_of_its_own_is_not_read_as_memory() -> None:
     (row,) = optimizer.explain()
     assert row.engine == "eager"
     assert "plain gradients only, not Scaled" in row.passed_over["native"]
+
+
+def test_shared_memory_for_the_step_count_is_noticed() -> None:
+    p = Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([p])
+    for _ in range(3):
+        p.grad = torch.ones(3)
+        optimizer.step()
+        for value in optimizer.state[p].values():
+            value.share_memory_()
+    assert optimizer.state[p]["step"].item() == 3
+
+
+def test_a_buffer_in_another_dtype_is_noticed() -> None:
+    p = Parameter(torch.ones(64))
+    optimizer = cadam.CAdam([p])
+    for step in range(3):
+        p.grad = torch.ones(64)
+        optimizer.step()
+        if step == 0:
+            optimizer.state[p]["exp_avg"].data = optimizer.state[p]["exp_avg"].data.bfloat16()
+    assert optimizer.explain()[0].engine != "native"

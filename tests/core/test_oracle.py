@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from engines import DENSE, ENGINES, PLAIN_ENGINES, ROWS, served
+from engines_under_test import DENSE, ENGINES, PLAIN_ENGINES, ROWS, served
 from family import FAMILY, buffers, parameter, sparse
 from oracle import Oracle
 

@@ -631,3 +631,16 @@ def test_saving_to_a_file_changes_nothing(cls: type[cadam.Optimizer], after: int
     train(resumed, grads[after:])
     assert_identical(values(resumed), values(stayed))
     assert_identical(resumed.state_dict(), stayed.state_dict())
+
+
+def test_a_loaded_state_lies_as_the_parameter_does() -> None:
+    p = Parameter(torch.ones(2, 3, 4, 4))
+    other = torch.optim.Adam([p])
+    p.grad = torch.ones_like(p)
+    other.step()
+    q = Parameter(p.detach().clone().to(memory_format=torch.channels_last))
+    q.grad = torch.ones_like(q)
+    optimizer = cadam.CAdam([q], fused=True)
+    optimizer.load_state_dict(other.state_dict())
+    optimizer.step()
+    assert optimizer.state[q]["exp_avg"].stride() == q.stride()

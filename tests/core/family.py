@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from engines import ROWS
+from engines_under_test import ROWS
 from torch import Tensor
 
 import cadam

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ENGINES, LAYOUTS, ROWS, served
+from engines_under_test import ENGINES, LAYOUTS, ROWS, served
 from family import FAMILY, buffers, gradient, parameter, same_bits, sparse
 from test_oracle import UNUSUAL, assert_agrees
 from torch import Tensor

@@ -1,0 +1,69 @@
+"""Row updates on tensors of one's own: they are those of the optimizer class, and refuse what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cadam
+
+
+@pytest.mark.parametrize(
+    "counts", [torch.zeros(1, dtype=torch.int64), torch.zeros(3), torch.zeros(9, dtype=torch.int64)[::3]], ids=str
+)
+def test_counters_that_do_not_fit_are_refused(counts: Tensor) -> None:
+    table = torch.ones(4, 2)
+    with pytest.raises(ValueError, match="counts must be three int64"):
+        cadam.rows.update_(
+            table, cadam.rows.new_state(table), torch.tensor([1]), torch.ones(1, 2), step=1, counts=counts
+        )
+
+
+def test_row_updates_take_the_defaults_of_the_class() -> None:
+    table, ids, grads = torch.ones(4, 2), torch.tensor([1]), torch.ones(1, 2)
+    cadam.rows.update_(
+        table, cadam.rows.new_state(table, cadam.CAdamW), ids, grads, step=1, optimizer=cadam.CAdamW, lr=0.5
+    )
+    p = nn.Parameter(torch.ones(4, 2))
+    p.grad = torch.sparse_coo_tensor(ids[None], grads, (4, 2))
+    cadam.CAdamW([p], lr=0.5).step()
+    assert torch.equal(table, p)
+    assert table[1, 0] == pytest.approx(0.495)  # decayed by lr * 0.01
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "error", "message"),
+    [
+        (cadam.CAmsGrad, {"amsgrad": False}, ValueError, "CAmsGrad stands for amsgrad=True"),
+        (cadam.CAdam, {"fused": True, "state_dtype": torch.float64}, RuntimeError, "no fused engine can serve it"),
+        (cadam.CAdam, {"differentiable": True}, ValueError, "differentiable=True"),
+        (cadam.CAdam, {"lr": -1.0}, ValueError, "learning rate"),
+        (cadam.CAdam, {"learning_rate": 1.0}, TypeError, "did you mean 'lr'"),
+    ],
+)
+def test_row_updates_refuse_what_the_optimizer_refuses(
+    optimizer: type[cadam.Optimizer], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    table = torch.ones(4, 2)
+    dtype = options.get("state_dtype", torch.float32)
+    state = {name: torch.zeros(4, 2, dtype=dtype) for name in cadam.rows.new_state(table, optimizer)}
+    ids, grads = torch.tensor([1]), torch.ones(1, 2)
+    with pytest.raises(error, match=message):
+        cadam.rows.update_(table, state, ids, grads, step=1, optimizer=optimizer, **options)
+    assert torch.equal(table, torch.ones(4, 2))
+
+
+def test_row_updates_round_stochastically_only_where_that_can_be_done() -> None:
+    table = torch.ones(4, 2, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="stochastic_rounding=True needs the CUDA engine"):
+        cadam.rows.update_(
+            table,
+            cadam.rows.new_state(table),
+            torch.tensor([1]),
+            torch.ones(1, 2).bfloat16(),
+            step=1,
+            stochastic_rounding=True,
+        )
