@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from online_streams import SCHEMA, Replayed, build, events, learner, table
-from test_online_sources import write_csv, write_jsonl, write_parquet
+from test_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
