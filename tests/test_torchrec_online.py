@@ -14,7 +14,7 @@ except ImportError as error:
 
 from online_ranks import kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
 from online_streams import Replayed, events
-from test_online_distributed import (
+from test_distributed import (
     learn_and_resume,
     resumed_from_the_newest_good_checkpoint,
     same_as_one_process,

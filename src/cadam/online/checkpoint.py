@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ from torch import Tensor
 
 FORMAT = "cadam online 2"
 NEEDS = "checkpoints need safetensors: pip install safetensors"
+LEFT = re.compile(r"\..*\.new|\.tmp[A-Za-z0-9]{6}")
+"""Names of files that a process which was killed while it wrote leaves behind: ours, and those of safetensors."""
 logger = logging.getLogger("cadam.online")
 
 
@@ -167,8 +170,9 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock: TextIO | None = lock(self.folder)
-        for left in self.folder.glob(".*.new"):
-            left.unlink()
+        for path in self.folder.iterdir():
+            if LEFT.fullmatch(path.name):
+                path.unlink()
 
     def files(self) -> list[Path]:
         """Oldest first."""

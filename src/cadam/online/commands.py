@@ -53,7 +53,8 @@ SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a s
 
 exit codes:
   0    the stream has ended, or the run was stopped; the same command goes on from there
-  1    it failed, or the stream ended and nothing was learnt; what was saved before stays
+  1    it failed, the stream ended and nothing was learnt, or rows of the log are in the checkpoint only; what was saved
+       before stays
   2    the command was not understood or does not fit the state, a package is missing, or a folder cannot be written
        to; nothing was learnt
   130  interrupted while it was starting, or a second time; what was saved before stays
@@ -164,6 +165,13 @@ def run(options: argparse.Namespace) -> int:
         print(
             f"cadam run: the last checkpoint, at {learner.events:,} events, could not be written; the same command "
             "goes on from the one before it",
+            file=sys.stderr,
+        )
+        return FAILED
+    if learner.log is not None and learner.log.unwritten:
+        print(
+            f"cadam run: {learner.log.unwritten:,} rows of the prediction log could not be written; they are in the "
+            "checkpoint, and the same command writes them once there is room",
             file=sys.stderr,
         )
         return FAILED

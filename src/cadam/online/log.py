@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ logger = logging.getLogger("cadam.online")
 
 OUTCOMES = ("label", "assumed", "dropped")
 LABEL, ASSUMED, DROPPED = range(3)
+RETRY = 60.0  # seconds between attempts to write to a disk that is full, and between messages that it is
 NEEDS = "the prediction log and Parquet streams need pyarrow: pip install pyarrow"
 
 
@@ -47,6 +50,7 @@ class PredictionLog:
         else:
             self.fresh = True
         self.part, self.waiting, self.parts_waiting, self.lost = 0, 0, [], 0  # type: int, int, list[Columns], int
+        self.failed, self.tried = False, 0.0  # whether the disk did not take the last write, and when
 
     def check(self) -> None:
         """That the folder is this run's."""
@@ -60,10 +64,13 @@ class PredictionLog:
         kept["outcome"] = np.full(count, outcome, dtype=np.int8)
         self.parts_waiting.append(kept)
         self.waiting += count
-        if self.waiting >= self.rows:
+        if self.waiting >= self.rows and (not self.failed or time.monotonic() - self.tried > RETRY):
             self._write_full()
+        if self.waiting > self.most:
+            self._lose(self.waiting - self.most)
 
     def _write_full(self) -> None:
+        """Write what fills parts; rows that the disk does not take wait for another attempt."""
         rows = concatenated(self.parts_waiting)
         start = 0
         try:
@@ -71,14 +78,31 @@ class PredictionLog:
                 self._write({name: values[start : start + self.rows] for name, values in rows.items()})
                 start += self.rows
                 self.part += 1
+            self.failed = False
         except OSError as error:
-            logger.error("the prediction log cannot be written, rows are held in memory: %s", error)
-            excess = self.waiting - start - self.most
-            if excess > 0:
-                self.lost, start = self.lost + excess, start + excess
-                logger.error("%d rows of the prediction log are lost so far", self.lost)
+            self._say(error)
         self.parts_waiting = [{name: values[start:].copy() for name, values in rows.items()}]
         self.waiting -= start
+
+    def _say(self, error: OSError) -> None:
+        """The disk did not take rows: as often as it is tried, which is once a minute."""
+        self.failed, self.tried = True, time.monotonic()
+        lost = f", {self.lost} more are lost so far" if self.lost else ""
+        logger.error(
+            "the prediction log cannot be written, rows are held in memory and in checkpoints%s: %s", lost, error
+        )
+
+    def _lose(self, count: int) -> None:
+        """Give up the oldest rows that wait."""
+        self.lost, self.waiting = self.lost + count, self.waiting - count
+        while count:
+            first = self.parts_waiting[0]
+            size = len(first["score"])
+            if size > count:
+                self.parts_waiting[0] = {name: values[count:] for name, values in first.items()}
+                return
+            del self.parts_waiting[0]
+            count -= size
 
     def _write(self, rows: Columns) -> None:
         import pyarrow as pa
@@ -101,11 +125,21 @@ class PredictionLog:
 
     def flush(self) -> None:
         """Write the rows that do not fill a part as a short one. A run that goes on replaces it by a full one."""
-        if self.waiting:
+        if self.waiting >= self.rows:
+            self._write_full()
+        if 0 < self.waiting < self.rows:
             try:
                 self._write(concatenated(self.parts_waiting))
+                self.failed = False
             except OSError as error:
-                logger.error("the end of the prediction log cannot be written: %s", error)
+                self._say(error)
+        if self.lost:
+            logger.error("%d rows of the prediction log are lost: the disk did not take them in time", self.lost)
+
+    @property
+    def unwritten(self) -> int:
+        """Rows that the disk did not take: they are in memory, and in the checkpoint alone."""
+        return self.waiting if self.failed else 0
 
     def state_dict(self) -> dict[str, Any]:
         waiting = concatenated(self.parts_waiting) if self.parts_waiting else {}
@@ -118,6 +152,11 @@ class PredictionLog:
         parts = sorted(self.folder.glob("part-*.parquet"))
         if len(parts) < state["part"]:
             raise FileNotFoundError(f"{self.folder} has {len(parts)} parts of the log, the checkpoint {state['part']}")
+        for path in parts[: state["part"]]:
+            if not _is_whole(path):
+                raise ValueError(
+                    f"{path}, a part of the log, is cut short: bring back the whole file, or log elsewhere"
+                )
         for path in parts[state["part"] :]:
             path.unlink()
         self.fresh, self.part, self.lost = True, state["part"], state["lost"]
@@ -125,11 +164,20 @@ class PredictionLog:
         self.waiting = len(state["waiting"]["score"]) if state["waiting"] else 0
 
 
+def _is_whole(path: Path) -> bool:
+    """Whether a Parquet file has its end, where it says what is in it."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4))
+        return file.read() == b"PAR1"
+
+
 class RejectFile:
     """Rejected events, as lines of JSON: reason, where, size and the beginning of the event."""
 
     def __init__(self, path: Path | str) -> None:
         self.path, self.count, self.size, self.lost = Path(path), 0, 0, 0
+        self.said = -math.inf  # when, that it cannot be written
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115
         self.size = self._file.tell()
@@ -143,7 +191,9 @@ class RejectFile:
             self.size += len(text)
         except OSError as error:
             self.lost += len(rejected)
-            logger.error("%s cannot be written, %d events are only counted: %s", self.path, self.lost, error)
+            if time.monotonic() - self.said > RETRY:
+                logger.error("%s cannot be written, %d events are only counted: %s", self.path, self.lost, error)
+                self.said = time.monotonic()
             self._reopen()
 
     def _reopen(self) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from .schema import Schema
 from .sources import LinesSource, ParquetSource, RedisSource, Source
 from .sources.lines import csv_names
+from .sources.parquet import parquet_files
 from .sources.record import json_record, repeated
 
 LOOKED_AT = 1000
@@ -94,8 +95,8 @@ def _columns(source: Source) -> Iterator[str]:
 def _parquet_columns(source: ParquetSource) -> Iterator[str]:
     import pyarrow.parquet as pq
 
-    files = [source.path] if source.path.is_file() else sorted(source.path.rglob("*.parquet"))
-    for file in islice((f for f in files if not f.name.startswith((".", "_"))), LOOKED_AT):
+    files = [source.path] if source.path.is_file() else sorted(parquet_files(source.path))
+    for file in islice(files, LOOKED_AT):
         try:
             yield from pq.read_schema(file).names
         except Exception:  # as a damaged file has it
@@ -109,6 +110,8 @@ def _redis_columns(source: RedisSource) -> Iterator[str]:
         entries: Any = source.client.xrange(source.stream, count=LOOKED_AT)
     except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
         return  # it is waited for
+    except redis.ResponseError as error:
+        raise MismatchError(source.refused(error)) from error
     yield from _record_columns(entries, lambda entry: source._record(*entry).read(source.longest))
 
 

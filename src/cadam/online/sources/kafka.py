@@ -20,6 +20,12 @@ MADE_ANEW = "it is another topic of that name, or has lost messages"
 LOOK_EVERY = 60.0  # seconds between looks for new partitions
 
 
+def _said(error: Exception) -> str:
+    """What librdkafka says."""
+    inner = error.args[0] if error.args else error
+    return inner.str() if hasattr(inner, "str") else str(inner)
+
+
 class KafkaSource:
     """The messages of a Kafka topic: JSON objects. The position is an offset per partition, kept by the learner.
 
@@ -69,7 +75,11 @@ class KafkaSource:
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": QUEUED,
         }
-        self.consumer = kafka.Consumer({**own, **(settings or {})}, logger=logger)
+        try:
+            self.consumer = kafka.Consumer({**own, **(settings or {})}, logger=logger)
+        except (kafka.KafkaException, TypeError, ValueError) as error:
+            given = ", ".join(settings or ()) or "none of its own"
+            raise ValueError(f"Kafka does not take the settings ({given}): {_said(error)}") from error
 
     def __iter__(self) -> Iterator[Batch | None]:
         import confluent_kafka as kafka

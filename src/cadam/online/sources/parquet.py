@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ..log import NEEDS
 from ..schema import KEPT, Schema, Unreadable
 from .record import repeated
 from .source import check_state, digest
+
+logger = logging.getLogger("cadam.online")
 
 CHUNK = 64  # batches converted at one go
 KNOWN_BY = 65_536  # bytes at the end of a file, where Parquet says what is in it, by which it is known again
@@ -69,6 +72,8 @@ class ParquetSource:
         self.queue: list[str] = []  # found, not finished; the first is being read
         self.done: dict[str, None] = {}
         self.chunk = self.batch = 0  # of the file being read: the next to give
+        self.known: str | None = None  # what the file being read is known by, as it was opened
+        self._unreadable: set[str] = set()  # folders of which this was said
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
@@ -87,10 +92,14 @@ class ParquetSource:
         if self.path.is_file():
             names = [self.path.name]
         else:
-            names = sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*.parquet"))
+            names = sorted(str(path.relative_to(self.path)) for path in parquet_files(self.path, self._say_unreadable))
         known = self.done.keys() | set(self.queue)
-        hidden = (".", "_")
-        self.queue += [n for n in names if n not in known and not os.path.basename(n).startswith(hidden)]
+        self.queue += [name for name in names if name not in known]
+
+    def _say_unreadable(self, error: OSError) -> None:
+        if error.filename not in self._unreadable:
+            logger.error("%s cannot be looked into, files in it are not read: %s", error.filename, error.strerror)
+            self._unreadable.add(error.filename)
 
     def _full(self, name: str) -> Path:
         return self.path if self.path.is_file() else self.path / name
@@ -129,6 +138,10 @@ class ParquetSource:
         rows = self.batch_size * CHUNK
         first = self.chunk * rows
         with pq.ParquetFile(path) as file:
+            known = _known_by(path)
+            if (self.chunk or self.batch) and self.known not in (None, known):
+                raise pa.ArrowInvalid("it is not the file that was being read")
+            self.known = known
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             total = file.metadata.num_rows
             if sum(sizes) != total or min(sizes, default=0) < 0:
@@ -170,26 +183,32 @@ class ParquetSource:
             "done": list(self.done),
             "chunk": self.chunk,
             "batch": self.batch,
-            "begun": self._begun(),
+            "begun": self.known if self.queue and (self.chunk or self.batch) else None,
         }
-
-    def _begun(self) -> str | None:
-        """What the file that is being read is known by; None between files, or if it is gone."""
-        if not (self.queue and (self.chunk or self.batch)):
-            return None
-        path = self._full(self.queue[0])
-        if not path.exists():
-            return None
-        size = path.stat().st_size
-        return digest(path, size - KNOWN_BY, size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state(state, source="parquet", batch_size=self.batch_size)
         self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
         self.chunk, self.batch = state["chunk"], state["batch"]
-        if state["begun"] is not None and self._begun() != state["begun"]:
-            path = self._full(self.queue[0])
+        self.known = state["begun"]
+        if self.known is not None and _known_by(path := self._full(self.queue[0])) != self.known:
             raise ValueError(f"{path} is not the file that was being read: the position in it means nothing now")
+
+
+def parquet_files(folder: Path, unreadable: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """The Parquet files under a folder, in no order; `unreadable` is told of folders that cannot be looked into."""
+    for place, _, names in os.walk(folder, onerror=unreadable):
+        for name in names:
+            if name.endswith(".parquet") and not name.startswith((".", "_")):
+                yield Path(place, name)
+
+
+def _known_by(path: Path) -> str | None:
+    """What a file is known by; None if it is gone."""
+    if not path.exists():
+        return None
+    size = path.stat().st_size
+    return digest(path, size - KNOWN_BY, size)
 
 
 def _values(column: Any) -> Array | list[Any]:

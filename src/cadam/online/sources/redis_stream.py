@@ -83,6 +83,8 @@ class RedisSource:
                 yield None
                 time.sleep(self.retry)
                 continue
+            except redis.ResponseError as error:
+                raise ValueError(self.refused(error)) from error
             self._reached = True
             if away:
                 logger.warning("Redis is back, going on after entry %s", last)
@@ -101,6 +103,10 @@ class RedisSource:
                 return
             elif not page:
                 yield None
+
+    def refused(self, error: Exception) -> str:
+        """What Redis says to a key that is no stream, or to a user who may not read it."""
+        return f"Redis does not give the stream {self.stream!r}: {error}. Check the key and the rights of the user"
 
     def _page(self, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         block = max(1, int(1000 * self.poll)) if self.follow else None

@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from online_streams import SCHEMA, Replayed, build, events, learner, table
-from test_online_sources import write_csv, write_jsonl, write_parquet
+from test_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
 from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
+from cadam.online.log import PredictionLog
 from cadam.online.portion import Portion
 from cadam.online.validation import MismatchError, check_arguments, check_columns
 
@@ -469,6 +470,24 @@ def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(
     last = measure(*(np.array(log[name][500:]) for name in ("score", "label", "user")))
     for name in ("auc", "gauc_by_impressions", "gauc_by_user"):
         assert shown[0][f"{name}/window"] == pytest.approx(last[name], rel=1e-5)
+
+
+def test_a_run_whose_log_could_not_be_written_fails_and_the_same_command_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(100))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--log", tmp_path / "log")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PredictionLog, "_write", full)
+        assert run(*data, "--quiet") == 1
+    assert "100 rows of the prediction log could not be written" in capsys.readouterr().err
+    assert run(*data, "--quiet") == 0
+    assert pq.read_table(tmp_path / "log").num_rows == 100
 
 
 def test_the_old_name_of_the_option_for_the_reject_file_is_taken_with_a_warning(

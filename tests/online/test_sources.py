@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+import os
 import random
 import re
 import subprocess
@@ -259,6 +261,40 @@ def test_a_file_that_is_another_one_now_is_not_gone_on_with(
         opened().load_state_dict(state)
 
 
+def test_a_parquet_file_that_is_replaced_while_it_is_read_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, table(1000))
+    source = ParquetSource(path, SCHEMA, batch_size=2)
+    batches = iter(source)
+    next(batches)
+    write_parquet(tmp_path / "new", table(900, seed=9))
+    (tmp_path / "new").rename(path)
+    next(batches)  # of the old one, which is still open
+    with pytest.raises(ValueError, match="is not the file that"):
+        ParquetSource(path, SCHEMA, batch_size=2).load_state_dict(source.state_dict())
+
+
+def test_a_folder_that_cannot_be_looked_into_is_said_once_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_parquet(tmp_path / name / f"{name}.parquet", table(10, first=10 * (name == "b")))
+    scandir = os.scandir
+
+    def closed(path: Any) -> Any:
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    source = ParquetSource(tmp_path, SCHEMA)
+    with caplog.at_level(logging.ERROR):
+        assert all_ids(read(source)) == list(range(10, 20))
+    source._look()
+    assert caplog.messages == [f"{tmp_path / 'a'} cannot be looked into, files in it are not read: Permission denied"]
+
+
 def test_a_header_of_csv_may_be_quoted_and_must_name_the_features(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('"event","user","item","price","at","click"\n1,2,3,0.5,4,1\n')
@@ -321,8 +357,8 @@ def test_a_folder_is_looked_through_when_all_that_was_found_is_read_not_for_ever
     for number in range(5):
         write_parquet(tmp_path / f"{number}.parquet", table(2, first=2 * number))
     looks: list[str] = []
-    found = Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda folder, what: looks.append(what) or found(folder, what))
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda folder, **options: looks.append(folder) or walk(folder, **options))
     assert all_ids(read(ParquetSource(tmp_path, SCHEMA))) == list(range(10))
     assert len(looks) == 2
 
@@ -798,6 +834,22 @@ def test_columns_of_redis_are_looked_at_too(server: Server) -> None:
         check_columns(source, source.schema)
     server.client.xadd("clicks", {"event": 3, "user": 3, "item": 4, "prize": 5.0, "at": 6.0})
     check_columns(source, source.schema)  # some events have it: the others are rejected
+
+
+def test_a_redis_key_that_is_no_stream_is_an_error_that_says_so(server: Server) -> None:
+    server.client.set("clicks", "text")
+    source = RedisSource(server.url, "clicks", SCHEMA)
+    with pytest.raises(MismatchError, match="does not give the stream 'clicks': WRONGTYPE"):
+        check_columns(source, SCHEMA)
+    with pytest.raises(ValueError, match="does not give the stream 'clicks': WRONGTYPE"):
+        list(source)
+
+
+@pytest.mark.parametrize("setting", ["securty.protocol=ssl", "security.protocol=nonsense"])
+def test_a_setting_that_kafka_does_not_know_is_an_error_that_says_so(setting: str) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    with pytest.raises(ValueError, match=f"does not take the settings .{setting.partition('=')[0]}.: .*configuration"):
+        open_source(f"kafka://localhost:1/clicks?{setting}", SCHEMA)
 
 
 def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:

@@ -6,19 +6,23 @@ import json
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from online_process import COUNT, records
 from online_redis import Server
 from online_streams import Replayed, build, events, files, learner, weights
 
-from cadam.online import checkpoint
+from cadam.online import Learner, checkpoint
+from cadam.online import log as log_module
 from cadam.online.log import LABEL, PredictionLog
 
 
@@ -134,10 +138,89 @@ def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
             log.add({**columns, "label": np.zeros(6)}, LABEL)
     assert log.lost == 35
     assert sum(len(part["score"]) for part in log.parts_waiting) == log.waiting == 25
-    assert "35 rows of the prediction log are lost so far" in caplog.text
+    assert len(caplog.records) == 1  # it was tried once: again after a minute
+    assert log.unwritten == 25
     log.flush()
+    assert log.unwritten == 0
+    assert caplog.messages[1:] == ["35 rows of the prediction log are lost: the disk did not take them in time"]
     found = [pq.read_table(path)["id"].to_pylist() for path in sorted(tmp_path.glob("part-*"))]
     assert [i for part in found for i in part] == list(range(35, 60))
+
+
+def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = [events(20, seed=n, first=20 * n) for n in range(60)]
+    whole = learner(checkpoint=tmp_path / "whole", log=tmp_path / "whole-log", log_rows=70)
+    whole.run(Replayed(stream))
+    tried, now = [], [1000.0]
+
+    def full(*_: object) -> None:
+        tried.append(now[0])
+        raise OSError(28, "No space left on device")
+
+    cut = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
+    cut.reports = [lambda _: now.__setitem__(0, now[0] + 2.5)]  # 60 batches take two and a half minutes
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(PredictionLog, "_write", full)
+        patch.setattr(log_module.time, "monotonic", lambda: now[0])
+        cut.run(Replayed(stream), events=1200)
+    assert len(tried) == 4  # at once, after one minute and after two, and at the end
+    assert len(caplog.records) == 4
+    assert cut.log.unwritten == 1200
+    cut.close()
+    again = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
+    again.run(Replayed(stream))
+    assert again.log.unwritten == 0
+    assert files(tmp_path / "cut-log") == files(tmp_path / "whole-log")
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """Files of safetensors' own, and those beside a checkpoint's place; nothing else."""
+    left = [".tmpAb3dEf", ".tmp000000", ".checkpoint-000000000003.safetensors.new"]
+    others = [".tmp", ".tmpAb3dEfg", "tmpAb3dEf", "notes.txt"]
+    for name in (*left, *others):
+        (tmp_path / name).write_bytes(b"x")
+    ours = learner(checkpoint=tmp_path)
+    ours.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*others, ".lock", "rejected.jsonl"}
+
+
+def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) -> None:
+    """Killed while it writes: whatever is there then is what the next start removes."""
+    found: set[str] = set()
+    for attempt in range(40):
+        child = os.fork()
+        if child == 0:
+            try:
+                while True:
+                    checkpoint.write(tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)})
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + 0.003 * attempt)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found |= {path.name for path in tmp_path.iterdir()} - {"checkpoint-000000000001.safetensors"}
+        if found:
+            break
+    assert all(checkpoint.LEFT.fullmatch(name) for name in found)
+    checkpoint.Checkpoints(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-000000000001.safetensors", ".lock"}
+
+
+def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
+    def ours() -> Learner:
+        return learner(checkpoint=tmp_path / "state", log=tmp_path / "log", log_rows=30)
+
+    first = ours()
+    first.run(Replayed([events(20, seed=n, first=20 * n) for n in range(5)]))
+    first.close()
+    part = tmp_path / "log" / "part-00000001.parquet"
+    part.write_bytes(part.read_bytes()[:-10])
+    second = ours()
+    with pytest.raises(ValueError, match=r"part-00000001\.parquet, a part of the log, is cut short"):
+        second.resume()
+    second.close()
 
 
 def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_checkpoint(tmp_path: Path) -> None:
