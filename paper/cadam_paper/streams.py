@@ -1,7 +1,7 @@
 """Real streams in the order in which they happened: flights, ratings of films, electricity prices, forest cover.
 
 Each is a file that its user has (see `Data`), turned into columns: categorical features as whole numbers from 0,
-numbers scaled by constants known beforehand, a label, a user that GAUC groups by, and a time.
+numbers scaled by fixed constants, a label, a user that GAUC groups by, and a time.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ NOTES = (
     "seeds. Seeds change the initial weights; the events are the same.",
     "The verdict goes by GAUC by impressions alone; other rows are there to be looked at, and of twenty without any "
     "difference one will seem to have one.",
-    "What is watched is the mean over blocks of the GAUC within each block, another number than the GAUC of the whole.",
+    "The confidence sequence is about the mean over blocks of the GAUC within each block, which is another number than "
+    "the GAUC of the whole.",
 )
 
 

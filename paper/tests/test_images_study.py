@@ -290,14 +290,14 @@ def test_the_noise_floor_is_that_of_adam_at_the_reference_strength(name: str) ->
     assert len(rows) == (4 if name == "fig-sudden" else 1)
     # Two sets of three with variance 4: 2.7764 * sqrt(4 * 2 / 3) on four degrees of freedom.
     assert all(row.values["noise floor"] == pytest.approx(4.5340, abs=1e-3) for row in rows.values())
-    assert all(row.noise_floor == "apart 1.00, ±4.53" for row in rows.values())
+    assert all(row.noise_floor == "±4.53 (1.00 seen)" for row in rows.values())
     assert unchanged is None or "noise floor" not in unchanged.values
     assert rows["sudden 60°: mean test accuracy"].verdict == "CAdam better"
     if name == "fig-sudden":
-        less = "CAdam better, by less than seeds alone move Adam"
+        less = "CAdam better, below the noise floor"
         assert rows["sudden 80°: mean test accuracy"].verdict == less
         assert (
-            "more accurate at sudden 60°; more accurate at sudden 80°, by less than seeds alone move Adam; "
+            "more accurate at sudden 60°; more accurate at sudden 80°, below the noise floor; "
             "no difference seen at sudden 0°" in summary.verdict
         )
 
@@ -479,7 +479,9 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     accuracy = [r.outcome.metrics["accuracy"] for r in requests[0].results.where(condition="clean")]
     assert min(accuracy) > 50
     assert min(r.outcome.metrics["accuracy"] for r in requests[-1].results.tests()) > 40  # one in ten by chance
-    for request in requests[2:4]:  # batch norm of the deeper ones needs more steps before test images are told right
+    for request in requests[
+        2:4
+    ]:  # batch norm of the deeper ones needs more steps before test images are classified correctly
         for result in request.results.where(condition="clean"):
             begins, ends = np.split(result.outcome.curves["loss"].astype(float), 2)
             assert ends.mean() < begins.mean(), result.cell

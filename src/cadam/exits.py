@@ -8,7 +8,7 @@ import sys
 DONE = 0
 FAILED = 1
 USAGE = 2
-"""The command was not understood, or cannot be meant like this."""
+"""Invalid usage."""
 NO_DATA = 3
 """Data, or a device, is missing."""
 NOTHING = 4
@@ -21,7 +21,7 @@ UNREAD = 141
 
 
 def stop_printing() -> None:
-    """Whatever is printed from now on goes nowhere: else Python complains of a closed pipe once more when it ends."""
+    """Whatever is printed from now on goes nowhere: else Python complains of a closed pipe again when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -236,7 +236,7 @@ def test_a_planted_difference_is_found_and_none_is_not() -> None:
     none = study.summary(STUDY, everything(0.0, seeds=6))
     assert "As it is: no difference seen" in none.verdict
     whats = [line.what for line in better.rows]
-    for part in ("over users", "over blocks of time", "watched after every block"):
+    for part in ("over users", "over blocks of time", "confidence sequence over blocks"):
         assert f"as it is: the same, {part}" in whats
     assert all(
         line.noise_floor for line in better.rows if line.what.startswith("as it is") and "hindsight" not in line.what
@@ -253,7 +253,7 @@ def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
     assert "As it is: CAdam better" in summary.verdict  # by the rule that was set beforehand
     line = next(line for line in summary.rows if "hindsight" in line.what)
-    assert line.what == "as it is: GAUC by impressions, learning rates of hindsight"
+    assert line.what == "as it is: GAUC by impressions, best learning rates in hindsight"
     assert "Adam 0.9000 (at 0.01)" in line.measured
     assert line.values["difference"] < -0.15
 
@@ -316,7 +316,7 @@ def test_the_verdict_says_better_only_where_all_agree(
 
 def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
     noisy = comparison(ABOVE, noise=Interval(0.0, -0.05, 0.05, 10))
-    assert study.verdict(noisy, evidence(0.005, ABOVE)).endswith(", by less than seeds alone move Adam")
+    assert study.verdict(noisy, evidence(0.005, ABOVE)).endswith(", below the noise floor")
 
 
 def test_without_users_the_other_intervals_decide() -> None:
@@ -361,7 +361,7 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
 
     summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
     assert "As it is: no difference seen" in summary.verdict
-    line = next(line for line in summary.rows if line.what == "as it is: the same, watched after every block")
+    line = next(line for line in summary.rows if line.what == "as it is: the same, confidence sequence over blocks")
     assert line.verdict == "no difference within any block"
 
 

@@ -284,3 +284,15 @@ def test_many_lives_agree_with_the_reference(first: int) -> None:
 def test_lives_on_cuda_agree_with_the_reference(first: int) -> None:
     for seed in range(first, first + 100):
         assert_lives_agree(seed, "cuda")
+
+
+def test_lists_are_not_written_where_memory_is_negated_lazily() -> None:
+    """Torch's list operations refuse such a tensor in the middle of a step; here the engine is not chosen for it."""
+    p = torch.nn.Parameter(torch.tensor([0.5, -1.0]))
+    p.data = torch._neg_view(p.data)
+    p.grad = torch.tensor([1.0, -1.0])
+    optimizer = cadam.Adam([p], foreach=True, lr=0.1)
+    before = p.detach().resolve_neg().clone()
+    with pytest.raises(RuntimeError, match="negated lazily"):
+        optimizer.step()
+    assert torch.equal(p.detach().resolve_neg(), before)

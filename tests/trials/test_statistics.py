@@ -12,11 +12,11 @@ from walks import make_cell
 from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
 from cadam.trials.statistics import (
     Comparison,
-    apart,
     choose_lr,
     compare,
     family_row,
     interval,
+    noise_floor,
     row,
     t_quantile,
     tally,
@@ -64,7 +64,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
     held = np.mean([(found := interval(list(sample))).low <= 3 <= found.high for sample in samples])
     assert held == pytest.approx(0.95, abs=0.012)
     pairs = random.normal(size=(4000, 8))
-    held = np.mean([(found := apart(list(p[:5]), list(p[5:]))).low <= 0 <= found.high for p in pairs])
+    held = np.mean([(found := noise_floor(list(p[:5]), list(p[5:]))).low <= 0 <= found.high for p in pairs])
     assert held == pytest.approx(0.95, abs=0.012)
 
 
@@ -77,7 +77,7 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
     arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
     found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
     assert found.outcome == "better"
-    assert found.verdict == "CAdam better, by less than seeds alone move Adam"
+    assert found.verdict == "CAdam better, below the noise floor"
     assert found.difference.mean == pytest.approx(-1.015)
     assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
 
@@ -98,13 +98,13 @@ def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() ->
     half = 2.776445 * math.sqrt(2 / 3)
     for shift in (0.0, 5.0, -5.0):
         repeat = {seed: value + shift for seed, value in seeds(1.0, 2.0, 3.0, first=100).items()}
-        for ahead, words in ((half + 0.01, "better"), (half - 0.01, "better, by less than seeds alone move Adam")):
+        for ahead, words in ((half + 0.01, "better"), (half - 0.01, "better, below the noise floor")):
             arm = {seed: value + ahead + 1e-4 * seed for seed, value in baseline.items()}
             found = compare(arm, baseline, names=NAMES, better="higher", repeat=repeat)
             assert found.floor == pytest.approx(half, abs=1e-6)
             assert found.verdict == f"CAdam {words}"
             line = row("loss", "", found, 1.0, 2)
-            assert line.noise_floor == f"apart {abs(shift):.2f}, ±2.27"
+            assert line.noise_floor == f"±2.27 ({abs(shift):.2f} seen)"
             assert line.values["A/A difference"] == pytest.approx(-shift)
     undecided = compare(seeds(1.5, 1.9, 3.0), baseline, names=NAMES, better="higher", repeat=seeds(1, 9, 5, first=9))
     assert (undecided.verdict, undecided.qualifier) == ("no difference seen", "")
@@ -113,7 +113,7 @@ def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() ->
 def test_two_single_runs_are_apart_without_a_floor() -> None:
     found = compare(seeds(3.0), seeds(1.0), names=NAMES, better="higher", repeat=seeds(4.0, first=100))
     assert math.isnan(found.floor)
-    assert row("loss", "", found, 1.0, 1).noise_floor == "apart 3.0"
+    assert row("loss", "", found, 1.0, 1).noise_floor == "3.0 seen"
 
 
 def test_no_difference_seen() -> None:
@@ -226,9 +226,9 @@ def test_a_tally_leaves_nothing_out() -> None:
         "lower in 0 of 1 panels, higher in 0, undecided in 1 (2 seeds; --full for more)"
     )
     spread_out = {seed: 40.0 * seed for seed in range(100, 104)}
-    small = [replace(each, noise=apart([0.0, 1.0], list(spread_out.values()))) for each in mixed]
+    small = [replace(each, noise=noise_floor([0.0, 1.0], list(spread_out.values()))) for each in mixed]
     assert tally(small, "problems", "lower", "higher") == (
-        "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 by less than seeds alone move the baseline"
+        "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 below the noise floor"
     )
     one = against(-1, 1)
     assert tally([one], "problems", "lower", "higher") == "one seed: no verdict"

@@ -110,7 +110,7 @@ def clicks_of(cell: Cell) -> Clicks:
 
 
 def outcome(record: Record) -> Outcome:
-    """AUC in percent. A run whose loss left the numbers has none."""
+    """AUC in percent. A run that diverged (non-finite loss) has none."""
     fine = bool(np.isfinite(record.loss).all())
     metrics = {
         "loss": float(record.loss.mean()),

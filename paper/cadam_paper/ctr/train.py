@@ -67,7 +67,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Record:
-    """What came out of a run. A run whose loss left the numbers has scores that are nan."""
+    """What came out of a run. A run that diverged (non-finite loss) has scores that are nan."""
 
     loss: Array
     """By step, in training."""

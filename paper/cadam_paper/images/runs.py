@@ -67,7 +67,7 @@ def _run(cell: Cell) -> Run:
 
 
 def outcome(cell: Cell, record: Record, steps_per_epoch: int) -> Outcome:
-    """Accuracies in percent. A run whose loss left the numbers has none."""
+    """Accuracies in percent. A run that diverged (non-finite loss) has none."""
     diverged = not np.isfinite(record.loss).all()
     test = 100 * record.test_accuracy
     window = cell.settings["window"]
@@ -97,7 +97,7 @@ def averaged(curve: Array, window: int) -> Array:
 
 
 def recovery_steps(accuracy: Array, steps_per_epoch: int) -> Array:
-    """After each start of an epoch, the steps until batches are told right nearly as often as before it.
+    """After each start of an epoch, the steps until batches are classified correctly nearly as often as before it.
 
     Before: the mean over the last eighth of the last epoch. Recovered: the mean over the next twentieth of an
     epoch is at least 95% of that. An epoch that does not get there counts in full.

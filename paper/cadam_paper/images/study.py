@@ -252,7 +252,7 @@ def own_rates(found: Results, condition: Condition) -> dict[str, float]:
 def compared(
     results: Results, condition: Condition, strength: float, pair: tuple[str, str] = ARMS, metric: str = "accuracy"
 ) -> Comparison:
-    """A pair at one strength, beside how far seeds alone move the baseline at the reference strength.
+    """A pair at one strength, beside the noise floor of the baseline at the reference strength.
 
     Without change nothing stands beside it: these runs belong to all conditions, and the reference to one.
     """
@@ -276,7 +276,7 @@ def noise(results: Results, condition: Condition, baseline: str, metric: str) ->
         [value for value in part.metric(metric).values() if np.isfinite(value)]
         for part in (there.tests(), there.repeats())
     )
-    return statistics.apart(first, second)
+    return statistics.noise_floor(first, second)
 
 
 def gain(results: Results, condition: Condition, at: Sequence[float]) -> dict[int, float]:
@@ -670,8 +670,8 @@ _SHARED: dict[str, Any] = {
     "quick_data": DIGITS,
     "weight": _epochs,
     "measure": (
-        "Mean test accuracy: percent of test images told right, averaged over epochs, more is better. Steps to "
-        "recover: how long after a shift accuracy is back at 95% of what it was, fewer is better."
+        "Mean test accuracy: test accuracy in percent, averaged over epochs, more is better. Steps to recover: how long "
+        " after a shift accuracy is back at 95% of what it was, fewer is better."
     ),
 }
 _NOTES = (
@@ -753,7 +753,7 @@ FIG_SUDDEN_DETAIL = Experiment(
     notes=(
         *_NOTES,
         "The A/A noise floor is that of the whole figure, measured at 80 degrees.",
-        "Recovered from a shift: batches are told right at 95% of the rate before it, over a twentieth of an epoch.",
+        "Recovered from a shift: accuracy is back at 95% of what it was before, over a twentieth of an epoch.",
     ),
     **_SHARED,
 )

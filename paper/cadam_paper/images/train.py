@@ -56,11 +56,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Record:
-    """What came out of a run: curves by step, and by epoch the share of test images told right."""
+    """What came out of a run: curves by step, and by epoch the test accuracy, as a share."""
 
     loss: Array
     accuracy: Array
-    """The share of each batch told right before the step, by the samples' own labels."""
+    """The share of each batch classified correctly before the step, by the samples' own labels."""
     alignment: Array
     test_accuracy: Array
 

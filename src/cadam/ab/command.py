@@ -38,7 +38,8 @@ NOTES = (
     "GAUC is by impressions. Seeds change the initial weights; the events are the same in every run.",
     "Runs meet the whole stream and are measured after its first part, on which learning rates were chosen with other "
     "seeds.",
-    "What is watched is the mean over blocks of the GAUC within each block, another number than the GAUC of the whole.",
+    "The confidence sequence is about the mean over blocks of the GAUC within each block, which is another number than "
+    "the GAUC of the whole.",
 )
 
 

@@ -2,8 +2,8 @@
 
 Both arms meet the same events from the same start, each with the learning rate that was best for it on the first part
 of the stream. The verdict is about GAUC and comes from three intervals for the paired difference, which answer
-different questions: over seeds (other starts), over users (other people), and watched over blocks of time (a later
-look). Only where all three agree is one arm called better.
+different questions: over seeds (other starts), over users (other people), and a confidence sequence over blocks of time
+(a later look). Only where all three agree is one arm called better.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Evidence:
     users: Interval | None
 
     @property
-    def watched(self) -> Interval:
+    def sequence(self) -> Interval:
         """What the sequence says at the end."""
         if len(self.by_block) == 0:
             return Interval(math.nan, -math.inf, math.inf, 0)
@@ -166,7 +166,7 @@ class Evidence:
     @property
     def silent(self) -> str:
         """Why the sequence says nothing at the end; empty if it does."""
-        if math.isfinite(self.watched.low):
+        if math.isfinite(self.sequence.low):
             return ""
         if len(self.by_block) < FIRST_LOOK:
             return TOO_FEW
@@ -195,12 +195,12 @@ def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
 
 
 def verdict(seeds: Comparison, found: Evidence) -> str:
-    """The comparison in words: better only where seeds, users and the watched sequence all say so."""
+    """The comparison in words: better only where seeds, users and the confidence sequence all say so."""
     if seeds.outcome == "unknown":
         return seeds.verdict
-    watched = found.watched
+    sequence = found.sequence
     wanted = 1 if seeds.better == "higher" else -1
-    told = {"with other seeds": seeds.difference, "with other users": found.users, AT_ANOTHER_TIME: watched}
+    told = {"with other seeds": seeds.difference, "with other users": found.users, AT_ANOTHER_TIME: sequence}
     signs = {what: _sign(i) for what, i in told.items() if i is not None}
     open_to = [what for what, sign in signs.items() if sign == 0]
     if len(open_to) == len(signs):
@@ -212,7 +212,7 @@ def verdict(seeds: Comparison, found: Evidence) -> str:
             return f"not settled: {otherwise}{found.silent}"
         return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
     name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
-    return f"{seeds.arm} {name}, known after block {found.alarm} of {watched.count}{seeds.qualifier}"
+    return f"{seeds.arm} {name}, known after block {found.alarm} of {sequence.count}{seeds.qualifier}"
 
 
 def _sign(interval: Interval) -> int:
@@ -282,17 +282,19 @@ def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | Non
 
 def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds: int) -> list[Row]:
     """The same difference as users and blocks of time show it, and the baseline against itself beside it."""
-    floors = (None, None, None) if same is None else (same.users, same.blocks, same.watched)
+    floors = (None, None, None) if same is None else (same.users, same.blocks, same.sequence)
     lines = (("over users", found.users), ("over blocks of time", found.blocks))
     rows = []
-    for (what, interval), floor in zip((*lines, ("watched after every block", found.watched)), floors, strict=True):
+    for (what, interval), floor in zip(
+        (*lines, ("confidence sequence over blocks", found.sequence)), floors, strict=True
+    ):
         if interval is None:
             continue
         unit = "users" if what == "over users" else "blocks"
         words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
-        if what.startswith("watched") and found.silent:
+        if what.startswith("confidence sequence") and found.silent:
             words = found.silent
-        if what.startswith("watched") and found.alarm:
+        if what.startswith("confidence sequence") and found.alarm:
             words += f" since block {found.alarm}" if _sign(interval) else f"; excluded 0 at block {found.alarm}"
         rows.append(
             Row(
@@ -320,7 +322,7 @@ def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
     }
     texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
     difference = value[arm] - value[study.baseline]
-    what = f"{AS_IT_IS}: {NAMES[MAIN]}, learning rates of hindsight"
+    what = f"{AS_IT_IS}: {NAMES[MAIN]}, best learning rates in hindsight"
     words = "one seed, chosen on what is measured: a check of the choice, no result"
     return Row(what, "", ", ".join(texts), f"{difference:+.4f}", 1, 0.0, words, "", {**value, "difference": difference})
 
@@ -383,7 +385,7 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     chosen, after = choices(study, results), looking_back(study, results)
     colours = dict(zip((study.arms[-1], study.baseline, *study.arms[1:-1]), palette.SERIES, strict=False))
     figure = Figure(figsize=(11, 3.4), layout="constrained")
-    along, watched, rates = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+    along, sequence, rates = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     for arm in study.arms:
         curve = tests.where(optimizer=arm, condition=AS_IT_IS).curve("auc").mean(0)
         along.plot(_smooth(curve), color=colours[arm], label=arm, lw=1.2)
@@ -406,20 +408,18 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     for name, (arm_results, colour) in {"A/A": (results.repeats(), palette.TARGET), **pairs}.items():
         found = evidence(arm_results, baseline, MAIN)
         if found is not None:
-            _draw_watched(watched, found, name, colour)
-            end = found.watched
+            _draw_sequence(sequence, found, name, colour)
+            end = found.sequence
             reach = max(reach, abs(end.mean) + 3 * end.half_width if math.isfinite(end.low) else 0.0)
     if reach > 0:
-        watched.set_ylim(-reach, reach)  # the first looks are too wide to show
-    if watched.lines:
-        watched.legend(loc="best")
-    watched.axhline(0, color=palette.INK, lw=0.8)
-    watched.set(
-        xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Watched: mean so far, valid interval"
-    )
+        sequence.set_ylim(-reach, reach)  # the first looks are too wide to show
+    if sequence.lines:
+        sequence.legend(loc="best")
+    sequence.axhline(0, color=palette.INK, lw=0.8)
+    sequence.set(xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Mean so far, confidence sequence")
     made = {
         "Left: prediction of the next events, mean over seeds. Middle: the difference as it was seen after each block, "
-        "with the interval that may be watched; grey is the baseline against itself. Right: log loss by learning rate, "
+        "with its confidence sequence; grey is the baseline against itself. Right: log loss by learning rate, "
         "on the part it was chosen on and, dotted, on the part that is measured.": figure
     }
     changed = [condition for condition in study.planted if "change" in study.planted[condition]]
@@ -431,7 +431,7 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     return made
 
 
-def _draw_watched(axes: Any, found: Evidence, name: str, colour: str) -> None:
+def _draw_sequence(axes: Any, found: Evidence, name: str, colour: str) -> None:
     looks = np.flatnonzero(np.isfinite(found.low)) + 1
     if len(looks) == 0:
         return
@@ -468,9 +468,9 @@ def _recovery_figure(study: Study, results: Results, condition: str, colours: Ma
 MEASURE = (
     "GAUC: how often, within a user, an event that happened is ranked above one that did not, averaged over users (by "
     "impressions: each as often as they come); 0.5 is guessing. Log loss: how surprising the labels are, less is "
-    "better. Watched: the interval may be looked at after every block; over all looks together it holds the truth with "
+    "better. The confidence sequence may be checked after every block; over all looks together it holds the truth with "
     "about 95% certainty, if blocks are long enough that what is left of their dependence dies out over a few of them. "
-    "Ups and downs about as long as the stretch watched make it too sure."
+    "Ups and downs about as long as the whole stretch make it too sure."
 )
 
 

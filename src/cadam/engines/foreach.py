@@ -30,6 +30,8 @@ class Foreach(Engine):
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:
             return "foreach=False was asked for"
+        if any(tensor.is_neg() for tensor in (item.param, *item.state.values())):
+            return "list operations cannot write to tensors that are negated lazily (resolve_neg() makes plain ones)"
         if options["foreach"] is None and item.param.device.type == "cpu":
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None

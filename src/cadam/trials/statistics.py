@@ -31,7 +31,7 @@ class NoLearningRateError(ValueError):
 ONE_SEED = "one seed: no verdict"
 
 
-def apart(first: Sequence[float], second: Sequence[float]) -> Interval:
+def noise_floor(first: Sequence[float], second: Sequence[float]) -> Interval:
     """The difference of the means of two independent sets with equal variance, with its 95% interval."""
     if not first or not second:
         return Interval(math.nan, math.nan, math.nan, 0)
@@ -64,14 +64,14 @@ class Comparison:
 
     @property
     def floor(self) -> float:
-        """How far apart seeds alone bring two means of the baseline, 19 times in 20; nan where that is not known."""
+        """Two means of the baseline under other seeds lie within it 19 times in 20; nan where that is not known."""
         return math.nan if self.noise is None else self.noise.half_width
 
     @property
     def qualifier(self) -> str:
         """What has to be added where a difference is smaller than the floor."""
         if self.outcome in ("better", "worse") and abs(self.difference.mean) < self.floor:
-            return f", by less than seeds alone move {self.baseline}"
+            return ", below the noise floor"
         return ""
 
     @property
@@ -128,7 +128,7 @@ def compare(
     both = [seed for seed in arm if math.isfinite(arm[seed]) and math.isfinite(baseline[seed])]
     noise = None
     if repeat is not None:
-        noise = apart(_finite(baseline), _finite(repeat))
+        noise = noise_floor(_finite(baseline), _finite(repeat))
     return Comparison(
         *names,
         better,
@@ -156,7 +156,7 @@ def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str)
     few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
     total = len(outcomes)
     small = sum(bool(c.qualifier) for c in comparisons)
-    less = f"; {small} of these {won + lost} by less than seeds alone move the baseline" if small else ""
+    less = f"; {small} of these {won + lost} below the noise floor" if small else ""
     return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}{less}"
 
 
@@ -194,7 +194,8 @@ def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: i
     floor = ""
     if c.noise is not None:
         values |= {"noise floor": c.floor, "A/A difference": c.noise.mean}
-        floor = f"apart {abs(c.noise.mean):{spec}}" + ("" if math.isnan(c.floor) else f", ±{c.floor:{spec}}")
+        seen = f"{abs(c.noise.mean):{spec}} seen"
+        floor = seen if math.isnan(c.floor) else f"±{c.floor:{spec}} ({seen})"
     return Row(
         what,
         paper,
