@@ -1,7 +1,7 @@
 """CAdam: Adam with confidence, and the same confidence for every momentum optimizer.
 
-Names are imported when they are first asked for: `cadam.codegen` and `cadam.rules` need no torch, nor does what
-builds the package, and `import cadam` takes no time.
+Names are imported when they are first asked for: the environment that builds the package has no torch, and
+`import cadam` stays light.
 """
 
 from importlib import import_module

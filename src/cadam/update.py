@@ -70,7 +70,7 @@ class Update:
 
     @classmethod
     def of(cls, rule: Rule, confidence: bool, o: Options, *, unscale: bool = False) -> Update:
-        # A tensor may change without anybody noticing, so it always counts as a decay.
+        # What is no plain number, such as a tensor, may change unnoticed, so it always counts as a decay.
         decays = not isinstance(o["weight_decay"], (int, float)) or o["weight_decay"] != 0
         kind = "decoupled" if o["decoupled_weight_decay"] else "l2"
         return cls(rule, confidence, o["maximize"], kind if decays else "none", unscale, o["track_alignment"])

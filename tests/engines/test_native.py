@@ -142,8 +142,9 @@ def engine_of_a_step() -> cadam.optimizer.Explained:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for a compiler, much faster: the package's library, with the fingerprint that is asked for."""
-    script = tmp_path / "compiler"
+    """A stand-in for a compiler, much faster: the library in use, with the fingerprint that is asked for."""
+    assert not isinstance(AVAILABLE, str)
+    used, script = AVAILABLE[0].c, tmp_path / "compiler"
     script.write_text(
         f"""#!{sys.executable}
 import pathlib, sys
@@ -153,8 +154,8 @@ stamp = pathlib.Path({str(tmp_path / "stamp")!r})
 if stamps:
     stamp.write_text(stamps[0].split('"')[1])
 if "-shared" in sources:
-    old = {build.fingerprint(c_source.header())!r}.encode()
-    out.write_bytes(pathlib.Path({str(build.LIBRARY)!r}).read_bytes().replace(old, stamp.read_text().encode()))
+    library = pathlib.Path({used._name!r}).read_bytes()
+    out.write_bytes(library.replace({used.cadam_fingerprint()!r}, stamp.read_text().encode()))
 """
     )
     script.chmod(0o755)
@@ -163,7 +164,7 @@ if "-shared" in sources:
 
 
 def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path, edited: Path) -> None:
-    with pytest.warns(RuntimeWarning, match=r"compiled from other rules or C sources.*compiling them anew"):
+    with pytest.warns(RuntimeWarning, match=r"compiled from other rules or C sources.*compiling the kernels anew"):
         assert engine_of_a_step().engine == "native"
     assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so"]
     for each in (library.find, library.catalogue, library._catalogue):

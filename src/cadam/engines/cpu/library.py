@@ -98,9 +98,9 @@ def _catalogue() -> Library | str:
         return _load(build.LIBRARY, build.fingerprint(header))
     except StaleError as stale:
         try:
-            return _compiled("catalogue", header, f"{stale}: compiling them anew, once")
+            return _compiled("catalogue", header, f"{stale}: compiling the kernels anew, once, which may take a minute")
         except UnavailableError as error:
-            reason = f"{stale}, and {error}. `python -m {build.__name__}` compiles them"
+            reason = f"{stale}, and {error}. `python -m {build.__name__}` compiles the kernels"
             warnings.warn(f"cadam: no fused kernels on the CPU, steps are slower: {reason}", RuntimeWarning, 2)
             return reason
     except UnavailableError as error:
