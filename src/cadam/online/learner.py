@@ -44,7 +44,7 @@ class Learner:
         horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
         unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0,
             which needs a finite horizon.
-        capacity: how many events wait at most; beyond it the oldest are let go as if past the horizon.
+        capacity: how many events wait at most; beyond it the oldest expire as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
         metrics: told of every labelled prediction; see `Metric`.
@@ -483,7 +483,7 @@ class Learner:
                 group["lr"] = lr
 
     def close(self) -> None:
-        """Let go of files and of the checkpoint folder."""
+        """Release files and the checkpoint folder."""
         for file in (self.reject_file, self.checkpoints):
             if file is not None:
                 file.close()
