@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -307,7 +307,7 @@ class Learner:
         if self._asked:
             self.stopped, self._asked = True, False
 
-    # Numbers -------------------------------------------------------------------------------------------------
+    # What it has and counts ---------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
@@ -344,8 +344,10 @@ class Learner:
     def checkpoints(self) -> Checkpoints | None:
         return self.saving.checkpoints
 
-    def __getattr__(self, name: str) -> Any:
-        return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
+    if not TYPE_CHECKING:  # which would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
 
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
