@@ -969,7 +969,12 @@ def fuzzed(random: random.Random, number: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("form", "count"),
-    [("jsonl", 15_000), pytest.param("jsonl", 100_000, marks=pytest.mark.slow), ("csv", 15_000)],
+    [
+        ("jsonl", 15_000),
+        pytest.param("jsonl", 100_000, marks=pytest.mark.slow),
+        ("csv", 15_000),
+        pytest.param("csv", 30_000, marks=pytest.mark.slow),
+    ],
 )
 def test_fuzzed_events_are_all_accounted_for(form: str, count: int, tmp_path: Path) -> None:
     dice = random.Random(3)
