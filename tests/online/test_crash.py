@@ -223,6 +223,35 @@ def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None
     second.close()
 
 
+def test_old_parts_of_the_log_may_go_and_one_in_the_middle_is_missed(tmp_path: Path) -> None:
+    stream = [events(20, seed=n, first=20 * n) for n in range(20)]
+
+    def run(name: str, upto: int) -> None:
+        ours = learner(checkpoint=tmp_path / name, log=tmp_path / f"{name}-log", log_rows=30)
+        try:
+            ours.run(Replayed(stream), events=upto)
+        finally:
+            ours.close()
+
+    run("whole", 400)
+    run("cut", 200)
+    log = tmp_path / "cut-log"
+    for number in (0, 1, 2):  # of six
+        (log / f"part-{number:08d}.parquet").unlink()
+    run("cut", 300)
+    run("cut", 400)
+    whole = files(tmp_path / "whole-log")
+    assert files(log) == {name: found for name, found in whole.items() if name > "part-00000003"}
+    (log / "part-00000007.parquet").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=r"lacks part-00000007\.parquet"):
+        run("cut", 500)
+    (tmp_path / "away").rename(log / "part-00000007.parquet")
+    for path in log.iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"must stay"):
+        run("cut", 500)
+
+
 def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_checkpoint(tmp_path: Path) -> None:
     whole = learner(build(), checkpoint=tmp_path / "whole", checkpoint_every=100)
     whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))

@@ -7,6 +7,7 @@ import decimal
 import io
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ TEXT = Schema({"word": "hash:50", "price": "number"}, label="click", id="event:t
 
 
 def read(path: Path, schema: Schema, batch_size: int = 16) -> list[Batch]:
-    return [batch for batch in ParquetSource(path, schema, batch_size=batch_size) if batch is not None]
+    return given(ParquetSource(path, schema, batch_size=batch_size))
+
+
+def given(source: Iterable[Batch | None]) -> list[Batch]:
+    return [batch for batch in source if batch is not None]
 
 
 def used(batches: list[Batch]) -> int:
@@ -153,7 +158,7 @@ def test_a_column_twice_that_the_schema_does_not_ask_for_harms_nothing(tmp_path:
     pq.write_table(whole, tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("event,user,item,more,price,at,click,more\n1,2,3,9,0.5,1,1,9\n")
     assert used(read(tmp_path, SCHEMA)) == 10
-    assert used(list(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))) == 1
+    assert used(given(LinesSource(tmp_path / "a.csv", SCHEMA, "csv"))) == 1
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
@@ -186,7 +191,7 @@ def test_a_json_object_with_a_name_twice_is_rejected_and_the_next_is_used(tmp_pa
     good = '{"event": 0, "user": 1, "item": 2, "price": 0.5, "at": 1}'
     bad = good.replace("}", ', "at": 2}')
     (tmp_path / "a.jsonl").write_text("\n".join([bad, good, bad]))
-    batches = list(LinesSource(tmp_path / "a.jsonl", SCHEMA, "jsonl"))
+    batches = given(LinesSource(tmp_path / "a.jsonl", SCHEMA, "jsonl"))
     assert used(batches) == 1
     assert [one.reason for one in rejected(batches)] == ["not readable: a JSON object with 'at' twice"] * 2
     record = Record("entry 1", text=bad.encode())

@@ -85,6 +85,8 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["cadam_events"]) == 200
+    assert values["cadam_rejected"] == values["cadam_set_aside"] == "0"  # the old name too, for one release
+    assert values["cadam_orphan_labels"] == values["cadam_strange_labels"] == "0"
     assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
     assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
     for line in text.splitlines():

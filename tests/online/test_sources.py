@@ -659,6 +659,23 @@ def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str
         assert place not in places(*other, text=True)
 
 
+@pytest.mark.parametrize("kind", ["integer", "hash:1000"])
+def test_a_whole_number_as_a_float_is_taken_as_far_as_floats_are_exact(kind: str, tmp_path: Path) -> None:
+    schema = Schema({"price": "number", "item": kind if "hash" in kind else "hash:9"}, id="event")
+    name = "event" if kind == "integer" else "item"
+    rows = [2.0**53, -(2.0**53), 2.0**53 + 2, 1e18]
+    columns = {"price": [1.0] * 4, "item": [1] * 4, "event": [1, 2, 3, 4], "label": [1.0] * 4, name: rows}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    lines = [json.dumps({key: values[row] for key, values in columns.items()}) for row in range(4)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    for source in (ParquetSource(tmp_path / "a.parquet", schema), LinesSource(tmp_path / "a.jsonl", schema, "jsonl")):
+        (batch,) = read(source)
+        assert len(batch.events) == 2
+        assert [one.reason for one in batch.rejected] == [
+            f"{name}: {row:.0f} as a float, which cannot tell whole numbers of this size apart" for row in rows[2:]
+        ]
+
+
 def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) -> None:
     schema = Schema({"item": "category:9", "price": "number"}, label="click", id="event")
     rows = [
@@ -952,7 +969,12 @@ def fuzzed(random: random.Random, number: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("form", "count"),
-    [("jsonl", 15_000), pytest.param("jsonl", 100_000, marks=pytest.mark.slow), ("csv", 15_000)],
+    [
+        ("jsonl", 15_000),
+        pytest.param("jsonl", 100_000, marks=pytest.mark.slow),
+        ("csv", 15_000),
+        pytest.param("csv", 30_000, marks=pytest.mark.slow),
+    ],
 )
 def test_fuzzed_events_are_all_accounted_for(form: str, count: int, tmp_path: Path) -> None:
     dice = random.Random(3)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class Learner:
         horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
         unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0,
             which needs a finite horizon.
-        capacity: how many events wait at most; beyond it the oldest are let go as if past the horizon.
+        capacity: how many events wait at most; beyond it the oldest expire as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
         metrics: told of every labelled prediction; see `Metric`.
@@ -307,7 +307,7 @@ class Learner:
         if self._asked:
             self.stopped, self._asked = True, False
 
-    # Numbers -------------------------------------------------------------------------------------------------
+    # What it has and counts ---------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
@@ -344,8 +344,10 @@ class Learner:
     def checkpoints(self) -> Checkpoints | None:
         return self.saving.checkpoints
 
-    def __getattr__(self, name: str) -> Any:
-        return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
+    if not TYPE_CHECKING:  # which would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
 
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
@@ -483,7 +485,7 @@ class Learner:
                 group["lr"] = lr
 
     def close(self) -> None:
-        """Let go of files and of the checkpoint folder."""
+        """Release files and the checkpoint folder."""
         for file in (self.reject_file, self.checkpoints):
             if file is not None:
                 file.close()

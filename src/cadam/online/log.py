@@ -33,7 +33,8 @@ class PredictionLog:
 
     Columns: id, user and time where the events have them, score, label (null if dropped), outcome: `label` if a label
     came, `assumed` if it was taken for negative after the horizon, `dropped` if not.
-    A part is cut by the number of rows alone, so parts do not depend on when checkpoints were made.
+    A part is cut by the number of rows alone, so parts do not depend on when checkpoints were made. Old parts may be
+    moved away, from the first on; the newest finished one stays, by which the log is known.
     """
 
     def __init__(self, folder: Path | str, rows: int = 50_000, most: int = 1_000_000) -> None:
@@ -114,7 +115,7 @@ class PredictionLog:
         arrays["label"] = pa.array(rows["label"], mask=np.isnan(rows["label"]))
         arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOMES))
         schema = pa.schema([pa.field(name, a.type, nullable=name == "label") for name, a in arrays.items()])
-        path = self.folder / f"part-{self.part:08d}.parquet"
+        path = self.folder / _name(self.part)
         new = path.with_name(f".{path.name}.new")
         try:
             table = pa.table(list(arrays.values()), schema=schema)
@@ -149,19 +150,27 @@ class PredictionLog:
         """Go on from there: parts written since are removed."""
         if state["rows"] != self.rows:
             raise ValueError(f"the log was begun with parts of {state['rows']} rows, not {self.rows}")
-        parts = sorted(self.folder.glob("part-*.parquet"))
-        if len(parts) < state["part"]:
-            raise FileNotFoundError(f"{self.folder} has {len(parts)} parts of the log, the checkpoint {state['part']}")
-        for path in parts[: state["part"]]:
-            if not _is_whole(path):
-                raise ValueError(
-                    f"{path}, a part of the log, is cut short: bring back the whole file, or log elsewhere"
+        parts = {int(path.stem.removeprefix("part-")): path for path in self.folder.glob("part-*.parquet")}
+        finished = range(state["part"])
+        first = min(parts.keys() & set(finished), default=0)
+        for number in finished[first:]:
+            if number not in parts:
+                raise FileNotFoundError(
+                    f"{self.folder} lacks {_name(number)} of the log: bring it back; parts may go from the first on, "
+                    f"and the newest finished one, {_name(finished[-1])}, must stay"
                 )
-        for path in parts[state["part"] :]:
-            path.unlink()
+            if not _is_whole(parts[number]):
+                raise ValueError(f"{parts[number]}, a part of the log, is cut short: bring back the whole file")
+        for number, path in parts.items():
+            if number not in finished:
+                path.unlink()
         self.fresh, self.part, self.lost = True, state["part"], state["lost"]
         self.parts_waiting = [dict(state["waiting"])] if state["waiting"] else []
         self.waiting = len(state["waiting"]["score"]) if state["waiting"] else 0
+
+
+def _name(part: int) -> str:
+    return f"part-{part:08d}.parquet"
 
 
 def _is_whole(path: Path) -> bool:

@@ -92,7 +92,7 @@ class Pending:
 
     Args:
         horizon: how long, on the stream's clock, a prediction waits for its label.
-        capacity: how many events are held at most; beyond it the oldest are let go as if past the horizon, and counted.
+        capacity: how many events are held at most; beyond it the oldest expire as if past the horizon, and are counted.
         remember: how many ids of finished events are remembered, to tell a second label from an orphan.
     """
 
@@ -178,7 +178,7 @@ class Pending:
         self.size = size
 
     def _drop_settled(self) -> None:
-        """Let go of the rows before the oldest event that still waits."""
+        """Release the rows before the oldest event that still waits."""
         places = np.arange(self.head, self.tail)
         self.head += int(np.argmax(np.append(self._waiting(places), True)))
         while self.arrivals and self.arrivals[0][1] <= self.head:
@@ -248,7 +248,7 @@ class Pending:
                 break
             del self.early[key]
             self.counts.orphan_labels += 1
-        return self._let_go(max(end, crowded), crowded)
+        return self._release(max(end, crowded), crowded)
 
     def events_came_at(self, clock: float, first: int) -> None:
         """Events from a number on have come at this time."""
@@ -265,9 +265,9 @@ class Pending:
         self.arrivals.clear()
         self.counts.orphan_labels += len(self.early)
         self.early.clear()
-        return self._let_go(self.tail, self.head)
+        return self._release(self.tail, self.head)
 
-    def _let_go(self, end: int, crowded: int) -> Columns | None:
+    def _release(self, end: int, crowded: int) -> Columns | None:
         if end == self.head:
             return None
         places = np.arange(self.head, end)

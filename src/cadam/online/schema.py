@@ -23,6 +23,7 @@ TRUTH = {"true": "1", "True": "1", "false": "0", "False": "0"}
 LARGEST = 1e19
 """Of numbers: a gradient is a multiple of them, and its square must not be infinite as float32, else its weight would
 stand still for ever."""
+EXACT = 2**53  # up to here a float is exactly the whole number that was meant
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
 
@@ -404,6 +405,8 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
     if isinstance(value, float):
         if not value.is_integer():
             raise RejectedError(f"{value} is not a whole number")
+        if abs(value) > EXACT:
+            raise RejectedError(f"{value:.0f} as a float, which cannot tell whole numbers of this size apart")
         value = int(value)
     if type(value) is not int:
         raise RejectedError(f"{reprlib.repr(value)[:40]} is a {type(value).__name__}, not an integer")
