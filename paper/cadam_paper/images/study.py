@@ -670,8 +670,8 @@ _SHARED: dict[str, Any] = {
     "quick_data": DIGITS,
     "weight": _epochs,
     "measure": (
-        "Mean test accuracy: test accuracy in percent, averaged over epochs; more is better. Steps to recover: how many "
-        "steps after a shift accuracy is back at 95% of what it was; fewer is better."
+        "Mean test accuracy: test accuracy in percent, averaged over epochs; more is better. Steps to recover: how "
+        "many steps after a shift accuracy is back at 95% of what it was; fewer is better."
     ),
 }
 _NOTES = (
