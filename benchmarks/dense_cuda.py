@@ -21,8 +21,7 @@ from torch import Tensor
 import cadam
 from cadam import bench
 from cadam.codegen.c import header
-from cadam.engines import watch
-from cadam.engines.cpu import build
+from cadam.engines.cpu import build, watch
 
 NEVER = 60  # preparations after which none is tried any more
 

@@ -197,10 +197,10 @@ def dense_peers(device: str) -> dict[str, Callable[[list[Tensor]], torch.optim.O
 
 def cpu_limit(elements: int) -> Contender:
     """The bytes of a step and nothing else, on as many threads."""
-    from .engines.cpu.library import UnavailableError, catalogue
+    from .engines.cpu.library import UnavailableError, package_library
 
     try:
-        library = catalogue()
+        library = package_library()
     except UnavailableError as reason:
         raise SystemExit(f"the speed limit is measured with the C kernels: {reason}") from reason
     tensors = [torch.randn(elements) for _ in range(4)]  # not zeros: those share a single page until written to

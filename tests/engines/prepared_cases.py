@@ -23,8 +23,8 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose, watch
-from cadam.engines.cpu import symbols
+from cadam.engines import choose
+from cadam.engines.cpu import symbols, watch
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import prepared
 from cadam.engines.cuda import rows as cuda_rows

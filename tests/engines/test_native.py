@@ -115,7 +115,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (library.find, library.catalogue, library._catalogue)
+    found = (library.find, library.package_library, library._package_library)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -167,7 +167,7 @@ def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path
     with pytest.warns(RuntimeWarning, match=r"compiled from other rules or C sources.*compiling the kernels anew"):
         assert engine_of_a_step().engine == "native"
     assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so"]
-    for each in (library.find, library.catalogue, library._catalogue):
+    for each in (library.find, library.package_library, library._package_library):
         each.cache_clear()  # another process
     compiler.unlink()
     with warnings.catch_warnings():
@@ -465,7 +465,7 @@ def test_update_refuses_bad_input(change: dict[str, object], error: type[Excepti
 @pytest.mark.parametrize("dtype", native.DTYPES)
 @pytest.mark.parametrize("width", [1, 2, 10, 33])
 def test_the_norm_of_rows_is_that_of_the_summed_rows(dtype: torch.dtype, width: int) -> None:
-    c, threads = library.catalogue().c, torch.get_num_threads()
+    c, threads = library.package_library().c, torch.get_num_threads()
     for n, rows in ((1, 1), (5, 3), (1000, 50), (20_000, 1_000_000), (50_000, 7)):
         generator = torch.Generator().manual_seed(n + width)
         ids = torch.randint(rows, (n,), generator=generator)

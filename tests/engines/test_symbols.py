@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import watch
-from cadam.engines.cpu import library, symbols
+from cadam.engines.cpu import library, symbols, watch
 
 OPTIONAL = [name for names in symbols.SYMBOLS.values() for name in names if name != symbols.REQUIRED]
 

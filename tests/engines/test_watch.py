@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cadam.engines import watch
-from cadam.engines.watch import CHANGED, MOVED, Watched
+from cadam.engines.cpu import watch
+from cadam.engines.cpu.watch import CHANGED, MOVED, Watched
 
 WAYS = ["at once", "one by one"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cadam.online.commands import load, model_of, optimizer_of, schema_of
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
+from cadam.online.model_file import load, model_of, optimizer_of, schema_of
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri

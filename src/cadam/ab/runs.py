@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from cadam.online import drift
-from cadam.online.commands import load, optimizer_of
 from cadam.online.events import Array, Batch, Events, Labels
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import clicks, measure, user_auc
+from cadam.online.model_file import load, optimizer_of
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import math
 import os
@@ -15,26 +14,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-
-import cadam
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
+from .model_file import UsageError, load, model_of, optimizer_of, schema_of
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import Source, open_source
 from .sources.uri import FORMS
-from .validation import check_arguments, check_columns, check_uri
+from .validation import check_columns, check_uri
 
 logger = logging.getLogger("cadam.online")
 
@@ -60,10 +58,6 @@ exit codes:
   130  interrupted while it was starting, or a second time; what was saved before stays
   141  whoever read the console has closed it; the state is saved
 """
-
-
-class UsageError(ValueError):
-    """The command cannot be meant like this."""
 
 
 def add_commands(commands: Any) -> None:
@@ -248,7 +242,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
 
 @contextmanager
 def _fitting(checkpoint: Path) -> Iterator[None]:
-    """What does not fit the state is a command that cannot be meant like this."""
+    """What does not fit the state is invalid usage."""
     try:
         yield
     except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
@@ -313,44 +307,6 @@ def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespa
         raise UsageError(f"{where} has no metrics: leave out --metrics, {anew.replace('or', 'or give', 1)}")
 
 
-def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
-    """The module and the function that FILE:FUNCTION names."""
-    file, _, name = place.rpartition(":")
-    path = Path(file)
-    if not file:
-        raise UsageError(f"{place!r} should be a file and a function in it, as in model.py:build")
-    if not path.is_file():
-        raise UsageError(f"{file} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is not a Python file")
-    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours can be imported, as with `python FILE`
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    build = getattr(module, name, None)
-    if not callable(build):
-        raise UsageError(f"{file} has no function {name!r}")
-    return module, build
-
-
-def schema_of(options: argparse.Namespace, module: ModuleType) -> Schema:
-    """The schema of --schema, else of the model's file."""
-    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
-    if not isinstance(schema, Schema):
-        raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
-    return schema
-
-
-def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:
-    """A new model, which can be called with the features of the schema."""
-    model = build()
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{place} gave a {type(model).__name__}, not a torch.nn.Module")
-    check_arguments(model, schema, place)
-    return model
-
-
 def _check_places(options: argparse.Namespace) -> None:
     """That all that is to be written can be."""
     for name in ("checkpoint", "log", "tensorboard"):
@@ -359,18 +315,6 @@ def _check_places(options: argparse.Namespace) -> None:
     for name in ("rejected", "prometheus"):
         if (file := getattr(options, name)) is not None:
             folders.check_file(file, f"--{name.replace('_', '-')}")
-
-
-def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
-    """An optimizer of the family by name, in any case."""
-    classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
-    family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
-    del family["optimizer"]  # the base of all
-    if name.lower() not in family:
-        names = ", ".join(sorted(kind.__name__ for kind in family.values()))
-        raise UsageError(f"no optimizer {name!r}; there are {names}")
-    made: cadam.Optimizer = family[name.lower()](model.named_parameters(), lr=lr)
-    return made
 
 
 def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:

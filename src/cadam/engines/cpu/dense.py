@@ -19,8 +19,8 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
-from ..watch import CHANGED, Watched, lay_out, watched_grads
 from .library import Library, find
+from .watch import CHANGED, Watched, lay_out, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

@@ -77,16 +77,16 @@ def _work_alone(here: int) -> None:
 
 
 @cache
-def catalogue() -> Library:
+def package_library() -> Library:
     """The library of the package. Raises UnavailableError if it cannot be used."""
-    library = _catalogue()
+    library = _package_library()
     if isinstance(library, str):
         raise UnavailableError(library)
     return library
 
 
 @cache
-def _catalogue() -> Library | str:
+def _package_library() -> Library | str:
     """The library that was built with the package, or after a rule or a source was edited one that is built now."""
     if not build.LIBRARY.exists():
         return (
@@ -98,7 +98,7 @@ def _catalogue() -> Library | str:
         return _load(build.LIBRARY, build.fingerprint(header))
     except StaleError as stale:
         try:
-            return _compiled("catalogue", header, f"{stale}: compiling the kernels anew, once, which may take a minute")
+            return _compiled("package", header, f"{stale}: compiling the kernels anew, once, which may take a minute")
         except UnavailableError as error:
             reason = f"{stale}, and {error}. `python -m {build.__name__}` compiles the kernels"
             warnings.warn(f"cadam: no fused kernels on the CPU, steps are slower: {reason}", RuntimeWarning, 2)
@@ -125,7 +125,7 @@ def _compiled(name: str, header: str, announced: str = "") -> Library:
 
 @cache
 def _own(rule: Rule) -> Library:
-    """Kernels for a rule outside the catalogue."""
+    """Kernels for a rule that is not the package's own."""
     return _compiled(rule.name, c_source.header([rule]))
 
 
@@ -134,7 +134,7 @@ def find(structure: Structure) -> tuple[Library, int] | str:
     """The library with a kernel for such a rule and its number there, or why there is none."""
     try:
         _required()
-        library = catalogue() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
+        library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
         return str(reason)
     kernel = int(library.c.cadam_kernel(structure.name.encode()))

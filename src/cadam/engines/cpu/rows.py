@@ -14,7 +14,7 @@ from ...update import Update
 from ..base import PLAIN, Engine, Item, Job, UnavailableError
 from ..rows import out_of_range
 from .dense import DTYPES, MAX_BUFFERS, MAX_COEFFICIENTS, kernel, refusal, values
-from .library import Library, catalogue
+from .library import Library, package_library
 
 
 class NativeRows(Engine):
@@ -96,7 +96,7 @@ def has_norm(values: Tensor) -> bool:
     if values.device.type != "cpu" or values.dtype not in DTYPES or type(values) not in PLAIN:
         return False
     try:
-        catalogue()
+        package_library()
     except UnavailableError:
         return False
     return True
@@ -107,7 +107,7 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
 
     The result is the same for any number of threads.
     """
-    library, squares = catalogue(), ctypes.c_double()
+    library, squares = package_library(), ctypes.c_double()
     ids, values = ids.contiguous(), values.contiguous()
     n, width = values.shape
     if rows and width:

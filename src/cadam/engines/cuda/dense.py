@@ -18,7 +18,7 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import PLAIN, Item, Job, Words
-from ..watch import CHANGED, Watched, lay_out, watched_grads
+from ..cpu.watch import CHANGED, Watched, lay_out, watched_grads
 from .launch import (
     TYPES,
     Channel,

@@ -30,7 +30,7 @@ from ..base import Containers, Job, UnavailableError, Words, Work
 from ..cpu.library import Library
 from ..cpu.symbols import address as address_of
 from ..cpu.symbols import torch_symbols
-from ..watch import CompiledLook, Watched, compiled_look
+from ..cpu.watch import CompiledLook, Watched, compiled_look
 from .dense import Batch, Cuda
 from .launch import Launch, capturing, mark_in_use, stochastic
 from .rows import (

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import PLAIN, UnavailableError, Words
-from .cpu.library import Library, catalogue
-from .cpu.symbols import torch_symbols
+from ..base import PLAIN, UnavailableError, Words
+from .library import Library, package_library
+from .symbols import torch_symbols
 
 MOVED, CHANGED = 1, 2  # another address; another size or kind
 
@@ -121,7 +121,7 @@ def compiled_look() -> CompiledLook | None:
     if torch_symbols().missing:
         return None
     try:
-        library = catalogue()
+        library = package_library()
     except UnavailableError:
         return None
     with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
