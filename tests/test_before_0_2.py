@@ -24,8 +24,8 @@ from worlds import run as worlds_run
 import cadam
 from cadam import online
 from cadam.online import Batch, Learner, LinesSource, Rejected, Schema, StreamMetrics, measure
+from cadam.online.before_0_2 import OLD_TO_NEW, new_name
 from cadam.online.distributed import DistributedLearner
-from cadam.online.metric_names import OLD_TO_NEW, new_name
 from cadam.online.portion import Portion
 
 WRITTEN = Path(__file__).parent / "data" / "before-0.2"

@@ -162,12 +162,12 @@ def figure(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
 
 
-def test_every_command_is_in_the_lab_s_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_on_the_page_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     names = re.search(r"\{([a-z,]+)\}", capsys.readouterr().out)
     assert names
-    commands = (ROOT / "docs" / "lab.md").read_text().split("## Commands")[1].split("```")[1]
+    commands = (ROOT / "docs" / "paper.md").read_text().split("## Commands")[1].split("```")[1]
     assert sorted(re.findall(r"^cadam (\w+)", commands, re.MULTILINE)) == sorted(names[1].split(","))
 
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
-from .before_0_2 import rename_file, renamed_option, upgraded
+from .before_0_2 import Metrics, rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
-from .metric_names import Metrics
 from .progress import NONE
 from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, tensors_of
 from .tables import table_alignments, table_optimizer

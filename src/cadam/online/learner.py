@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from ..alignment import Ratio
-from .before_0_2 import rename_file, renamed_attribute, renamed_option, upgraded
+from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
 from .labels import LabelJoin, Settled, Unmatched
 from .log import DROPPED, PredictionLog, RejectFile, Rejections
-from .metric_names import Metrics
 from .pending import Pending
 from .progress import NONE, AlignmentCounts, LogLoss, Metric
 from .ready import Ready

@@ -23,9 +23,9 @@ import numpy as np
 
 from cadam.metrics import auc, log_loss
 
+from .before_0_2 import OLD_TO_NEW, Metrics, new_name
 from .events import Array
 from .log import NEEDS
-from .metric_names import OLD_TO_NEW, Metrics, new_name
 from .progress import entropy
 
 RANKED = ("auc", "gauc_by_impressions", "gauc_by_user")
