@@ -20,7 +20,7 @@ unit: $(VENV)/ready
 
 # The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.
 test-torchrec: $(VENV)-torchrec/ready
-	$(VENV)-torchrec/bin/python -m pytest -q tests/test_torchrec_*.py -m "slow or not slow"
+	$(VENV)-torchrec/bin/python -m pytest -q tests/torchrec -m "slow or not slow"
 
 demo: $(VENV)/ready
 	$(RUN)/cadam demo

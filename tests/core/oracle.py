@@ -161,11 +161,13 @@ class Oracle:
         **options: Any,
     ) -> None:
         if rule not in RULES:
-            raise KeyError(f"rule {rule!r} has no oracle: write its element in tests/oracle.py and name it in RULES")
+            raise KeyError(
+                f"rule {rule!r} has no oracle: write its element in tests/core/oracle.py and add it to RULES"
+            )
         self.element, start, defaults = RULES[rule]
         unknown = sorted(set(options) - set(defaults))
         if unknown or decay not in DECAYS:
-            raise KeyError(f"the oracle of {rule!r} does not know {unknown or decay}: teach it in tests/oracle.py")
+            raise KeyError(f"the oracle of {rule!r} does not know {unknown or decay}: add it in tests/core/oracle.py")
         self.options = {**defaults, **options}
         self.confidence, self.maximize = confidence, maximize
         self.decay, self.weight_decay = decay, weight_decay

@@ -237,10 +237,10 @@ def test_every_rule_has_an_oracle_with_its_defaults(name: str) -> None:
     if name not in oracle.RULES:
         pytest.fail(
             f"the rule {name!r} has no oracle: write its mathematics for one float64 element as a function in "
-            "tests/oracle.py, from its definition and not from src/cadam, and name it in RULES there; the tests find it"
+            "tests/core/oracle.py, from its definition and not from src/cadam, and add it to RULES there; tests find it"
         )
     own = {k: v for k, v in RULES[name].defaults.items() if k not in ("weight_decay", "decoupled_weight_decay")}
-    assert own == oracle.RULES[name].defaults, f"teach the options and defaults of {name!r} to tests/oracle.py"
+    assert own == oracle.RULES[name].defaults, f"teach the options and defaults of {name!r} to tests/core/oracle.py"
     plain = {option for option, value in own.items() if option not in UNUSUAL and type(value) in (int, float, tuple)}
     assert plain <= {"lr"}, f"give these options of {name!r} a value in UNUSUAL, so that their place matters"
 

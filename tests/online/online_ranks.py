@@ -275,7 +275,8 @@ def launch(kind: str, data: Path, folder: Path, seconds: list[float]) -> subproc
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     arguments = [__file__, kind, str(data), str(folder), json.dumps(seconds)]
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # of torchrec_model
+    place = Path(__file__).parents[1] / "torchrec"  # of torchrec_model
+    paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with open(folder / "errors", "ab") as errors:
         return subprocess.Popen(

@@ -14,7 +14,7 @@ import pytest
 import cadam
 from cadam.engines.cpu import build
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

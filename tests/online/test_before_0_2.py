@@ -1,7 +1,7 @@
 """Checkpoints and state dicts that version 0.1 wrote are loaded, and go on to what it went on to.
 
-`tests/data/before-0.2` was written by that version: `python tests/test_before_0_2.py FOLDER` with its source. What is
-restored is compared to the bit; what is computed from there to 1e-6, since processors round differently.
+`tests/data/before-0.2` was written by that version: `python tests/online/test_before_0_2.py FOLDER` with its source.
+What is restored is compared to the bit; what is computed from there to 1e-6, since processors round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cadam.online.before_0_2 import OLD_TO_NEW, new_name
 from cadam.online.distributed import DistributedLearner
 from cadam.online.portion import Portion
 
-WRITTEN = Path(__file__).parent / "data" / "before-0.2"
+WRITTEN = Path(__file__).parents[1] / "data" / "before-0.2"
 SCHEMA = Schema({"user": "category:8", "price": "number"}, label="click", id="event:text", user="user", time="at")
 CUT = 150  # events before the checkpoint: in the middle of a batch
 

@@ -23,7 +23,7 @@ from worlds import run
 
 import cadam.online.distributed
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
 
 
