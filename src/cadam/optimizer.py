@@ -84,9 +84,9 @@ class Optimizer(torch.optim.Optimizer):
                 raise TypeError(f"{cls.__name__}: {options.unknown(name, defaults)}")
             if name in cls.fixed and value != cls.fixed[name]:
                 raise ValueError(f"{cls.__name__} stands for {name}={cls.fixed[name]}; got {value!r}")
-        complete = {**defaults, **given, **cls.fixed}
+        complete = options.normal({**defaults, **given, **cls.fixed})
         options.check(cls.rule, complete)
-        return {name: options.scalar(value) for name, value in complete.items()}
+        return complete
 
     # Groups -----------------------------------------------------------------------------------------------
 
@@ -107,6 +107,7 @@ class Optimizer(torch.optim.Optimizer):
             _refuse_duplicates(param_group.get("params"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.update(options.normal({name: group[name] for name in self.defaults}))
         try:
             options.check(self.rule, group)
             for position, param in enumerate(group["params"]):
@@ -114,7 +115,6 @@ class Optimizer(torch.optim.Optimizer):
         except (ValueError, RuntimeError, TypeError):
             del self.param_groups[-1]
             raise
-        group.update({name: options.scalar(value) for name, value in group.items() if name in ("lr", "betas")})
         self._mark(group)
 
     def _mark(self, group: dict[str, Any]) -> None:

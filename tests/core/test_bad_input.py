@@ -27,6 +27,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *(({"lr": bad}, "Invalid learning rate: .*lr must be a finite number >= 0") for bad in (-1, -1e-9, NAN, INF, -INF)),
     *(({"lr": torch.tensor(bad)}, "Invalid learning rate: .*lr must be") for bad in (-1.0, NAN, INF)),
     *(({"lr": bad}, "Invalid learning rate: .*lr must be a number") for bad in ("0.1", None, True, [0.1], 1j)),
+    *(({"lr": np.array(bad)}, "Invalid learning rate: .*lr must be a number") for bad in (True, "0.1", [0.1, 0.2])),
     ({"lr": torch.tensor([0.1, 0.2])}, r"Tensor lr must be 1-element, got shape \(2,\)"),
     ({"lr": torch.empty(0)}, r"Tensor lr must be 1-element, got shape \(0,\)"),
     *(
@@ -38,12 +39,15 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         for bad in (1.0, -0.1, 1.5, NAN, INF)
     ),
     ({"betas": (torch.tensor(0.9), torch.tensor(1.0))}, "Invalid beta parameter at index 1: .*"),
-    *(({"betas": bad}, "Invalid betas: .*two numbers") for bad in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", {})),
+    *(
+        ({"betas": bad}, "Invalid betas: .*two numbers")
+        for bad in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", {}, {0.9, 0.99})
+    ),
     ({"betas": ("0.9", "0.99")}, "Invalid beta parameter at index 0: '0.9'"),
     ({"betas": (0.9, torch.tensor(0.99))}, "betas must be either both floats or both Tensors"),
     *(({"eps": bad}, "Invalid epsilon value: .*eps must be a finite number >= 0") for bad in (-1e-8, NAN, INF)),
     ({"eps": None}, "Invalid epsilon value: None"),
-    *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite, >= 0") for bad in (-0.1, NAN, INF)),
+    *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite number >= 0") for bad in (-0.1, NAN, INF)),
     ({"weight_decay": "0"}, "Invalid weight_decay value: '0'"),
     *(({name: 1}, f"Invalid {name} value: 1 .*True or False") for name in ("maximize", "capturable", "differentiable")),
     *(
@@ -84,12 +88,63 @@ def test_bad_options_of_a_group(options: dict[str, Any], message: str) -> None:
     assert_identical([optimizer.param_groups, optimizer.defaults], before)
 
 
-@pytest.mark.parametrize("number", [0, 1, np.float64(0.1), np.float32(0.1), np.int64(1), torch.tensor(0.1)], ids=repr)
-def test_whatever_is_a_number_is_a_learning_rate(number: Any) -> None:
+NUMBERS = [0, 1, np.float64(0.1), np.float32(0.1), np.int64(1), np.array(0.1), np.array([0.1]), torch.tensor(0.1)]
+
+
+@pytest.mark.parametrize("when", ["constructor", "group", "later"])
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_whatever_is_a_number_is_a_learning_rate(number: Any, when: str) -> None:
     param = parameter()
     param.grad = torch.ones(3)
-    cadam.CAdam([param], lr=number).step()
-    torch.testing.assert_close(param.detach(), torch.full((3,), 1 - float(number)))
+    group = {"params": [param], **({"lr": number} if when == "group" else {})}
+    optimizer = cadam.CAdam([group], **({"lr": number} if when == "constructor" else {}))
+    if when == "later":
+        optimizer.param_groups[0]["lr"] = number
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.full((3,), 1.0 - np.asarray(number).item()))
+
+
+class Config:
+    """A sequence that is neither list nor tuple, as config libraries have them."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> float:
+        return self.values[index]
+
+
+PAIRS: list[Any] = [[0.8, 0.9], Config(0.8, 0.9), np.array([0.8, 0.9]), torch.tensor([0.8, 0.9], dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("when", ["constructor", "group"])
+@pytest.mark.parametrize("betas", [*PAIRS, (np.float64(0.8), np.array(0.9))], ids=lambda betas: type(betas).__name__)
+def test_any_two_numbers_in_order_are_betas(betas: Any, when: str) -> None:
+    moved = []
+    for each in ((0.8, 0.9), betas):
+        param = parameter()
+        group = {"params": [param], **({"betas": each} if when == "group" else {})}
+        optimizer = cadam.CAdam([group], **({"betas": each} if when == "constructor" else {}))
+        for slope in (1.0, -0.5, -2.0):
+            param.grad = torch.full((3,), slope)
+            optimizer.step()
+        kept = optimizer.param_groups[0]["betas"]
+        assert type(kept) is tuple
+        assert all(type(beta) is float or (isinstance(beta, Tensor) and beta.shape == ()) for beta in kept)
+        moved.append(param.detach())
+    assert_identical(moved[0], moved[1])
+
+
+def test_betas_of_a_state_dict_may_come_from_a_config() -> None:
+    optimizer = cadam.CAdam([parameter()])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0].update(betas=[0.5, 0.6], lr=np.array(0.1))
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+    assert type(optimizer.param_groups[0]["lr"]) is float
 
 
 def test_zero_betas_and_eps_are_allowed() -> None:
