@@ -152,23 +152,17 @@ def test_zero_betas_and_eps_are_allowed() -> None:
     cadam.CAdam([parameter()], betas=(0, 0.0), eps=0)
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("confidence", None),
-        ("Lr", "lr"),
-        ("learning_rate", "lr"),
-        ("beta1", "betas"),
-        ("epsilon", "eps"),
-        ("beta", "betas"),
-        ("weightdecay", "weight_decay"),
-        ("ams_grad", "amsgrad"),
-    ],
-)
-def test_unknown_options_of_the_constructor(given: str, meant: str | None) -> None:
-    hint = f"did you mean '{meant}'" if meant else "the options are amsgrad, betas"
-    with pytest.raises(TypeError, match=f"CAdam: unknown option '{given}'; {hint}"):
+@pytest.mark.parametrize("given", ["confidence", "Lr", "learning_rate", "beta1", "ams_grad"])
+def test_unknown_options_of_the_constructor(given: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{given}'"):
         cadam.CAdam([parameter()], **{given: 0.1})
+
+
+def test_unknown_options_are_told_from_known_ones() -> None:
+    with pytest.raises(TypeError, match="CAdam: unknown option 'learning_rate'; did you mean 'lr'"):
+        cadam.CAdam.options_of(learning_rate=0.1)
+    with pytest.raises(TypeError, match="CAdam: unknown option 'confidence'; the options are amsgrad, betas"):
+        cadam.CAdam.options_of(confidence=True)
 
 
 @pytest.mark.parametrize(
@@ -503,14 +497,6 @@ def test_an_option_spoilt_after_construction_is_not_silent() -> None:
     optimizer.param_groups[0]["lr"] = NAN
     optimizer.step()
     assert param.isnan().all()
-
-
-def test_type_checkers_know_every_option() -> None:
-    """What the constructors take beside their own arguments is what all optimizers have."""
-    from cadam.catalog import Common
-    from cadam.defaults import COMMON
-
-    assert {*Common.__annotations__, "weight_decay"} == set(COMMON)
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": False}], ids=["default", "reference"])
