@@ -1,11 +1,12 @@
 """The family: a rule, confidence or not, and the usual defaults. A name with C in front has confidence.
 
-The constructors take what torch.optim's take, in the same order; the remaining options are `Optimizer`'s.
+The constructors take what torch.optim's take, in the same order; `Optimizer` says what the options mean. Each names
+all of them, for whoever looks at its signature: type checkers, configuration libraries, command lines.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,29 +14,13 @@ from torch import Tensor
 from .optimizer import Optimizer
 from .rules import adabelief, adam, lion, radam, sgdm, yogi
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 Number = float | Tensor
 Betas = tuple[Number, Number]
 
 
-class Decay(TypedDict, total=False):
-    """Options of every optimizer that follow the rule's own; `Optimizer` says what they mean."""
-
-    foreach: bool | None
-    maximize: bool
-    capturable: bool
-    differentiable: bool
-    fused: bool | None
-    state_dtype: torch.dtype | None
-    prepared: bool
-    stochastic_rounding: bool
-    track_alignment: bool
-
-
-class Common(Decay, total=False):
-    decoupled_weight_decay: bool
+def _own(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor out of its `locals()`."""
+    return {name: value for name, value in given.items() if name not in ("self", "__class__")}
 
 
 class Adam(Optimizer):
@@ -52,9 +37,19 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: Number = 0.0,
         amsgrad: bool = False,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, **common)
+        super().__init__(**_own(locals()))
 
 
 class AdamW(Adam):
@@ -70,9 +65,19 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: Number = 1e-2,
         amsgrad: bool = False,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = True,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **common)
+        super().__init__(**_own(locals()))
 
 
 class AmsGrad(Adam):
@@ -88,9 +93,19 @@ class AmsGrad(Adam):
         eps: float = 1e-8,
         weight_decay: Number = 0.0,
         amsgrad: bool = True,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **common)
+        super().__init__(**_own(locals()))
 
 
 class SGDM(Optimizer):
@@ -107,17 +122,19 @@ class SGDM(Optimizer):
         dampening: float | None = None,
         weight_decay: Number = 0.0,
         nesterov: bool = False,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            **common,
-        )
+        super().__init__(**_own(locals()))
 
 
 class Lion(Optimizer):
@@ -133,16 +150,18 @@ class Lion(Optimizer):
         betas: Betas = (0.9, 0.99),
         weight_decay: Number = 0.0,
         decoupled_weight_decay: bool = True,
-        **common: Unpack[Decay],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            **common,
-        )
+        super().__init__(**_own(locals()))
 
 
 class RAdam(Optimizer):
@@ -159,17 +178,18 @@ class RAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: Number = 0.0,
         decoupled_weight_decay: bool = False,
-        **common: Unpack[Decay],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            **common,
-        )
+        super().__init__(**_own(locals()))
 
 
 class Yogi(Optimizer):
@@ -186,17 +206,19 @@ class Yogi(Optimizer):
         eps: float = 1e-3,
         initial_accumulator: float = 1e-6,
         weight_decay: Number = 0.0,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            initial_accumulator=initial_accumulator,
-            weight_decay=weight_decay,
-            **common,
-        )
+        super().__init__(**_own(locals()))
 
 
 class AdaBelief(Optimizer):
@@ -212,9 +234,19 @@ class AdaBelief(Optimizer):
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-16,
         weight_decay: Number = 0.0,
-        **common: Unpack[Common],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: torch.dtype | None = None,
+        prepared: bool = True,
+        stochastic_rounding: bool = False,
+        track_alignment: bool = True,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **common)
+        super().__init__(**_own(locals()))
 
 
 class CAdam(Adam):

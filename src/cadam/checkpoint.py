@@ -157,7 +157,8 @@ def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
 
 def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The saved options over ours; how a step runs, and what the class stands for, stays ours."""
-    merged = {**group, **{k: options.scalar(v) if k in ("lr", "betas") else v for k, v in saved.items()}}
+    merged = {**group, **saved}
+    merged.update(options.normal({name: merged[name] for name in ("lr", "betas") if name in merged}))
     merged.update({k: group[k] for k in options.HOW_IT_RUNS if k in group})
     merged.update(fixed)
     merged.update({k: group[k] for k in ("params", "param_names") if k in group}, **{FORMAT_KEY: FORMAT})

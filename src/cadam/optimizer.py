@@ -84,9 +84,9 @@ class Optimizer(torch.optim.Optimizer):
                 raise TypeError(f"{cls.__name__}: {options.unknown(name, defaults)}")
             if name in cls.fixed and value != cls.fixed[name]:
                 raise ValueError(f"{cls.__name__} stands for {name}={cls.fixed[name]}; got {value!r}")
-        complete = {**defaults, **given, **cls.fixed}
+        complete = options.normal({**defaults, **given, **cls.fixed})
         options.check(cls.rule, complete)
-        return {name: options.scalar(value) for name, value in complete.items()}
+        return complete
 
     # Groups -----------------------------------------------------------------------------------------------
 
@@ -107,6 +107,7 @@ class Optimizer(torch.optim.Optimizer):
             _refuse_duplicates(param_group.get("params"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.update(options.normal({name: group[name] for name in self.defaults}))
         try:
             options.check(self.rule, group)
             for position, param in enumerate(group["params"]):
@@ -114,7 +115,6 @@ class Optimizer(torch.optim.Optimizer):
         except (ValueError, RuntimeError, TypeError):
             del self.param_groups[-1]
             raise
-        group.update({name: options.scalar(value) for name, value in group.items() if name in ("lr", "betas")})
         self._mark(group)
 
     def _mark(self, group: dict[str, Any]) -> None:
@@ -319,15 +319,16 @@ class Optimizer(torch.optim.Optimizer):
         rows = []
         for name, number, param in self._named():
             group, grad = self.param_groups[number], param.grad
-            item = self._preview(param, group)
-            seen = None if grad is None else real_local_grad(grad, param)
-            choice = choose(Update.of(self.rule, self.confidence, group), item, seen, group)
             layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
-            rows.append(
-                Explained(
-                    name, tuple(param.shape), param.dtype, param.device, layout, choice.engine.name, choice.passed_over
-                )
-            )
+            fixed = _fixed_by_dtype(param)
+            if fixed is not None:
+                engine, passed_over = "none", {"any": fixed}
+            else:
+                seen = None if grad is None else real_local_grad(grad, param)
+                update = Update.of(self.rule, self.confidence, group)
+                choice = choose(update, self._preview(param, group), seen, group)
+                engine, passed_over = choice.engine.name, choice.passed_over
+            rows.append(Explained(name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
         return Explanation(rows, self._how_prepared() if by_kernels else None)
 
@@ -478,9 +479,14 @@ def _refuse_duplicates(params: Any) -> None:
         seen.add(id(tensor))
 
 
+def _fixed_by_dtype(param: Tensor) -> str | None:
+    """Why no engine moves a parameter of this dtype: quantized models hold such, frozen, beside those they train."""
+    if param.is_complex() or (param.is_floating_point() and param.dtype.itemsize > 1):
+        return None
+    return f"a parameter of dtype {param.dtype} cannot be optimized (float16, bfloat16, float32, float64, complex can)"
+
+
 def _check_param(param: Tensor, name: str) -> None:
-    if not (param.is_floating_point() or param.is_complex()):
-        raise TypeError(f"{name} has dtype {param.dtype}; only floating-point and complex parameters can be optimized")
     if param.layout != torch.strided:
         raise ValueError(f"{name} has layout {param.layout}; parameters must be dense (their gradients may be sparse)")
 
@@ -489,6 +495,9 @@ def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str
     def refuse(problem: str) -> RuntimeError:
         return RuntimeError(f"{name}: {problem}; no parameter was changed")
 
+    fixed = _fixed_by_dtype(param)
+    if fixed is not None:
+        raise refuse(fixed)
     if grad.layout not in (torch.strided, torch.sparse_coo):
         raise refuse(f"the gradient has layout {grad.layout}; dense and sparse_coo are supported")
     if grad.shape != param.shape:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,15 @@ FLAGS = (
     "track_alignment",
 )
 
+# Those that are one number each, as messages call them.
+NUMBERS = {
+    "lr": "learning rate",
+    "weight_decay": "weight_decay value",
+    "eps": "epsilon value",
+    "momentum": "momentum value",
+    "initial_accumulator": "initial_accumulator",
+}
+
 # What other libraries call them.
 ALIASES = {
     "alpha": "lr",
@@ -60,21 +70,36 @@ def unknown(name: str, known: Iterable[str], *, only_if_close: bool = False) -> 
     return f"unknown option {name!r}{suggestion}"
 
 
+def normal(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as groups keep them: betas as a tuple, numpy's numbers as Python's, tensors of one as 0-dim."""
+    return {name: _pair(value) if name == "betas" else _scalar(value) for name, value in given.items()}
+
+
+def _pair(betas: Any) -> Any:
+    """Any sequence or array, for who keeps betas in a config; what has no order stays what it is."""
+    if isinstance(betas, (str, Mapping, Set)):
+        return betas
+    try:
+        return tuple(_scalar(beta) for beta in betas)
+    except TypeError:
+        return betas
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
+        return value.item()
+    return value.squeeze() if isinstance(value, Tensor) and value.dim() and value.numel() == 1 else value
+
+
 def check(rule: Rule, o: Mapping[str, Any]) -> None:
     """Raise ValueError (RuntimeError where torch.optim does) for values out of range, naming the option."""
-    _number(o["lr"], "learning rate", "lr", lambda x: 0 <= x < math.inf, "a finite number >= 0")
-    _number(o["weight_decay"], "weight_decay value", "weight_decay", lambda x: 0 <= x < math.inf, "finite, >= 0")
-    if "eps" in o:
-        _number(o["eps"], "epsilon value", "eps", lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    for name, what in NUMBERS.items():
+        if name in o:
+            _number(o[name], what, name, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if "betas" in o:
         _betas(o["betas"])
         for name in ("lr", "betas"):  # torch.optim.Adam refuses these, SGD does not
             _no_tensor_in_lists(name, o)
-    if "momentum" in o:
-        _number(o["momentum"], "momentum value", "momentum", lambda x: 0 <= x < math.inf, "a finite number >= 0")
-    if "initial_accumulator" in o:
-        start = o["initial_accumulator"]
-        _number(start, "initial_accumulator", "initial_accumulator", lambda x: 0 <= x < math.inf, "finite, >= 0")
     for name in FLAGS:
         if not isinstance(o[name], bool):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
@@ -91,13 +116,6 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
     rule.check(o)
 
 
-def scalar(value: Any) -> Any:
-    """A hyperparameter tensor of one element as a 0-dim tensor; tuples element by element."""
-    if isinstance(value, (tuple, list)):
-        return tuple(scalar(v) for v in value)
-    return value.squeeze() if isinstance(value, Tensor) and value.dim() else value
-
-
 def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -112,7 +130,7 @@ def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None
 
 
 def _betas(betas: Any) -> None:
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+    if not isinstance(betas, tuple) or len(betas) != 2:
         raise ValueError(f"Invalid betas: {betas!r} (two numbers in [0, 1), or two 1-element tensors)")
     if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
         raise ValueError("betas must be either both floats or both Tensors")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,8 @@ def _read(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_read(v) for v in value)
     if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size == 1:
         return value.item()
     return value
 
