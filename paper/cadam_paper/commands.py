@@ -328,7 +328,17 @@ def _as_json(request: runner.Request) -> dict[str, Any]:
         return head
     summary = request.experiment.summary(request.results)
     rows = [{**asdict(row), "values": _finite(row.values)} for row in summary.rows]
-    return {**head, "verdict": summary.verdict, "warnings": list(summary.warnings), "rows": rows}
+    verdicts = {
+        name: {
+            "verdict_kind": verdict.kind,
+            "conflicting": verdict.conflicting,
+            "verdict": str(verdict),
+            "recommendation": verdict.recommendation,
+        }
+        for name, verdict in summary.verdicts.items()
+    }
+    warnings = list(summary.warnings)
+    return {**head, "verdict": summary.verdict, "verdicts": verdicts, "warnings": warnings, "rows": rows}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -176,7 +176,7 @@ def shift_summary(results: Results) -> Summary:
         comparison = statistics.compare(
             {0: values["CAdam"]}, {0: values["Adam"]}, names=("CAdam", "Adam"), better="lower", random=False
         )
-        better.append(comparison.outcome == "better")
+        better.append(comparison.kind == "better")
         rows.append(statistics.row(f"{loss}, {target}: the paper's run", "CAdam lower", comparison, seconds, 2))
     names = {f"{loss} {target}": metric_name("regret", loss, target) for loss, target in SHIFTS}
     random = {name: _compare(results, ("CAdam", "Adam"), metric) for name, metric in names.items()}
@@ -191,7 +191,7 @@ def shift_summary(results: Results) -> Summary:
         + (f", not in {', '.join(worse)}. " if worse else ". ")
         + f"Over random starts and phases: {statistics.tally(list(random.values()), 'panels', 'lower', 'higher')}."
     )
-    if turned := [name for name in worse if random[name].outcome == "better"]:
+    if turned := [name for name in worse if random[name].kind == "better"]:
         verdict += f" So {', '.join(turned)} is higher from that one start, and lower on average."
     return Summary(verdict, rows)
 

@@ -19,6 +19,7 @@ from cadam import cli
 from cadam.trials import command as shared
 from cadam.trials import console, runner
 from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
+from cadam.trials.verdict import KINDS
 from cadam_paper import catalogue, commands
 
 HERE = Path(__file__).parent
@@ -62,7 +63,10 @@ def test_json_has_the_table(cadam: Cadam) -> None:
     assert (walk["experiment"], walk["seeds"], walk["cells"], walk["complete"]) == ("walk", 2, 4, True)
     assert tuned["cells"] == 16
     assert walk["rows"][0]["values"]["CAdam"] == pytest.approx(walk["rows"][0]["values"]["Adam"], abs=1)
+    assert walk["rows"][0]["verdict_kind"] in KINDS
+    assert (walk["rows"][0]["conflicting"], walk["verdicts"]) == (False, {})
     one = json.loads(cadam("reproduce", "walk", "--json", "--seeds", "1")[1])[0]
+    assert one["rows"][0]["verdict_kind"] == "inconclusive"
     assert one["rows"][0]["values"]["low"] is None, "JSON has no nan"
 
 
@@ -345,7 +349,7 @@ def _heavier_after_tuning(cell: Cell) -> float:
 def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     out = cadam("reproduce", "walk")[1]
-    assert "no difference seen" in " ".join(out.split())
+    assert "undecided" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= width
 
 

@@ -70,7 +70,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: s
     summary = experiment.summary(request.results)
     confident = [row for row in summary.rows if ": C" in row.what or "stream" in row.what]
     assert len(confident) >= 3
-    assert all("better" in row.verdict for row in confident)
+    assert all(row.verdict_kind == "better" for row in confident)
     assert "worse" not in summary.verdict
     assert summary.verdict.startswith("Not the paper's run: ")
     assert ("small models on generated clicks, 20,000 rows" in summary.verdict) == (scale == "quick")
@@ -132,10 +132,10 @@ def test_noise_is_read_in_three_ways() -> None:
     assert {r.cell.lr for r in noisy} == {5e-4, 1e-3, 5e-3}
     assert {r.cell.settings["noise"] for r in noisy} == {0.01}
     summary = experiment.summary(results)
-    found = {row.what: row.verdict for row in summary.rows}
+    found = {row.what: row.verdict_kind for row in summary.rows}
     assert "better" in found["lr best on noisy data: DNN: CAdam against Adam"]
-    assert found["lr best on clean data: DNN: CAdam against Adam"] == "no difference at all"
-    assert found["default lr 0.001: DNN: CAdam against Adam"] == "no difference at all"
+    assert found["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
+    assert found["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
     assert any("at an end of the grid" in warning for warning in summary.warnings)
 
 

@@ -11,6 +11,7 @@ import torch
 
 import cadam
 from cadam.trials.experiment import Cell, Experiment, Outcome, Provenance, Result, Results, metric_name
+from cadam.trials.verdict import KINDS, ONE_SEED
 from cadam_paper import numerical
 
 EXPERIMENTS = {
@@ -189,10 +190,10 @@ def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
     rows = found.summary(results(found, small(found, seeds=1))).rows
     family = [row for row in rows if " against " in row.what]
     assert len(family) == len(numerical.PAIRS) - 1
-    assert {row.verdict for row in family} == {"one seed: no verdict"}
+    assert {row.verdict for row in family} == {ONE_SEED}
     family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.what]
     for row in family:
-        kinds = ("better", "same", "worse", "diverged")
+        kinds = KINDS
         assert row.verdict == ", ".join(f"{kind} {row.values[kind]:.0f}" for kind in kinds)
         assert sum(row.values[kind] for kind in kinds) == row.values["problems"]
         assert row.interval == ""

@@ -21,10 +21,11 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
-from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
 from cadam.trials.statistics import Comparison
+from cadam.trials.verdict import ONE_SEED
 from cadam_paper import catalogue, streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
 
@@ -148,7 +149,7 @@ def test_arms_that_did_not_meet_the_same_events_are_no_comparison() -> None:
         metrics = {**result.outcome.metrics, **({"events": 4799.0} if result.cell.optimizer == "CAdam" else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
-    assert "As it is: not comparable" in study.summary(STUDY, Results([short(r) for r in everything(0.02)])).verdict
+    assert kind(study.summary(STUDY, Results([short(r) for r in everything(0.02)]))) == "diverged"
 
 
 def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
@@ -213,6 +214,10 @@ def everything(gain: float, seeds: int = 4) -> Results:
     return Results([made(c, gain) for c in study.cells(STUDY, plan, found)])
 
 
+def kind(summary: Summary) -> str:
+    return summary.verdicts["as it is"].kind
+
+
 def test_cells_are_tuned_first_and_tested_on_other_seeds() -> None:
     plan = Plan("full", 4)
     tuning = study.cells(STUDY, plan, Results())
@@ -230,11 +235,11 @@ def test_cells_are_tuned_first_and_tested_on_other_seeds() -> None:
 
 def test_a_planted_difference_is_found_and_none_is_not() -> None:
     better = study.summary(STUDY, everything(0.02))
+    assert kind(better) == "better"
     assert re.search(r"As it is: CAdam better, known after block \d+ of 48 \(\+0\.01[89]", better.verdict)
-    worse = study.summary(STUDY, everything(-0.02))
-    assert "As it is: CAdam worse" in worse.verdict
-    none = study.summary(STUDY, everything(0.0, seeds=6))
-    assert "As it is: no difference seen" in none.verdict
+    assert "Recommendation: switch to CAdam." in better.verdict
+    assert kind(study.summary(STUDY, everything(-0.02))) == "worse"
+    assert kind(study.summary(STUDY, everything(0.0, seeds=6))) == "inconclusive"
     whats = [line.what for line in better.rows]
     for part in ("over users", "over blocks of time", "confidence sequence over blocks"):
         assert f"as it is: the same, {part}" in whats
@@ -251,7 +256,7 @@ def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
-    assert "As it is: CAdam better" in summary.verdict  # by the rule that was set beforehand
+    assert kind(summary) == "better"  # by the rule that was set beforehand
     line = next(line for line in summary.rows if "hindsight" in line.what)
     assert line.what == "as it is: GAUC by impressions, best learning rates in hindsight"
     assert "Adam 0.9000 (at 0.01)" in line.measured
@@ -263,7 +268,7 @@ def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> 
     times = {arm: study.recovery_times(STUDY, results, arm, "with a change") for arm in STUDY.arms}
     assert 0 < np.mean(list(times["CAdam"].values())) < np.mean(list(times["Adam"].values())) < 32 * 100
     line = next(r for r in study.summary(STUDY, results).rows if "until recovered" in r.what)
-    assert line.verdict.startswith("CAdam better")
+    assert line.verdict_kind == "better"
 
 
 def test_a_change_that_costs_nothing_leaves_nothing_to_recover_from() -> None:
@@ -290,33 +295,67 @@ ABOVE, BELOW, AROUND = Interval(0.02, 0.01, 0.03, 5), Interval(-0.02, -0.03, -0.
 
 
 @pytest.mark.parametrize(
-    ("seeds", "users", "low", "words"),
+    ("seeds", "users", "low", "kind", "conflicting"),
     [
-        (ABOVE, ABOVE, 0.005, "CAdam better, known after block 20 of 30"),
-        (BELOW, BELOW, -0.03, "CAdam worse, known after block 1 of 30"),
-        (AROUND, AROUND, -0.01, "no difference seen"),
-        (ABOVE, AROUND, 0.005, "not settled: it might be otherwise with other users"),
-        (ABOVE, ABOVE, -0.01, "not settled: it might be otherwise at another time"),
-        (AROUND, ABOVE, -0.01, "not settled: it might be otherwise with other seeds and at another time"),
-        (
-            ABOVE,
-            BELOW,
-            0.005,
-            "not settled: it might be otherwise with other seeds and with other users and at another time",
-        ),
-        (ABOVE, None, 0.005, "CAdam better, known after block 20 of 30"),
-        (Interval(0.02, math.nan, math.nan, 1), ABOVE, 0.005, "one seed: no verdict"),
+        (ABOVE, ABOVE, 0.005, "better", False),
+        (BELOW, BELOW, -0.03, "worse", False),
+        (AROUND, AROUND, -0.01, "inconclusive", False),
+        (ABOVE, AROUND, 0.005, "inconclusive", False),
+        (ABOVE, ABOVE, -0.01, "inconclusive", False),
+        (AROUND, ABOVE, -0.01, "inconclusive", False),
+        (ABOVE, BELOW, 0.005, "inconclusive", True),
+        (ABOVE, ABOVE, -0.03, "inconclusive", True),
+        (BELOW, AROUND, 0.005, "inconclusive", True),
+        (ABOVE, None, 0.005, "better", False),
+        (Interval(0.02, math.nan, math.nan, 1), ABOVE, 0.005, "inconclusive", False),
     ],
 )
 def test_the_verdict_says_better_only_where_all_agree(
-    seeds: Interval, users: Interval | None, low: float, words: str
+    seeds: Interval, users: Interval | None, low: float, kind: str, conflicting: bool
 ) -> None:
-    assert study.verdict(comparison(seeds), evidence(low, users)) == words
+    found = study.verdict(comparison(seeds), evidence(low, users))
+    assert (found.kind, found.conflicting) == (kind, conflicting)
+
+
+def test_intervals_that_disagree_in_sign_are_said_to_conflict_and_where() -> None:
+    found = study.verdict(comparison(ABOVE), evidence(-0.03, ABOVE))
+    assert str(found) == "conflicting: CAdam ahead over seeds and users, CAdam behind over time"
+    assert "which users and which time" in found.recommendation
+
+
+@pytest.mark.parametrize(
+    ("seeds", "users", "matters", "kind"),
+    [
+        (AROUND, AROUND, 0.03, "equivalent"),
+        (ABOVE, ABOVE, 0.03, "equivalent"),  # real, and of no use
+        (ABOVE, ABOVE, 0.0299, "better"),
+        (AROUND, AROUND, 0.0099, "inconclusive"),
+        (AROUND, None, 0.03, "equivalent"),
+    ],
+)
+def test_a_difference_within_what_matters_is_equivalent_whether_or_not_it_is_0(
+    seeds: Interval, users: Interval | None, matters: float, kind: str
+) -> None:
+    found = study.verdict(comparison(seeds), evidence(0.005, users), matters)
+    assert found.kind == kind
+    wide = replace(evidence(0.005, users), low=np.full(30, -math.inf))
+    assert study.verdict(comparison(seeds), wide, matters).kind == "inconclusive", "nothing is known over time"
+
+
+def test_an_undecided_comparison_says_what_would_decide_it() -> None:
+    """A mean of 0.01 known to 0.02 takes four times the blocks; one of 0.005 known to 0.02 sixteen times the seeds."""
+    time = study.Evidence(*[np.full(30, x) for x in (0.01, -0.01, 0.03)], ABOVE, ABOVE)
+    found = study.verdict(comparison(ABOVE), time, events=10_000)
+    assert found.recommendation == "undecided; about 30,000 more events would decide"
+    few = comparison(Interval(0.005, -0.015, 0.025, 5))
+    assert study.verdict(few, time, events=10_000).next_step == "about 80 seeds would decide"
+    hopeless = comparison(Interval(0.0001, -0.015, 0.015, 5))
+    assert "more than 100 times as many seeds" in study.verdict(hopeless, time, events=10_000).next_step
 
 
 def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
     noisy = comparison(ABOVE, noise=Interval(0.0, -0.05, 0.05, 10))
-    assert study.verdict(noisy, evidence(0.005, ABOVE)).endswith(", below the noise floor")
+    assert str(study.verdict(noisy, evidence(0.005, ABOVE))).endswith(", below the noise floor")
 
 
 def test_without_users_the_other_intervals_decide() -> None:
@@ -325,7 +364,7 @@ def test_without_users_the_other_intervals_decide() -> None:
         return replace(result, outcome=replace(result.outcome, curves={**result.outcome.curves, **whole}))
 
     summary = study.summary(STUDY, Results([alone(r) for r in everything(0.02)]))
-    assert "As it is: CAdam better" in summary.verdict
+    assert kind(summary) == "better"
     assert not any("over users" in line.what for line in summary.rows)
 
 
@@ -335,15 +374,15 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
         return replace(result, outcome=replace(result.outcome, curves=curves))
 
     summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
-    words = "too few independent blocks to say whether it holds at another time: it takes more events"
-    assert f"As it is: not settled: {words}" in summary.verdict
+    assert kind(summary) == "inconclusive"
+    assert study.TOO_FEW in summary.verdict
 
 
 @pytest.mark.parametrize(
     ("by_block", "words"),
     [
-        (np.zeros(48), "no difference within any block"),
-        (np.full(48, 0.01), "too few blocks differ from the one before to say whether it holds at another time"),
+        (np.zeros(48), study.SAME),
+        (np.full(48, 0.01), study.ALIKE),
         (np.arange(10.0), study.TOO_FEW),
         (np.arange(48.0), study.TOO_FEW),
     ],
@@ -351,8 +390,8 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
 def test_why_nothing_is_said_of_another_time(by_block: np.ndarray, words: str) -> None:
     found = study.Evidence(by_block, *study.confidence_sequence(by_block), study.over_blocks(by_block), ABOVE)
     assert found.silent == words
-    assert study.verdict(comparison(ABOVE), found) == f"not settled: {words}"
-    assert study.verdict(comparison(AROUND), replace(found, users=AROUND)) == "no difference seen"
+    assert str(study.verdict(comparison(ABOVE), found)).endswith(f"ahead over seeds and users; {words}")
+    assert study.verdict(comparison(AROUND), replace(found, users=AROUND)).kind == "inconclusive"
 
 
 def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
@@ -360,9 +399,9 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
         return replace(result, outcome=replace(result.outcome, curves=everything(0.0)[0].outcome.curves))
 
     summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
-    assert "As it is: no difference seen" in summary.verdict
+    assert kind(summary) == "inconclusive"
     line = next(line for line in summary.rows if line.what == "as it is: the same, confidence sequence over blocks")
-    assert line.verdict == "no difference within any block"
+    assert line.verdict == study.SAME
 
 
 def test_a_diverged_run_is_no_comparison() -> None:
@@ -372,7 +411,7 @@ def test_a_diverged_run_is_no_comparison() -> None:
     nothing = {name: np.full(48, math.nan) for name in runs.BY_BLOCK}
     outcome = Outcome(dict.fromkeys(numbers.metrics, math.nan), nothing)
     broken = Results([replace(r, outcome=outcome) if i == lost else r for i, r in enumerate(results)])
-    assert "As it is: not comparable" in study.summary(STUDY, broken).verdict
+    assert kind(study.summary(STUDY, broken)) == "diverged"
     assert len(study.figures(STUDY, broken)) == 2
 
 
@@ -402,7 +441,7 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert main(arguments) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "SGDM GAUC" in output
-    assert re.search(r"As it is: (Adam better|not settled|no difference)", output)
+    assert re.search(r"As it is: (Adam better|undecided|conflicting|no practical difference)", output)
     page = (place / "report.html").read_text()
     assert "with a change of item" in page
     assert "cadam ab --model" in page
@@ -424,6 +463,7 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
         (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
         (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
+        (["--matters", "-1"], "--matters must be 0 or more, got -1"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
         (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),
@@ -565,7 +605,7 @@ def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pyte
     schema = f"Schema({json.loads((place / 'schema.json').read_text())['features']}, label='click', user='user')"
     (place / "model.py").write_text(f"{MODEL}\nfrom cadam.online import Schema\nSCHEMA = {schema}\n")
     assert main(arguments) == 0
-    assert "one seed: no verdict" in " ".join(capsys.readouterr().out.split())
+    assert ONE_SEED in " ".join(capsys.readouterr().out.split())
 
 
 def test_optimizers_by_name() -> None:

@@ -21,6 +21,7 @@ from cadam.trials.statistics import (
     t_quantile,
     tally,
 )
+from cadam.trials.verdict import ONE_SEED
 
 NAMES = ("CAdam", "Adam")
 
@@ -76,10 +77,9 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
     baseline = seeds(10.0, 20.0, 30.0, 40.0)
     arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
     found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
-    assert found.outcome == "better"
-    assert found.verdict == "CAdam better, below the noise floor"
+    assert (found.kind, found.qualifier) == ("better", ", below the noise floor")
     assert found.difference.mean == pytest.approx(-1.015)
-    assert compare(arm, baseline, names=NAMES, better="higher").verdict == "CAdam worse"
+    assert compare(arm, baseline, names=NAMES, better="higher").kind == "worse"
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -89,7 +89,7 @@ def test_differences_are_taken_seed_by_seed() -> None:
     half = 4.302653 * 4 / math.sqrt(3)  # Student's t with two degrees of freedom; their standard deviation is 4
     difference = found.difference.mean, found.difference.low, found.difference.high
     assert difference == pytest.approx((1.0, 1 - half, 1 + half))
-    assert found.verdict == "no difference seen"
+    assert found.kind == "inconclusive"
 
 
 def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() -> None:
@@ -98,16 +98,16 @@ def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() ->
     half = 2.776445 * math.sqrt(2 / 3)
     for shift in (0.0, 5.0, -5.0):
         repeat = {seed: value + shift for seed, value in seeds(1.0, 2.0, 3.0, first=100).items()}
-        for ahead, words in ((half + 0.01, "better"), (half - 0.01, "better, below the noise floor")):
+        for ahead, words in ((half + 0.01, ""), (half - 0.01, ", below the noise floor")):
             arm = {seed: value + ahead + 1e-4 * seed for seed, value in baseline.items()}
             found = compare(arm, baseline, names=NAMES, better="higher", repeat=repeat)
             assert found.floor == pytest.approx(half, abs=1e-6)
-            assert found.verdict == f"CAdam {words}"
+            assert (found.kind, found.qualifier) == ("better", words)
             line = row("loss", "", found, 1.0, 2)
             assert line.noise_floor == f"±2.27 ({abs(shift):.2f} seen)"
             assert line.values["A/A difference"] == pytest.approx(-shift)
     undecided = compare(seeds(1.5, 1.9, 3.0), baseline, names=NAMES, better="higher", repeat=seeds(1, 9, 5, first=9))
-    assert (undecided.verdict, undecided.qualifier) == ("no difference seen", "")
+    assert (undecided.kind, undecided.qualifier) == ("inconclusive", "")
 
 
 def test_two_single_runs_are_apart_without_a_floor() -> None:
@@ -116,43 +116,44 @@ def test_two_single_runs_are_apart_without_a_floor() -> None:
     assert row("loss", "", found, 1.0, 1).noise_floor == "3.0 seen"
 
 
-def test_no_difference_seen() -> None:
+def test_an_interval_that_holds_0_is_inconclusive() -> None:
     found = compare(seeds(1.0, 2.0, 3.0), seeds(1.2, 1.9, 2.9), names=NAMES, better="lower")
-    assert (found.outcome, found.verdict) == ("none", "no difference seen")
+    assert found.kind == "inconclusive"
+    assert row("loss", "", found, 1.0).verdict_kind == "inconclusive"
 
 
 def test_one_seed_gives_no_verdict() -> None:
     found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower")
-    assert found.verdict == "one seed: no verdict"
+    assert (found.kind, str(found.verdict)) == ("inconclusive", ONE_SEED)
     assert row("loss", "", found, 1.0, 1).interval == "-4.0"
 
 
 def test_without_randomness_one_run_decides() -> None:
     found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower", random=False)
-    assert found.verdict == "CAdam better (exact: nothing is random)"
+    assert found.kind == "better"
     same = compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", random=False)
-    assert same.verdict == "no difference at all"
+    assert same.kind == "equivalent"
 
 
 def test_without_variance_the_verdict_says_so() -> None:
     found = compare(seeds(1.0, 2.0), seeds(2.0, 3.0), names=NAMES, better="lower")
-    assert found.verdict == "CAdam better, by the same in every seed: they may not matter here"
+    assert str(found.verdict) == "CAdam better, by the same in every seed: they may not matter here"
     same = compare(seeds(1.0, 2.0), seeds(1.0, 2.0), names=NAMES, better="lower")
-    assert same.verdict == "no difference at all"
+    assert same.kind == "equivalent"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_diverged_run_is_not_averaged_away(bad: float) -> None:
     found = compare(seeds(1.0, 1.1, bad), seeds(2.0, 2.1, 2.0), names=NAMES, better="lower")
-    assert found.outcome == "unknown"
-    assert found.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
+    assert found.kind == "diverged"
+    assert str(found.verdict) == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
     assert found.difference.count == 2
     assert row("loss", "", found, 1.0).values["CAdam diverged"] == 1
 
 
 def test_all_diverged() -> None:
     found = compare(seeds(math.nan), seeds(math.nan), names=NAMES, better="lower", repeat=seeds(math.nan, first=9))
-    assert "diverged in 1 of 1" in found.verdict
+    assert "diverged in 1 of 1" in str(found.verdict)
     assert row("loss", "", found, 1.0).interval == "none: all diverged"
 
 
@@ -219,7 +220,7 @@ def test_a_tally_leaves_nothing_out() -> None:
     assert tally(mixed, "problems", "lower", "higher") == "lower in 1 of 4 problems, higher in 1, undecided in 2"
     named = dict(zip(("a", "b", "c", "d"), mixed, strict=True))
     line = family_row("CAdam against Adam", named, 1.0)
-    assert line.verdict == "better 1, same 1, worse 1, diverged 1"
+    assert line.verdict == "better 1, worse 1, equivalent 0, inconclusive 1, diverged 1"
     assert line.measured == "better in a; worse in b"
     few = [against(0, 2)]
     assert tally(few, "panels", "lower", "higher") == (
@@ -231,5 +232,5 @@ def test_a_tally_leaves_nothing_out() -> None:
         "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 below the noise floor"
     )
     one = against(-1, 1)
-    assert tally([one], "problems", "lower", "higher") == "one seed: no verdict"
-    assert family_row("", {"a": one}, 1.0).verdict == "one seed: no verdict"
+    assert tally([one], "problems", "lower", "higher") == ONE_SEED
+    assert family_row("", {"a": one}, 1.0).verdict == ONE_SEED

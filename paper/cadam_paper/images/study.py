@@ -17,7 +17,8 @@ import numpy as np
 from cadam.trials import palette, statistics
 from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from cadam.trials.palette import panels
-from cadam.trials.statistics import Better, Choice, Comparison, Interval
+from cadam.trials.statistics import Choice, Comparison, Interval
+from cadam.trials.verdict import KINDS, Better
 
 from . import runs, streams
 from .data import CIFAR10, DIGITS
@@ -332,8 +333,7 @@ def gains(results: Results, condition: Condition, at: Sequence[float], base: flo
     )
     what = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
     row = _row(what, "larger", comparison, results.tests())
-    words = row.verdict.replace(f"{names[0]} better", "larger").replace(f"{names[0]} worse", "smaller")
-    return replace(row, verdict=words)
+    return replace(row, verdict=comparison.verdict.said("larger", "smaller"))
 
 
 def _range(condition: Condition, at: Sequence[float]) -> str:
@@ -372,18 +372,13 @@ def _own_rate(results: Results, condition: Condition) -> str:
 
 
 def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
-    words = {
-        "better": "more accurate",
-        "worse": "less accurate",
-        "none": "no difference seen",
-        "unknown": "not to be judged",
-    }
     groups: dict[tuple[str, str], list[str]] = {}
-    for outcome in words:
+    for kind in KINDS:
         for comparison, label in zip(comparisons, labels, strict=True):
-            if comparison.outcome == outcome:
-                groups.setdefault((outcome, comparison.qualifier), []).append(label)
-    parts = [f"{words[outcome]} at {', '.join(names)}{less}" for (outcome, less), names in groups.items()]
+            if comparison.kind == kind:
+                words = replace(comparison.verdict, detail="").said("more accurate", "less accurate")
+                groups.setdefault((words, comparison.qualifier), []).append(label)
+    parts = [f"{words} at {', '.join(names)}{less}" for (words, less), names in groups.items()]
     return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
 
 

@@ -99,6 +99,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--events", type=int, metavar="N", help="use the first N, in whole batches (default: all)")
     parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
     parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
+    parser.add_argument(
+        "--matters",
+        type=float,
+        default=Study.matters,
+        metavar="X",
+        help="a smaller difference of GAUC is of no use: arms within it are equivalent (default: %(default)s)",
+    )
     planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
     planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
     planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
@@ -115,6 +122,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
     grid = tuple(_rate(text) for text in options.lr.split(","))
+    if not options.matters >= 0:
+        raise ValueError(f"--matters must be 0 or more, got {options.matters:g}")
     planted = _planted(options, schema)
     check_uri(options.data)
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
@@ -145,6 +154,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         events={"quick": events, "full": events},
         planted=planted,
         more=more,
+        matters=options.matters,
     )
     runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)

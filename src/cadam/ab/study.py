@@ -3,14 +3,14 @@
 Both arms meet the same events from the same start, each with the learning rate that was best for it on the first part
 of the stream. The verdict is about GAUC and comes from three intervals for the paired difference, which answer
 different questions: over seeds (other starts), over users (other people), and a confidence sequence over blocks of time
-(a later look). Only where all three agree is one arm called better.
+(a later look). Only where all three agree is one arm called better, or both equivalent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -31,17 +31,20 @@ from cadam.online.evidence import (
 
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..trials.statistics import Better, Choice, Comparison, choose_lr, compare, row
+from ..trials.statistics import Choice, Comparison, choose_lr, compare, row
+from ..trials.verdict import Better, Verdict, judge, sign
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AS_IT_IS = "as it is"
 MAIN = "gauc_by_impressions"
-AT_ANOTHER_TIME = "at another time"
+TIME = "time"
 SAME = "no difference within any block"
-ALIKE = "too few blocks differ from the one before to say whether it holds at another time"
-TOO_FEW = "too few independent blocks to say whether it holds at another time: it takes more events"
+ALIKE = "too few blocks differ from the one before for an interval over time"
+TOO_FEW = "too few independent blocks for an interval over time"
+MOST_TIMES = 100
+"""Where it would take more than so many times the events to decide, their number is not said."""
 LEAST_COST = 0.02
 """A planted change that adds less than this share to the log loss leaves nothing to recover from."""
 NAMES = {MAIN: "GAUC by impressions", "gauc_by_user": "GAUC by user", "auc": "AUC", "log_loss": "log loss"}
@@ -68,6 +71,8 @@ class Study:
     """What is done to the stream, by condition; see `runs.source`."""
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Whatever else a result depends on."""
+    matters: float = 0.001
+    """The least difference of GAUC that is of any use: arms that differ by less are equivalent."""
 
     @property
     def baseline(self) -> str:
@@ -194,30 +199,76 @@ def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
     return Evidence(by_block, low, high, over_blocks(by_block), users)
 
 
-def verdict(seeds: Comparison, found: Evidence) -> str:
-    """The comparison in words: better only where seeds, users and the confidence sequence all say so."""
-    if seeds.outcome == "unknown":
+def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, events: int = 0) -> Verdict:
+    """Better, worse or equivalent only where seeds, users and the confidence sequence over time all say so.
+
+    `found` is None where a run diverged; `events` were measured, from which follows how many more would decide.
+    """
+    make = partial(Verdict, arm=seeds.arm, baseline=seeds.baseline)
+    if seeds.kind == "diverged":
         return seeds.verdict
-    sequence = found.sequence
+    if found is None:
+        return make(kind="diverged", detail=": a run diverged")
+    if math.isnan(seeds.difference.low):
+        return seeds.verdict
+    told = {"seeds": seeds.difference, "users": found.users, TIME: found.sequence}
+    intervals = {over: interval for over, interval in told.items() if interval is not None}
+    kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
+    detail = next_step = ""
+    if kind == "equivalent":
+        detail = f": less than {matters:g} over {_listed(intervals)}"
+    elif kind == "inconclusive":
+        detail = f": {_undecided(seeds, intervals, conflicting, found.silent)}"
+        next_step = _next_step(intervals, conflicting, matters, events)
+    else:
+        detail = f", known after block {found.alarm} of {found.sequence.count}{seeds.qualifier}"
+    return make(kind=kind, conflicting=conflicting, detail=detail, next_step=next_step)
+
+
+def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], conflicting: bool, silent: str) -> str:
+    """Which intervals exclude 0, on which side, and which do not."""
     wanted = 1 if seeds.better == "higher" else -1
-    told = {"with other seeds": seeds.difference, "with other users": found.users, AT_ANOTHER_TIME: sequence}
-    signs = {what: _sign(i) for what, i in told.items() if i is not None}
-    open_to = [what for what, sign in signs.items() if sign == 0]
-    if len(open_to) == len(signs):
-        return "no difference seen"
-    if open_to or len(set(signs.values())) > 1:
-        if found.silent:
-            others = [what for what in open_to if what != AT_ANOTHER_TIME]
-            otherwise = f"it might be otherwise {' and '.join(others)}, and " if others else ""
-            return f"not settled: {otherwise}{found.silent}"
-        return f"not settled: it might be otherwise {' and '.join(open_to or signs)}"
-    name = "better" if signs[AT_ANOTHER_TIME] == wanted else "worse"
-    return f"{seeds.arm} {name}, known after block {found.alarm} of {sequence.count}{seeds.qualifier}"
+    sides = {wanted: f"{seeds.arm} ahead", -wanted: f"{seeds.arm} behind", 0: "open"}
+    groups = {side: [over for over, i in intervals.items() if sign(i) == side] for side in sides}
+    if silent:
+        groups[0].remove(TIME)
+    if len(groups[0]) == len(intervals):
+        return f"none of the intervals over {_listed(intervals)} excludes 0"
+    parts = [f"{sides[side]} over {_listed(groups[side])}" for side in sides if groups[side]]
+    return ", ".join(parts) + (f"; {silent}" if silent else "")
 
 
-def _sign(interval: Interval) -> int:
-    """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
-    return int(interval.low > 0) - int(interval.high < 0)
+def _next_step(intervals: Mapping[str, Interval], conflicting: bool, matters: float, events: int) -> str:
+    """What would decide: how much more of what is open, if means stay and intervals narrow by the root of it."""
+    if conflicting:
+        return "see which users and which time the difference comes from"
+    times = {over: _times(interval, matters) for over, interval in intervals.items() if sign(interval) == 0}
+    most = max(times, key=lambda over: times[over])
+    if math.isinf(times[most]) or not events:
+        return "run more events"
+    if times[most] > MOST_TIMES:
+        return f"it would take more than {MOST_TIMES} times as many {'seeds' if most == 'seeds' else 'events'}"
+    if most == "seeds":
+        return f"about {math.ceil(times[most] * intervals[most].count)} seeds would decide"
+    return f"about {_round(max(times[most] - 1, 0.1) * events):,} more events would decide"
+
+
+def _times(interval: Interval, matters: float) -> float:
+    """How many times as much it takes until an interval excludes 0, or lies within what matters."""
+    reach = max(abs(interval.mean), matters - abs(interval.mean))
+    return (interval.half_width / reach) ** 2 if reach > 0 and math.isfinite(interval.half_width) else math.inf
+
+
+def _round(number: float) -> int:
+    """To one digit, upwards."""
+    unit = 10 ** math.floor(math.log10(number))
+    return int(math.ceil(number / unit) * unit)
+
+
+def _listed(words: Iterable[str]) -> str:
+    """As in "seeds, users and time"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 # Summary -------------------------------------------------------------------------------------------------------
@@ -227,7 +278,8 @@ def summary(study: Study, results: Results) -> Summary:
     chosen = choices(study, results)
     tests, repeats = at_their_best(study, results), results.repeats()
     rows: list[Row] = []
-    verdicts, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
+    verdicts: dict[str, Verdict] = {}
+    sentences, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
     floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log_loss")}
     same = floors[MAIN]
@@ -243,17 +295,25 @@ def summary(study: Study, results: Results) -> Summary:
             evident = {metric: evidence(*pair, metric) for metric in floors}
             found = evident[MAIN]
             undisturbed = found if plain else undisturbed
+            events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
+            decided = verdict(compared[MAIN], found, study.matters, events)
+            verdicts[condition if len(study.arms) == 2 else f"{arm}, {condition}"] = decided
             for metric, comparison in compared.items():
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
                 paper = "+0.0026, other data" if metric == MAIN and plain else ""
-                rows.append(row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4))
+                line = row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4)
+                if metric == MAIN:  # what all intervals say, and not the seeds alone
+                    line = replace(
+                        line, verdict=str(decided), verdict_kind=decided.kind, conflicting=decided.conflicting
+                    )
+                rows.append(line)
                 more = evident.get(metric)
                 if more is not None:
                     rows += _evidence_rows(condition, more, floors[metric] if plain else None, len(pair[0]))
-            words = "not comparable: a run diverged" if found is None else verdict(compared[MAIN], found)
             difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
-            verdicts.append(f"{condition[0].upper()}{condition[1:]}: {words}{difference}.")
+            sentences.append(f"{condition[0].upper()}{condition[1:]}: {decided}{difference}.")
             if plain:
+                sentences.append(f"Recommendation: {decided.recommendation}.")
                 rows.append(_hindsight_row(study, results, arm))
             if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
                 rows.append(_recovery_row(study, results, arm, condition))
@@ -266,8 +326,9 @@ def summary(study: Study, results: Results) -> Summary:
     if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
-    text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(verdicts)}"
-    return Summary(f"{text} Learning rates: {rates}, chosen on the first part of the stream.", rows, warnings)
+    text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(sentences)}"
+    text += f" Learning rates: {rates}, chosen on the first part of the stream."
+    return Summary(text, rows, warnings, verdicts)
 
 
 def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | None) -> Comparison:
@@ -291,11 +352,11 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
         if interval is None:
             continue
         unit = "users" if what == "over users" else "blocks"
-        words = {0: "holds 0", 1: "above 0", -1: "below 0"}[_sign(interval)]
+        words = {0: "holds 0", 1: "above 0", -1: "below 0"}[sign(interval)]
         if what.startswith("confidence sequence") and found.silent:
             words = found.silent
         if what.startswith("confidence sequence") and found.alarm:
-            words += f" since block {found.alarm}" if _sign(interval) else f"; excluded 0 at block {found.alarm}"
+            words += f" since block {found.alarm}" if sign(interval) else f"; excluded 0 at block {found.alarm}"
         rows.append(
             Row(
                 f"{condition}: the same, {what}",

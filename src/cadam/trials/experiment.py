@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .verdict import Kind, Verdict
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -230,6 +232,9 @@ class Row:
     verdict: str = ""
     noise_floor: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
+    verdict_kind: Kind | None = None
+    """None where the line compares nothing."""
+    conflicting: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,6 +244,8 @@ class Summary:
     verdict: str
     rows: Sequence[Row]
     warnings: Sequence[str] = ()
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    """What decides, by name, where that is more than a row says."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -20,15 +19,11 @@ from cadam.intervals import interval as interval
 from cadam.intervals import t_quantile as t_quantile
 
 from .experiment import Results, Row
-
-Better = Literal["lower", "higher"]
+from .verdict import KINDS, ONE_SEED, Better, Kind, Verdict, judge
 
 
 class NoLearningRateError(ValueError):
     """An optimizer that diverged at every learning rate of its grid."""
-
-
-ONE_SEED = "one seed: no verdict"
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -70,44 +65,36 @@ class Comparison:
     @property
     def qualifier(self) -> str:
         """What has to be added where a difference is smaller than the floor."""
-        if self.outcome in ("better", "worse") and abs(self.difference.mean) < self.floor:
+        if self.kind in ("better", "worse") and abs(self.difference.mean) < self.floor:
             return ", below the noise floor"
         return ""
 
     @property
-    def outcome(self) -> Literal["better", "worse", "none", "unknown"]:
+    def kind(self) -> Kind:
+        if self.diverged or self.baseline_diverged:
+            return "diverged"
         d = self.difference
-        if self.diverged or self.baseline_diverged or d.count == 0:
-            return "unknown"
-        if math.isnan(d.low):
-            if self.random:
-                return "unknown"
-            if d.mean == 0:
-                return "none"
-        elif d.low <= 0 <= d.high:
-            return "none"
-        return "better" if (d.mean < 0) == (self.better == "lower") else "worse"
+        exact = d if self.random else Interval(d.mean, d.mean, d.mean, d.count)
+        return judge([exact], self.better)[0]
 
     @property
-    def verdict(self) -> str:
-        """The comparison in words."""
-        d = self.difference
-        if self.diverged or self.baseline_diverged:
-            runs = (
-                f"{self.arm} diverged in {self.diverged} of {self.seeds}, {self.baseline} in {self.baseline_diverged}"
+    def verdict(self) -> Verdict:
+        return Verdict(self.kind, self.arm, self.baseline, detail=self._detail())
+
+    def _detail(self) -> str:
+        if self.kind == "diverged":
+            return (
+                f": {self.arm} diverged in {self.diverged} of {self.seeds}, {self.baseline} in {self.baseline_diverged}"
             )
-            return f"not comparable: {runs}"
-        if self.outcome == "unknown":
-            return ONE_SEED
-        if self.outcome == "none":
-            same = d.mean == 0 and d.low == d.high if self.random else d.mean == 0
-            return "no difference at all" if same else "no difference seen"
-        text = f"{self.arm} {self.outcome}"
+        if self.kind == "inconclusive":
+            return ONE_SEED.removeprefix("undecided") if math.isnan(self.difference.low) else ""
+        if self.kind == "equivalent":
+            return ": exactly equal"
         if not self.random:
-            return f"{text} (exact: nothing is random)"
-        if d.half_width == 0:
-            return f"{text}, by the same in every seed: they may not matter here"
-        return f"{text}{self.qualifier}"
+            return " (exact: nothing is random)"
+        if self.difference.half_width == 0:
+            return ", by the same in every seed: they may not matter here"
+        return self.qualifier
 
 
 def compare(
@@ -149,12 +136,12 @@ def _finite(values: Mapping[int, float]) -> list[float]:
 
 def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str) -> str:
     """How comparisons came out, none left out, as in "lower in 3 of 8 problems, higher in 0, undecided in 5"."""
-    outcomes, seeds = [c.outcome for c in comparisons], max(c.seeds for c in comparisons)
+    kinds, seeds = [c.kind for c in comparisons], max(c.seeds for c in comparisons)
     if seeds == 1 and all(c.random for c in comparisons):
         return ONE_SEED
-    won, lost = outcomes.count("better"), outcomes.count("worse")
+    won, lost = kinds.count("better"), kinds.count("worse")
     few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
-    total = len(outcomes)
+    total = len(kinds)
     small = sum(bool(c.qualifier) for c in comparisons)
     less = f"; {small} of these {won + lost} below the noise floor" if small else ""
     return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}{less}"
@@ -162,8 +149,8 @@ def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str)
 
 def family_row(what: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
     """Many problems in one line: where the arm is better and where worse, and how many of each kind there are."""
-    kinds = {"better": "better", "same": "none", "worse": "worse", "diverged": "unknown"}
-    places = {kind: [n for n, c in comparisons.items() if c.outcome == o] for kind, o in kinds.items()}
+    kinds: tuple[str, ...] = KINDS
+    places = {kind: [name for name, c in comparisons.items() if c.kind == kind] for kind in kinds}
     seeds = max(c.seeds for c in comparisons.values())
     counts = ", ".join(f"{kind} {len(names)}" for kind, names in places.items())
     named = "; ".join(f"{kind} in {', '.join(places[kind])}" for kind in ("better", "worse") if places[kind])
@@ -203,9 +190,10 @@ def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: i
         "none: all diverged" if c.difference.count == 0 else f"{c.difference:+{spec}}",
         c.seeds,
         seconds,
-        c.verdict,
+        str(c.verdict),
         floor,
         values,
+        c.kind,
     )
 
 
