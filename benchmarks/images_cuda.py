@@ -136,7 +136,7 @@ def first_of(images: Images, train: int, test: int) -> Images:
 
 
 def differences(ours: Record, other: Record) -> dict[str, float]:
-    """The greatest difference in each curve; nan where one left the numbers."""
+    """The greatest difference in each curve; nan where one diverged."""
     return {name: float(np.abs(getattr(ours, name) - getattr(other, name)).max()) for name in vars(ours)}
 
 

@@ -24,6 +24,7 @@ PLACES = {
     "fig-sudden-densenet": "cadam_paper.images.study:FIG_SUDDEN_DENSENET",
     "fig-continuous-densenet": "cadam_paper.images.study:FIG_CONTINUOUS_DENSENET",
     "fig-image-noise-densenet": "cadam_paper.images.study:FIG_IMAGE_NOISE_DENSENET",
+    "fig-rates": "cadam_paper.images.rates:FIG_RATES",
     "tab-ablation-images": "cadam_paper.images.study:TAB_ABLATION",
     "tab-image-rates": "cadam_paper.images.study:TAB_RATES",
     "tab-image-rates-resnet": "cadam_paper.images.study:TAB_RATES_RESNET",

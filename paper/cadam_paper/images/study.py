@@ -655,7 +655,7 @@ def _epochs(cell: Cell) -> float:
     return float(cell.settings["epochs"])
 
 
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
     "side_by_side": runs.on_gpu,
@@ -669,7 +669,7 @@ _SHARED: dict[str, Any] = {
         "many steps after a shift accuracy is back at 95% of what it was; fewer is better."
     ),
 }
-_NOTES = (
+NOTES = (
     "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
     "evidence about CIFAR-10. --full: CIFAR-10 on a CUDA device, batch 128, 30 epochs (10 to choose a "
     "learning rate by), weight decay 5e-4, bfloat16.",
@@ -717,8 +717,8 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
         figures=partial(condition_figures, name=condition),
         seconds=seconds,
         seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
-        notes=(*_NOTES, *_NOTES_BY_STRENGTH),
-        **_SHARED,
+        notes=(*NOTES, *_NOTES_BY_STRENGTH),
+        **SHARED,
     )
 
 
@@ -746,11 +746,11 @@ FIG_SUDDEN_DETAIL = Experiment(
     seconds={"quick": 8, "full": 300},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES,
+        *NOTES,
         "The A/A noise floor is that of the whole figure, measured at 80 degrees.",
         "Recovered from a shift: accuracy is back at 95% of what it was before, over a twentieth of an epoch.",
     ),
-    **_SHARED,
+    **SHARED,
 )
 TAB_ABLATION = Experiment(
     name="tab-ablation-images",
@@ -763,11 +763,11 @@ TAB_ABLATION = Experiment(
     seconds={"quick": 35, "full": 1700},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES,
+        *NOTES,
         f"The paper gives no grid for SGDM, here {SGDM_GRIDS['full'][0]:g} to {SGDM_GRIDS['full'][-1]:g} (its momentum "
         "is a moving average, so its steps are ten times shorter than torch's).",
     ),
-    **_SHARED,
+    **SHARED,
 )
 
 
@@ -782,8 +782,8 @@ def _rates(name: str, family: str, seconds: Mapping[Scale, float]) -> Experiment
         figures=rates_figures,
         seconds=seconds,
         seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
-        notes=(*_NOTES, "Here CAdam is also run at the rate that is best for itself, chosen in the same way."),
-        **_SHARED,
+        notes=(*NOTES, "Here CAdam is also run at the rate that is best for itself, chosen in the same way."),
+        **SHARED,
     )
 
 

@@ -1,0 +1,53 @@
+"""Accuracy over learning rates: what is run, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
+from cadam_paper import catalogue
+from cadam_paper.images import rates
+
+EXPERIMENT = catalogue.find("fig-rates")
+
+
+def results(best: dict[str, float], seeds: int = 3) -> Results:
+    """Accuracy that falls off on either side of an arm's best rate."""
+    plan = EXPERIMENT.plan("full", seeds)
+
+    def accuracy(cell: Cell) -> float:
+        away = abs(math.log10(cell.lr / best[cell.optimizer]))
+        return 80 - 10 * away + 0.1 * cell.seed + (0.5 if cell.optimizer == "CAdam" else 0.0) * (1 + 0.1 * cell.seed)
+
+    return Results(
+        [
+            Result(cell, Outcome({"accuracy": accuracy(cell)}), Provenance(1.0, 1, "none", {}))
+            for cell in EXPERIMENT.cells(plan, Results())
+        ]
+    )
+
+
+def test_both_arms_meet_every_rate_condition_and_seed() -> None:
+    cells = EXPERIMENT.cells(EXPERIMENT.plan("full"), Results())
+    assert len(cells) == len(set(cells)) == 2 * 5 * 4 * 5
+    assert {cell.settings["epochs"] for cell in cells} == {30}
+
+
+def test_each_arm_is_judged_at_its_own_best_rate() -> None:
+    found = results({"Adam": 3e-4, "CAdam": 1e-3})
+    rows = {row.what: row for row in EXPERIMENT.summary(found).rows}
+    own = rows["sudden 80°: each at its own best rate"]
+    assert own.values["difference"] == pytest.approx(0.55)
+    assert rows["sudden 80°: both at Adam's best rate, 0.0003"].values["difference"] < -4
+    assert rows["sudden 80°: both at three times that, 0.001"].values["difference"] > 5
+    assert rows["sudden 80°: CAdam within 1 point of its best"].values["best"] == 1e-3
+    assert not EXPERIMENT.summary(found).warnings
+    assert len(EXPERIMENT.figures(found)) == 1
+
+
+def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:
+    warnings = EXPERIMENT.summary(results({"Adam": 3e-5, "CAdam": 1e-3})).warnings
+    assert len(warnings) == len(rates.CONDITIONS)
+    assert all("Adam" in text and "3e-05" in text for text in warnings)

@@ -1,0 +1,111 @@
+"""A metric over learning rates: the unit in which two optimizers are compared.
+
+One rate for both says as much about the rate as about the optimizers, so each arm has a curve over rates. Best against
+best, the rate of each seed is chosen on the other seeds: a rate is never chosen by the runs that it is judged by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cadam.intervals import Interval, interval
+
+from .experiment import Results
+from .statistics import Comparison, NoLearningRateError, compare
+from .verdict import Better
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """A metric of one arm by learning rate and seed. A rate at which a run diverged (nan) is never the best."""
+
+    arm: str
+    better: Better
+    values: Mapping[float, Mapping[int, float]]
+
+    def __post_init__(self) -> None:
+        seeds = {frozenset(by_seed) for by_seed in self.values.values()}
+        if len(seeds) != 1 or not next(iter(seeds)):
+            found = {rate: sorted(by_seed) for rate, by_seed in self.values.items()}
+            raise ValueError(f"{self.arm}: every rate needs the same seeds, got {found}")
+
+    @classmethod
+    def of(cls, results: Results, arm: str, metric: str, better: Better) -> RateCurve:
+        """From the test seeds of an arm."""
+        mine = results.tests().where(optimizer=arm)
+        rates = sorted({result.cell.lr for result in mine})
+        return cls(arm, better, {rate: mine.where(lr=rate).metric(metric) for rate in rates})
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted(self.values)
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(next(iter(self.values.values())))
+
+    def at(self, rate: float) -> Interval:
+        """The mean over seeds at one rate, with its interval."""
+        return interval(list(self.values[rate].values()))
+
+    def best(self, without: int | None = None) -> float:
+        """The rate with the best mean over the seeds, or over all but one of them."""
+        sign = 1 if self.better == "lower" else -1
+        means = {
+            rate: sign * float(np.mean([value for seed, value in by_seed.items() if seed != without]))
+            for rate, by_seed in self.values.items()
+        }
+        usable = {rate: mean for rate, mean in means.items() if math.isfinite(mean)}
+        if not usable:
+            raise NoLearningRateError(f"{self.arm} diverged at every learning rate: {self.rates}")
+        return min(usable, key=lambda rate: (usable[rate], rate))
+
+    @property
+    def best_is_at_an_end(self) -> bool:
+        """Is the best rate the lowest or the highest that was run? Then the grid has to be extended."""
+        return self.best() in (self.rates[0], self.rates[-1])
+
+    def at_its_best(self) -> dict[int, float]:
+        """The metric by seed, each at the rate that the other seeds choose; with one seed, at the one it has chosen."""
+        alone = len(self.seeds) == 1
+        return {seed: self.values[self.best(None if alone else seed)][seed] for seed in self.seeds}
+
+    def tolerance(self, within: float) -> tuple[float, float]:
+        """The lowest and the highest rate around the best whose means lie within so much of the best mean."""
+        best, rates = self.best(), self.rates
+        good = {rate for rate in rates if abs(self.at(rate).mean - self.at(best).mean) <= within}
+        low = high = rates.index(best)
+        while low > 0 and rates[low - 1] in good:
+            low -= 1
+        while high < len(rates) - 1 and rates[high + 1] in good:
+            high += 1
+        return rates[low], rates[high]
+
+
+def best_against_best(arm: RateCurve, baseline: RateCurve) -> Comparison:
+    """Each at its own rate, chosen on the other seeds."""
+    return compare(arm.at_its_best(), baseline.at_its_best(), names=(arm.arm, baseline.arm), better=arm.better)
+
+
+def at_one_rate(arm: RateCurve, baseline: RateCurve, rate: float) -> Comparison:
+    """Both at the same rate."""
+    return compare(arm.values[rate], baseline.values[rate], names=(arm.arm, baseline.arm), better=arm.better)
+
+
+def draw(axes: Axes, curve: RateCurve, colour: str) -> None:
+    """A curve with its intervals; the best rate is ringed."""
+    means = [curve.at(rate) for rate in curve.rates]
+    axes.plot(curve.rates, [m.mean for m in means], "o-", color=colour, lw=1.5, ms=4, label=curve.arm)
+    if len(curve.seeds) > 1:
+        axes.fill_between(curve.rates, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.15, lw=0)
+    best = curve.best()
+    axes.plot([best], [curve.at(best).mean], "o", color=colour, ms=10, fillstyle="none")
+    axes.set_xscale("log")
