@@ -263,6 +263,67 @@ def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     assert line.values["difference"] < -0.15
 
 
+def turned_by_rate(result: Result, at: float, gauc: float) -> Result:
+    """Adam has another GAUC at a learning rate where it is measured; its log loss, by which rates are chosen, stays."""
+    adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == at
+    metrics = {**result.outcome.metrics, **({"gauc_by_impressions": gauc} if adam else {})}
+    return replace(result, outcome=replace(result.outcome, metrics=metrics))
+
+
+@pytest.mark.parametrize(
+    ("gauc", "said", "unsaid"),
+    [
+        (0.9, ["in hindsight (CAdam 0.01, Adam 0.01)", "without 0.1 in the grid (CAdam 0.01, Adam 0.01)"], []),
+        (0.5, [], ["decides which arm is ahead"]),
+        (0.71, [], ["decides which arm is ahead"]),
+    ],
+)
+def test_a_choice_of_learning_rates_that_decides_the_sign_is_warned_of(
+    gauc: float, said: list[str], unsaid: list[str]
+) -> None:
+    """CAdam is ahead by 0.02 at the rates that were chosen; with Adam at 0.01, by 0.72 minus this."""
+    told = " ".join(study.summary(STUDY, Results([turned_by_rate(r, 0.01, gauc) for r in everything(0.02)])).warnings)
+    assert all(part in told for part in said)
+    assert not any(part in told for part in unsaid)
+
+
+def test_what_turns_the_sign_without_mattering_is_not_warned_of() -> None:
+    results = Results([turned_by_rate(r, 0.01, 0.75) for r in everything(0.02)])
+    assert study.rate_warnings(STUDY, results, "CAdam", 0.02)
+    assert not study.rate_warnings(replace(STUDY, matters=0.1), results, "CAdam", 0.02)
+    assert "+0.0200 at those chosen" in study.rate_warnings(STUDY, results, "CAdam", 0.02)[0]
+
+
+def test_how_far_random_scores_put_gauc_is_what_they_do() -> None:
+    random = np.random.default_rng(0)
+    users = random.integers(0, 12, 400)
+    labels = random.random(400) < 0.1
+    drawn = [runs.measure(random.random(400), labels, users)["gauc_by_impressions"] for _ in range(2000)]
+    assert runs.by_chance(labels, users) == pytest.approx(1.96 * np.std(drawn), rel=0.05)
+    assert np.mean(np.abs(np.array(drawn) - 0.5) < runs.by_chance(labels, users)) == pytest.approx(0.95, abs=0.02)
+    assert math.isnan(runs.by_chance(np.zeros(9), np.arange(9)))
+
+
+def test_rare_labels_put_gauc_further_from_a_half_by_chance(place: Path) -> None:
+    reach = runs.compute(cell(place)).curves["gauc_by_chance"]
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    rare = [c * (i % 4 == 0) for i, c in enumerate(table["click"])]
+    pq.write_table(pa.table({**table, "click": rare}), place / "clicks.parquet")
+    assert len(reach) == 24
+    assert np.nanmean(runs.compute(cell(place)).curves["gauc_by_chance"]) > 1.2 * np.nanmean(reach)
+
+
+def test_blocks_whose_gauc_cannot_be_told_from_guessing_are_warned_of() -> None:
+    def guessed(result: Result) -> Result:
+        curves = {**result.outcome.curves, "gauc_by_chance": np.where(np.arange(48) == 6, 0.4, 0.1)}
+        return replace(result, outcome=replace(result.outcome, curves=curves))
+
+    warnings = study.summary(STUDY, Results([guessed(r) for r in everything(0.02)])).warnings
+    assert any("in 1 of 48 blocks the GAUC of Adam cannot be told from guessing" in text for text in warnings)
+    assert any("(blocks 7)" in text for text in warnings)
+    assert not any("guessing" in text for text in study.summary(STUDY, everything(0.02)).warnings), "not known"
+
+
 def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> None:
     results = everything(0.0, seeds=6)
     times = {arm: study.recovery_times(STUDY, results, arm, "with a change") for arm in STUDY.arms}

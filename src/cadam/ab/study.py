@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -31,7 +32,7 @@ from cadam.online.evidence import (
 
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..trials.statistics import Choice, Comparison, choose_lr, compare, row
+from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row
 from ..trials.verdict import Better, Verdict, judge, sign
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 AS_IT_IS = "as it is"
 MAIN = "gauc_by_impressions"
+BY_CHANCE = "gauc_by_chance"
+"""The curve of how far from 0.5 random scores put the GAUC of a block."""
 TIME = "time"
 SAME = "no difference within any block"
 ALIKE = "too few blocks differ from the one before for an interval over time"
@@ -314,6 +317,7 @@ def summary(study: Study, results: Results) -> Summary:
             sentences.append(f"{condition[0].upper()}{condition[1:]}: {decided}{difference}.")
             if plain:
                 sentences.append(f"Recommendation: {decided.recommendation}.")
+                warnings += rate_warnings(study, results, arm, compared[MAIN].difference.mean)
                 rows.append(_hindsight_row(study, results, arm))
             if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
                 rows.append(_recovery_row(study, results, arm, condition))
@@ -325,6 +329,12 @@ def summary(study: Study, results: Results) -> Summary:
         )
     if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
+    if blocks := blocks_at_chance(baseline.where(condition=AS_IT_IS)):
+        warnings.append(
+            f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be told from guessing: "
+            f"users there mostly have one kind of label (blocks {', '.join(map(str, blocks[:5]))}"
+            f"{', ...' if len(blocks) > 5 else ''}); longer blocks would tell more"
+        )
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(sentences)}"
     text += f" Learning rates: {rates}, chosen on the first part of the stream."
@@ -373,14 +383,59 @@ def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds
     return rows
 
 
+def blocks_at_chance(baseline: Results) -> list[int]:
+    """The blocks, from 1, in which the GAUC lies no further from 0.5 than random scores would put it.
+
+    None where a result does not say how far that is: older ones do not, nor do runs that diverged.
+    """
+    if not all(BY_CHANCE in result.outcome.curves for result in baseline):
+        return []
+    within = np.abs(baseline.curve(MAIN).mean(0) - 0.5) <= baseline.curve(BY_CHANCE)[0]
+    return [int(block) + 1 for block in np.flatnonzero(within)]
+
+
+def _first_seed(study: Study, results: Results, rates: Mapping[str, float]) -> dict[str, float]:
+    """The main metric of arms at some learning rates, on the stream as it is, under the seed that has all of them."""
+    seed = min(result.cell.seed for result in results.tests())
+    return {
+        name: results.where(optimizer=name, lr=lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]
+        for name, lr in rates.items()
+    }
+
+
+def rate_warnings(study: Study, results: Results, arm: str, difference: float) -> list[str]:
+    """Where other learning rates turn the sign of the difference, by more than matters: a warning.
+
+    Those are the best in hindsight, and those that would be chosen from a grid without one that was.
+    """
+    names = arm, study.baseline
+    tuning = results.tuning()
+    chosen, hindsight = choices(study, results), looking_back(study, results, MAIN, "higher")
+    others = {"with the best learning rates in hindsight": {name: hindsight[name].lr for name in names}}
+    for left_out in sorted({chosen[name].lr for name in names}):
+        grid = Results([result for result in tuning if result.cell.lr != left_out])
+        with suppress(NoLearningRateError):
+            others[f"without {left_out:g} in the grid"] = {
+                name: choose_lr(name, grid.where(optimizer=name), "log_loss", "lower").lr for name in names
+            }
+    turned = []
+    for what, rates in others.items():
+        value = _first_seed(study, results, rates)
+        other = value[arm] - value[study.baseline]
+        if other * difference < 0 and abs(other) > study.matters:
+            turned.append(f"{other:+.4f} {what} ({', '.join(f'{name} {lr:g}' for name, lr in rates.items())})")
+    if not turned:
+        return []
+    return [
+        f"the choice of learning rates decides which arm is ahead: {arm} minus {study.baseline} is {difference:+.4f} "
+        f"at those chosen, but under one seed {_listed(turned)}"
+    ]
+
+
 def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
     """Each arm at the learning rate with the best value of what the verdict goes by: a check of the choice."""
     chosen = looking_back(study, results, MAIN, "higher")
-    seed = min(result.cell.seed for result in results.tests())
-    value = {
-        name: results.where(optimizer=name, lr=chosen[name].lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]
-        for name in (arm, study.baseline)
-    }
+    value = _first_seed(study, results, {name: chosen[name].lr for name in (arm, study.baseline)})
     texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
     difference = value[arm] - value[study.baseline]
     what = f"{AS_IT_IS}: {NAMES[MAIN]}, best learning rates in hindsight"
