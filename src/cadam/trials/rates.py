@@ -100,12 +100,21 @@ def at_one_rate(arm: RateCurve, baseline: RateCurve, rate: float) -> Comparison:
     return compare(arm.values[rate], baseline.values[rate], names=(arm.arm, baseline.arm), better=arm.better)
 
 
-def draw(axes: Axes, curve: RateCurve, colour: str) -> None:
-    """A curve with its intervals; the best rate is ringed."""
-    means = [curve.at(rate) for rate in curve.rates]
-    axes.plot(curve.rates, [m.mean for m in means], "o-", color=colour, lw=1.5, ms=4, label=curve.arm)
-    if len(curve.seeds) > 1:
-        axes.fill_between(curve.rates, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.15, lw=0)
-    best = curve.best()
-    axes.plot([best], [curve.at(best).mean], "o", color=colour, ms=10, fillstyle="none")
-    axes.set_xscale("log")
+def draw(axes: Axes, curves: Mapping[str, RateCurve]) -> None:
+    """Curves by their colour, with 95% intervals and a dot for each run; the best rate is ringed.
+
+    The panel is as high as the runs need: the intervals of a few seeds may reach far beyond it.
+    """
+    for colour, curve in curves.items():
+        means = [curve.at(rate) for rate in curve.rates]
+        axes.plot(curve.rates, [m.mean for m in means], "-", color=colour, lw=1.5, label=curve.arm)
+        for rate, by_seed in curve.values.items():
+            axes.plot([rate] * len(by_seed), list(by_seed.values()), ".", color=colour, ms=4, alpha=0.6)
+        if len(curve.seeds) > 1:
+            low, high = ([getattr(m, end) for m in means] for end in ("low", "high"))
+            axes.fill_between(curve.rates, low, high, color=colour, alpha=0.13, lw=0)
+        best = curve.best()
+        axes.plot([best], [curve.at(best).mean], "o", color=colour, ms=10, fillstyle="none")
+    runs = [v for c in curves.values() for by_seed in c.values.values() for v in by_seed.values() if math.isfinite(v)]
+    margin = 0.06 * (max(runs) - min(runs)) or 1.0
+    axes.set(xscale="log", ylim=(min(runs) - margin, max(runs) + margin))
