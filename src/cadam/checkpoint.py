@@ -91,12 +91,14 @@ def read(
 def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of one of our state dicts as torch.optim writes it, without the options it does not know.
 
-    Needed for AMSGrad, whose maximum is converted to torch's, and for the moving average of SGDM, which torch
-    writes as ``dampening = momentum``; any other state dict torch loads as it is.
+    Needed for AMSGrad, whose maximum is converted to torch's, for the moving average of SGDM, which torch writes as
+    ``dampening = momentum``, and for torch.distributed.checkpoint, which wants the keys of what was saved; any other
+    state dict torch loads as it is.
     """
     groups, state = [], dict(state_dict["state"])
     for number, saved in enumerate(state_dict["param_groups"]):
-        group = {k: v for k, v in saved.items() if k not in OURS}
+        ours = (*OURS, "fused") if saved.get(RULE_KEY) == "radam" else OURS  # torch has no fused RAdam
+        group = {k: v for k, v in saved.items() if k not in ours}
         groups.append(group)
         if group.get("dampening", 0) is None:
             if group["nesterov"]:

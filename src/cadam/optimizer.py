@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -97,14 +98,13 @@ class Optimizer(torch.optim.Optimizer):
             for name in param_group:
                 message = options.unknown(name, [*self.defaults, "params"], only_if_close=True)
                 if name not in self.defaults and name not in ("params", "param_names") and message:
-                    raise ValueError(f"parameter group {len(self.param_groups)}: {message}")
+                    warnings.warn(
+                        f"parameter group {len(self.param_groups)}: {message} It is kept, and changes nothing.",
+                        stacklevel=2,
+                    )
             for name, value in self.fixed.items():
                 if param_group.setdefault(name, value) != value:
                     raise ValueError(f"{type(self).__name__} stands for {name}={value}; got {param_group[name]!r}")
-            params = param_group.get("params")
-            if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
-                param_group["params"] = list(params)  # a generator can be looked at only once
-            _refuse_duplicates(param_group.get("params"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.update(options.normal({name: group[name] for name in self.defaults}))
@@ -202,6 +202,8 @@ class Optimizer(torch.optim.Optimizer):
                     _check_grad(param, param.grad, group, name)
                     self._check_state(param, group, name)
                     names[-1][param] = name
+            if names[-1]:
+                options.check_kinds(group, f"group {number}")
         self._forget_counts()
         known = set(self.state)
         try:
@@ -307,8 +309,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Nothing waits for the device, so a CUDA graph can hold it. All parameters must be on one device.
         """
-        params = (param for group in self.param_groups for param in group["params"])
-        counts = [self._counts[param] for param in params if param in self._counts]
+        counts = [self._counts[param] for _, _, param in self._named() if param in self._counts]
         if not counts:
             raise RuntimeError("nothing is counted: no step was taken yet, or track_alignment is False")
         return torch.stack(counts).sum(0)
@@ -345,11 +346,15 @@ class Optimizer(torch.optim.Optimizer):
                 check_ids(param, name)
 
     def _named(self) -> Iterable[tuple[str, int, Tensor]]:
-        """Every parameter by its name; by its place if it has none; by both if another one is called the same."""
+        """Every parameter once, by its name; by its place if it has none; by both if another is called the same."""
+        seen: set[int] = set()
         often = Counter(name for group in self.param_groups for name in group.get("param_names", ()))
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for position, param in enumerate(group["params"]):
+                if id(param) in seen:  # torch.optim warns of it, and goes on
+                    continue
+                seen.add(id(param))
                 name, place = names[position] if names else "", f"group{number}.{position}"
                 yield (name if often[name] == 1 else f"{place}.{name}" if name else place), number, param
 
@@ -456,8 +461,9 @@ def _outside_graph(function: Callable[..., Any], *args: Any) -> Any:
 
 def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:
     """A step count, float32 as torch's: on the CPU, where reading it costs nothing, unless it is to be captured."""
-    # Not torch.tensor: that would copy from the host, which a capture does not allow.
-    return torch.full((), value, dtype=torch.float32, device=param.device if group["capturable"] else "cpu")
+    if group["capturable"]:  # not torch.tensor: that would copy from the host, which a capture does not allow
+        return torch.full((), value, dtype=torch.float32, device=param.device)
+    return torch.tensor(value, dtype=torch.float32, device="cpu")  # of which a FakeTensorMode knows the value
 
 
 def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
@@ -465,18 +471,6 @@ def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
         return torch.promote_types(param.dtype, torch.float32)
     dtype: torch.dtype = group["state_dtype"]
     return dtype.to_complex() if param.is_complex() else dtype
-
-
-def _refuse_duplicates(params: Any) -> None:
-    if not isinstance(params, (list, tuple)):
-        return
-    seen: set[int] = set()
-    for param in params:
-        tensor = param[1] if isinstance(param, tuple) and len(param) == 2 else param
-        if id(tensor) in seen:
-            name = f" ({param[0]!r})" if isinstance(param, tuple) else f" (shape {tuple(tensor.shape)})"
-            raise ValueError(f"optimizer contains a parameter group with duplicate parameters{name}")
-        seen.add(id(tensor))
 
 
 def _fixed_by_dtype(param: Tensor) -> str | None:

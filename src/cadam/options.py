@@ -116,26 +116,50 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
     rule.check(o)
 
 
+def check_kinds(o: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError if what is to be a number is none: between steps, groups are open to anyone.
+
+    Only that. A number out of range is the user's own then, as in torch.optim, and shows in the parameters.
+    """
+    try:
+        for name, what in NUMBERS.items():
+            if name in o:
+                _one_number(o[name], what, name)
+        if "betas" in o:
+            _two_numbers(o["betas"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; no parameter was changed") from None
+
+
 def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None:
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"Tensor {option} must be 1-element, got shape {tuple(value.shape)}")
-        if value.device.type != "cpu":
-            return  # not read: that would wait for the device
-        value = value.detach()
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"Invalid {what}: {value!r} ({option} must be a number or a 1-element tensor)")
-    if not good(float(value)):
+    _one_number(value, what, option)
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        return  # not read: that would wait for the device
+    if not good(float(value.detach() if isinstance(value, Tensor) else value)):
         raise ValueError(f"Invalid {what}: {value} ({option} must be {allowed})")
 
 
+def _one_number(value: Any, what: str, option: str) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {option} must be 1-element, got shape {tuple(value.shape)}")
+    elif isinstance(_scalar(value), bool) or not isinstance(_scalar(value), Real):
+        raise ValueError(f"Invalid {what}: {value!r} ({option} must be a number or a 1-element tensor)")
+
+
 def _betas(betas: Any) -> None:
-    if not isinstance(betas, tuple) or len(betas) != 2:
+    _two_numbers(betas)
+    for i, beta in enumerate(betas):
+        _number(beta, f"beta parameter at index {i}", f"betas[{i}]", lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def _two_numbers(betas: Any) -> None:
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"Invalid betas: {betas!r} (two numbers in [0, 1), or two 1-element tensors)")
     if isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):
         raise ValueError("betas must be either both floats or both Tensors")
     for i, beta in enumerate(betas):
-        _number(beta, f"beta parameter at index {i}", f"betas[{i}]", lambda x: 0 <= x < 1, "in [0, 1)")
+        _one_number(beta, f"beta parameter at index {i}", f"betas[{i}]")
 
 
 def _no_tensor_in_lists(name: str, o: Mapping[str, Any]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from exact import assert_identical, copied
 from family import CONFIDENT
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import Parameter
 from torch.testing import assert_close
 
@@ -644,3 +647,36 @@ def test_a_loaded_state_lies_as_the_parameter_does() -> None:
     optimizer.load_state_dict(other.state_dict())
     optimizer.step()
     assert optimizer.state[q]["exp_avg"].stride() == q.stride()
+
+
+DISTRIBUTED: dict[str, tuple[type[torch.optim.Optimizer], type[cadam.Optimizer], dict[str, Any]]] = {
+    "Adam": (torch.optim.Adam, cadam.CAdam, {}),
+    "AMSGrad": (torch.optim.Adam, cadam.CAdam, {"amsgrad": True}),
+    "AdamW": (torch.optim.AdamW, cadam.CAdamW, {"weight_decay": 0.1}),
+    "RAdam": (torch.optim.RAdam, cadam.CRAdam, {}),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_a_distributed_checkpoint_of_torch_is_loaded_by_torchs_own_keys(name: str, tmp_path: Path) -> None:
+    """It is read into a state dict that must have the keys of the one that was saved: `for_torch` has them."""
+    torchs, ours, given = DISTRIBUTED[name]
+    model = torch.nn.Linear(3, 2)
+    old = torchs(model.parameters(), lr=0.05, **given)
+    for _ in range(3):
+        old.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        old.step()
+    dcp.save({"optimizer": get_optimizer_state_dict(model, old)}, checkpoint_id=tmp_path)
+
+    optimizer = ours(model.parameters(), **given)
+    optimizer.zero_grad()  # torch makes the state to read into only where there are no gradients
+    saved = {"optimizer": cadam.for_torch(get_optimizer_state_dict(model, optimizer))}
+    dcp.load(saved, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(model, optimizer, saved["optimizer"])
+
+    directly = ours(model.parameters(), **given)
+    directly.load_state_dict(old.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert optimizer.state[model.weight]["step"] == 3
+    assert_identical(optimizer.state_dict()["state"], directly.state_dict()["state"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -231,3 +232,17 @@ def fills_memory(x: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Do two of them reach into the same stretch of memory?"""
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]  # not addresses: fake tensors have none
+    if len(set(storages)) == len(storages):
+        return False
+    stretches = []
+    for storage, x in zip(storages, tensors, strict=True):
+        if x.numel():
+            reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+            stretches.append((storage, x.storage_offset() * x.itemsize, (x.storage_offset() + reach) * x.itemsize))
+    stretches.sort()
+    return any(one[0] == next_[0] and one[2] > next_[1] for one, next_ in pairwise(stretches))

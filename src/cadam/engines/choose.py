@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
-from .base import Engine, Item
+from .base import Engine, Item, NotMeant
 from .cpu.dense import Native
 from .cpu.rows import NativeRows
 from .cuda.dense import Cuda
@@ -43,7 +43,10 @@ def choose(update: Update, item: Item, grad: Tensor | None, options: Options) ->
 
 def insist(item: Item, choice: Choice, options: Options) -> None:
     """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
-    reasons = "; ".join(f"{name} {reason}" for name, reason in choice.passed_over.items())
+    over = choice.passed_over
+    fused = {engine.name: over[engine.name] for engine in ENGINES if engine.fused and engine.name in over}
+    meant = {name: reason for name, reason in fused.items() if not isinstance(reason, NotMeant)}
+    reasons = "; ".join(f"{name} {reason}" for name, reason in (meant or fused).items())
     if options["fused"] and not choice.engine.fused:
         torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
         raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")

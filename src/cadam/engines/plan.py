@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ..codegen.structure import Structure
 from ..defaults import defaults
-from ..options import HOW_IT_RUNS
+from ..options import HOW_IT_RUNS, check_kinds
 from ..rules import Rule
 from ..update import Update
 from . import scalars
-from .base import Containers, Engine, Item, Job, Preparation
+from .base import Containers, Engine, Item, Job, Preparation, share_memory
 from .choose import choose, insist
 
 Group = Mapping[str, Any]
@@ -100,10 +100,13 @@ class Plan:
                 by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
                 plan.lasting = plan.lasting and item.param is param
             for name, (engine, members) in by_engine.items():
-                params = [param for param, _, _ in members]
-                job = Job(update, group, [item for _, item, _ in members], [g for *_, g in members], grad_scale)
-                work.setdefault(name, (engine, []))[1].append(job)
-                plan.jobs.append(PlannedJob.of(engine, job, params, [state[param] for param in params]))
+                # What a job holds may be moved all at once, so no two of it may share memory.
+                apart = share_memory([item.param for _, item, _ in members])
+                for together in [[member] for member in members] if apart else [members]:
+                    params = [param for param, _, _ in together]
+                    job = Job(update, group, [item for _, item, _ in together], [g for *_, g in together], grad_scale)
+                    work.setdefault(name, (engine, []))[1].append(job)
+                    plan.jobs.append(PlannedJob.of(engine, job, params, [state[param] for param in params]))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
@@ -114,6 +117,9 @@ class Plan:
             return False
         given = _given(self.names, groups, grad_scale)
         if given != self.given:
+            for number, group in enumerate(groups):
+                if any(planned.job.options is group for planned in self.jobs):
+                    check_kinds(group, f"group {number}")
             if self.signature != _signature(self, groups, grad_scale):
                 return False
             self.given = given
@@ -163,14 +169,18 @@ def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
-    """The groups and the options of these names."""
-    return list(map(id, groups)), [[group[name] for name in names] for group in groups], grad_scale is None
+    """The groups and the options of these names; of the learning rate, which changes all the time, its type."""
+    options = [[type(group["lr"]), *[group[name] for name in names]] for group in groups]
+    return list(map(id, groups)), options, grad_scale is None
 
 
 def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
-    """What the choice of updates, buffers and engines depends on."""
+    """What the choice of updates, buffers and engines depends on: nothing in groups without gradients."""
+    stepped = {id(planned.job.options) for planned in plan.jobs}
     return [
-        (
+        (id(group),)
+        if id(group) not in stepped
+        else (
             id(group),
             Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
             Structure.of(plan.rule, scalars.as_numbers(group)),

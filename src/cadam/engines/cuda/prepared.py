@@ -313,7 +313,8 @@ class Coefficients:
     def renew(self) -> bool:
         """Work them out; False if that has to wait until they are needed, since an option may change unseen."""
         options, steps = self.options, self.batch.numbers.counts
-        if steps is None or any(isinstance(value, MUTABLE) for value in _flat(options)):
+        unseen = isinstance(options["lr"], str) or any(isinstance(value, MUTABLE) for value in _flat(options))
+        if steps is None or unseen:  # numpy would read a number out of a string: let the usual step refuse it
             self.row[0] = np.nan  # no step is the one before this
             return False
         t = float(steps[0] + 1)
