@@ -6,7 +6,6 @@ tensors, compiled engines print it as source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -110,13 +109,12 @@ def _is_scalar(operand: Any) -> bool:
 
 @dataclass(frozen=True)
 class Program:
-    """A recorded update. `last_use[i]` names the values that nothing needs after operation i."""
+    """A recorded update: its operations, and which of their results are the new values."""
 
     ops: tuple[Op, ...]
     param: Value
     state: dict[str, Value]
     alignment: Value | None
-    last_use: tuple[frozenset[str], ...]
 
 
 @cache
@@ -133,15 +131,4 @@ def record(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ..
     missing = set(buffers) - set(moved.state)
     if missing:
         raise ValueError(f"the rule {update.rule.name!r} returns no new value for its buffers {sorted(missing)}")
-    outputs = [moved.param, *moved.state.values(), *([moved.alignment] if moved.alignment is not None else [])]
-    return Program(tuple(trace.ops), moved.param, moved.state, moved.alignment, _last_uses(trace.ops, outputs))
-
-
-def _last_uses(ops: Sequence[Op], outputs: Sequence[Value]) -> tuple[frozenset[str], ...]:
-    needed = {value.name for value in outputs}
-    result: list[frozenset[str]] = []
-    for op in reversed(ops):
-        here = {arg.name for arg in op.args if isinstance(arg, Value)}
-        result.append(frozenset(here - needed))
-        needed |= here
-    return tuple(reversed(result))
+    return Program(tuple(trace.ops), moved.param, moved.state, moved.alignment)

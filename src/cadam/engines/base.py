@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -46,10 +47,12 @@ class Item:
     @property
     def work_dtype(self) -> torch.dtype:
         """The dtype of the arithmetic: that of the parameter and its buffers, and float32 at the least."""
-        dtype = torch.promote_types(self.param.dtype, torch.float32)
-        for buffer in self.state.values():
-            dtype = torch.promote_types(dtype, buffer.dtype)
-        return dtype
+        return _promoted(self.param.dtype, *[buffer.dtype for buffer in self.state.values()])
+
+
+@cache
+def _promoted(*dtypes: torch.dtype) -> torch.dtype:
+    return reduce(torch.promote_types, dtypes, torch.float32)
 
 
 class NotMeant(str):
@@ -120,10 +123,13 @@ class Engine:
         """Did a tensor change in a way that the choice of this engine, or its memo, depends on?"""
         for job in jobs:
             for item, grad in job:
-                param = item.param
-                if any(buffer.shape != param.shape for buffer in item.state.values()) or grad.device != param.device:
+                shape = item.param.shape
+                for buffer in item.state.values():
+                    if buffer.shape != shape:
+                        return True
+                if grad.device != item.param.device:
                     return True
-                if not grad.is_sparse and (grad.shape != param.shape or grad.is_complex()):
+                if not grad.is_sparse and (grad.shape != shape or grad.is_complex()):
                     return True
         return False
 

@@ -1,14 +1,13 @@
-"""The reference: one tensor, one operation at a time. The only engine that autograd can look through."""
+"""One tensor at a time. The only engine that autograd can look through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import scalars
+from . import lists, scalars
 from .base import Engine, Item, Job
 
 
@@ -17,15 +16,12 @@ class Tensors:
 
     sqrt = staticmethod(torch.sqrt)
     sign = staticmethod(torch.sign)
-
-    @staticmethod
-    def maximum(x: Tensor, y: Any) -> Tensor:
-        return torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y)
+    maximum = staticmethod(lists.maximum)
 
     @staticmethod
     def hold(alignment: Tensor, step: Tensor) -> Tensor:
         """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
-        return torch.where(alignment <= 0, torch.zeros((), dtype=step.dtype, device=step.device), step)
+        return lists.hold(step, alignment, 0)  # type: ignore[no-any-return]
 
 
 class Eager(Engine):
@@ -34,12 +30,22 @@ class Eager(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            on_device = scalars.stay_on_device(job.options)
+            step_of = None if on_device else lists.steps(job)
+            items: list[Item] = []
+            aligned: list[Tensor | None] = []
+            lists.count_steps(job.items)
             for item, grad in job:
-                item.step.add_(1)
-                _step(job, item, grad)
+                if step_of is None or any(tensor.is_neg() for tensor in (item.param, *item.state.values())):
+                    _step(job, item, grad)
+                else:
+                    items.append(item)
+                    aligned.append(step_of(item.step.item()).run(item, grad))
+            lists.count(items, aligned)
 
 
 def _step(job: Job, item: Item, grad: Tensor) -> None:
+    """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten."""
     c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
     # Autograd needs the old values after they are overwritten.
     copy = job.options["differentiable"]

@@ -27,16 +27,17 @@ def stay_on_device(options: Options) -> bool:
 def as_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tensors on the CPU read out as numbers."""
     return {
-        name: value if type(value) in _NUMBERS else _read(value) for name, value in options.items() if name != "params"
+        name: value if type(value) in _NUMBERS else read(value) for name, value in options.items() if name != "params"
     }
 
 
 _NUMBERS = {float, int, bool, type(None)}
 
 
-def _read(value: Any) -> Any:
+def read(value: Any) -> Any:
+    """A number of a tensor on the CPU; anything else as it is."""
     if isinstance(value, tuple):
-        return tuple(_read(v) for v in value)
+        return tuple(read(v) for v in value)
     if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
         return value.item()
     if isinstance(value, np.ndarray) and value.size == 1:
@@ -55,5 +56,5 @@ def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor |
     if stay_on_device(options):
         return update.coefficients(exact(step), options, Scalars, grad_scale)
     return update.coefficients(
-        step.item(), as_numbers(options), Scalars, None if grad_scale is None else _read(grad_scale)
+        step.item(), as_numbers(options), Scalars, None if grad_scale is None else read(grad_scale)
     )
