@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import cadam
 
 Make = Callable[..., torch.optim.Optimizer]
+Trained = TypeVar("Trained", bound=torch.optim.Optimizer)
 Grads = list[list[Tensor]]
 
 SHAPES = [(4, 3), (5,), ()]
@@ -42,7 +43,7 @@ def gradients(steps: int, growing: bool = False, seed: int = 1) -> Grads:
     ]
 
 
-def train(optimizer: torch.optim.Optimizer, grads: Grads, sparse: bool = False) -> torch.optim.Optimizer:
+def train(optimizer: Trained, grads: Grads, sparse: bool = False) -> Trained:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for now in grads:
         for param, grad in zip(params, now, strict=True):
@@ -166,7 +167,7 @@ def test_moving_average_with_nesterov_has_no_counterpart_in_torch() -> None:
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
 def test_amsgrad_goes_on_where_the_two_definitions_agree(direction: str) -> None:
     grads = gradients(10, growing=True)
-    make = {
+    make: dict[str, Make] = {
         "theirs": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
         "ours": partial(cadam.Adam, lr=0.1, amsgrad=True),
     }
@@ -259,7 +260,14 @@ def test_decoupled_decay_stays_decoupled(cls: type[cadam.Optimizer]) -> None:
 
 
 def test_options_of_what_is_computed_come_from_the_state_dict() -> None:
-    given = {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-3, "weight_decay": 0.7, "amsgrad": True, "maximize": True}
+    given: dict[str, Any] = {
+        "lr": 0.3,
+        "betas": (0.5, 0.6),
+        "eps": 1e-3,
+        "weight_decay": 0.7,
+        "amsgrad": True,
+        "maximize": True,
+    }
     ours = cadam.CAdam(parameters())
     ours.load_state_dict(torch.optim.Adam(parameters(), **given).state_dict())
     assert {name: ours.param_groups[0][name] for name in given} == given
@@ -304,7 +312,7 @@ def test_missing_options_keep_their_values() -> None:
 
 def test_unpickled_old_optimizers_get_the_newer_options() -> None:
     ours = train(cadam.CAdam(parameters()), gradients(2))
-    old = {"state": ours.state, "param_groups": ours.param_groups, "defaults": ours.defaults}
+    old: dict[str, Any] = {"state": ours.state, "param_groups": ours.param_groups, "defaults": ours.defaults}
     for options in (old["defaults"], *old["param_groups"]):
         for name in ("state_dtype", "track_alignment", "fused"):
             del options[name]
@@ -327,7 +335,7 @@ def test_parameters_without_state_start_anew() -> None:
     ours = cadam.CAdam(parameters())
     ours.load_state_dict(state_dict)
     train(ours, gradients(1))
-    assert [state["step"].item() for state in map(ours.state.get, ours.param_groups[0]["params"])] == [4, 1, 4]
+    assert [ours.state[p]["step"].item() for p in ours.param_groups[0]["params"]] == [4, 1, 4]
 
 
 def test_groups_and_order_are_matched_by_position() -> None:
@@ -476,7 +484,9 @@ def test_the_state_of_another_rule_is_refused(source: Make, target: Make, missin
     ("source", "target"),
     [(cadam.CLion, cadam.CAdam), (cadam.CAdam, cadam.CLion), (cadam.Adam, cadam.CYogi), (cadam.RAdam, cadam.CAdam)],
 )
-def test_our_state_of_another_rule_is_refused_by_its_name(source: Make, target: Make) -> None:
+def test_our_state_of_another_rule_is_refused_by_its_name(
+    source: type[cadam.Optimizer], target: type[cadam.Optimizer]
+) -> None:
     saved = train(source(parameters()), gradients(2)).state_dict()
     ours = target(parameters())
     with pytest.raises(ValueError, match=f"group 0 is of {source.rule.name}, this optimizer of {target.rule.name}"):
