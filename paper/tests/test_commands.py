@@ -456,7 +456,7 @@ def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str)
     experiment = catalogue.find(name)
     assert experiment.name == name
     for scale in ("quick", "full"):
-        cells = experiment.cells(experiment.plan(scale), Results())  # type: ignore[arg-type]
+        cells = experiment.cells(experiment.plan(scale), Results())
         assert {cell.experiment for cell in cells} in ({name}, {"images"}, {"ctr"})
         assert len(set(cells)) == len(cells) > 0
-        assert experiment.estimate(experiment.plan(scale)) > 0  # type: ignore[arg-type]
+        assert experiment.estimate(experiment.plan(scale)) > 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from cadam.metrics import auc
 from cadam_paper.ctr import generator
-from cadam_paper.ctr.data import Clicks, keyed, mix, noise_limit, shuffled
+from cadam_paper.ctr.data import Clicks, Part, keyed, mix, noise_limit, shuffled
 from cadam_paper.ctr.fields import FIELDS, VOCABULARY, offsets, scaled
 from cadam_paper.ctr.generator import CLICK_RATE, Generated, best_auc, popularity
 
@@ -15,15 +18,13 @@ CPU = torch.device("cpu")
 SMALL = Generated(6_000, scaled(0.01))
 
 
-def everything(
-    clicks: Clicks, part: str, batch_size: int = 3000, **options: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(clicks.batches(part, batch_size, device=CPU, **options))  # type: ignore[arg-type]
+def everything(clicks: Clicks, part: Part, batch_size: int = 3000, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = list(clicks.batches(part, batch_size, device=CPU, **options))
     return torch.cat([batch.ids for batch in batches]), torch.cat([batch.labels for batch in batches])
 
 
-def streamed(clicks: Clicks, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(clicks.stream(3000, device=CPU, **options))  # type: ignore[arg-type]
+def streamed(clicks: Clicks, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = list(clicks.stream(3000, device=CPU, **options))
     return torch.cat([batch.ids for batch in batches]), torch.cat([batch.labels for batch in batches])
 
 
@@ -146,7 +147,7 @@ def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
 
     def auc_of_a(rows: torch.Tensor) -> float:
         score = clicks._logits(world, ids[rows], None)
-        return generator.auc(score.numpy(), labels[rows].numpy())
+        return auc(score.numpy(), labels[rows].numpy())
 
     assert auc_of_a(a) > auc_of_a(b) + 0.03
     still, _ = streamed(Generated(clicks.rows, clicks.vocabulary))
@@ -155,7 +156,7 @@ def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
 
 @pytest.mark.parametrize("reading", ["train", "stream"])
 def test_noise_flips_an_exact_share_of_negatives_and_the_same_rows_always(reading: str) -> None:
-    def rows(**options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return streamed(SMALL, **options) if reading == "stream" else everything(SMALL, "train", **options)
 
     ids, clean = rows(seed=3)
@@ -168,7 +169,7 @@ def test_noise_flips_an_exact_share_of_negatives_and_the_same_rows_always(readin
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
-def test_validation_and_test_are_never_noisy(part: str) -> None:
+def test_validation_and_test_are_never_noisy(part: Part) -> None:
     assert torch.equal(everything(SMALL, part)[1], everything(SMALL, part, noise=0.5)[1])
 
 

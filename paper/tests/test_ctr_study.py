@@ -25,6 +25,7 @@ from cadam.trials.experiment import (
     Provenance,
     Result,
     Results,
+    Scale,
 )
 from cadam_paper import catalogue
 from cadam_paper.ctr import preprocess, runs, study, text
@@ -63,7 +64,7 @@ def gains(cell: Cell) -> float:
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: study.Scale) -> None:
+def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
     experiment = catalogue.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, gains)
@@ -133,7 +134,7 @@ def test_noise_is_read_in_three_ways() -> None:
     assert {r.cell.settings["noise"] for r in noisy} == {0.01}
     summary = experiment.summary(results)
     found = {row.what: row.verdict_kind for row in summary.rows}
-    assert "better" in found["lr best on noisy data: DNN: CAdam against Adam"]
+    assert found["lr best on noisy data: DNN: CAdam against Adam"] == "better"
     assert found["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
     assert found["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
     assert any("at an end of the grid" in warning for warning in summary.warnings)
@@ -269,15 +270,15 @@ def test_looking_at_results_never_reads_the_users_file(
     assert [cli.main(listing), cli.main(page)] == [0, 0]
     assert "done (quick, 1 seeds)" in capsys.readouterr().out
 
-    cache = tmp_path / "my train.txt.cache"
-    shutil.rmtree(cache)
+    numbers = tmp_path / "my train.txt.cache"
+    shutil.rmtree(numbers)
     runs.own.cache_clear()
     assert [cli.main(listing), cli.main(page), cli.main([*page, "stream-criteo"])] == [0, 4, 4]
     told = capsys.readouterr()
     advice = f"cadam criteo '{path}' --rows 1500"
-    assert f"not known: the numbers of {path} are not in {cache / 'first-1500'}: run `{advice}`" in told.out
+    assert f"not known: the numbers of {path} are not in {numbers / 'first-1500'}: run `{advice}`" in told.out
     assert advice in told.err
-    assert not cache.exists()
+    assert not numbers.exists()
 
     assert cli.main(["criteo", str(path), "--rows", "1500"]) == 0
     assert [cli.main(listing), cli.main(page)] == [0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cadam.trials.experiment import Cell, Plan, Provenance, Result, Results
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
 from cadam_paper import demo as stream
 
 SHORT = {**stream.SETTINGS, "batches": 40, "change_every": 20, "warm_up": 10}
@@ -55,7 +55,7 @@ def test_a_plan_tunes_first_and_then_tests_on_other_seeds() -> None:
         return abs(np.log(c.lr / (0.003 if c.optimizer == "Adam" else 0.01)))
 
     def made(c: Cell) -> Result:
-        return Result(c, stream.Outcome({**outcome.metrics, "log_loss": loss(c)}, outcome.curves), cost)
+        return Result(c, Outcome({**outcome.metrics, "log_loss": loss(c)}, outcome.curves), cost)
 
     everything = stream.cells(plan, Results([made(c) for c in tuning]))
     new = [c for c in everything if c not in tuning]

@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,10 +23,13 @@ from cadam_paper.images import data
 ROWS = 20
 
 
-class Python2(pickle._Pickler):  # type: ignore[name-defined]
+class Python2(pickle._Pickler):
     """Writes texts and bytes as Python 2 did, with which the official files were made."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    # What the stub of typeshed says of them is wrong or missing.
+    dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
+    write: Callable[[bytes], None]
+    memoize: Callable[[object], None]
 
     def save_string(self, text: str | bytes) -> None:
         raw = text.encode("latin1") if isinstance(text, str) else text

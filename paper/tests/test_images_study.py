@@ -9,12 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cadam.trials import report, runner
 from cadam.trials.cache import Cache
-from cadam.trials.experiment import Cell, Experiment, Outcome, Plan, Provenance, Result, Results
+from cadam.trials.experiment import (
+    Cell,
+    Experiment,
+    Finished,
+    Outcome,
+    Plan,
+    Provenance,
+    Result,
+    Results,
+    Scale,
+    Summary,
+)
 from cadam_paper import catalogue, commands
-from cadam_paper.images import runs, study
+from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 
 NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.images")]
@@ -53,7 +65,7 @@ def made_up(cell: Cell, gain: Number, best: Number = middle) -> Outcome:
     )
 
 
-def _scale(cell: Cell) -> str:
+def _scale(cell: Cell) -> Scale:
     return "quick" if cell.settings["device"] == "cpu" else "full"
 
 
@@ -66,7 +78,7 @@ def results_of(experiment: Experiment, plan: Plan, gain: Number, best: Number = 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: study.Scale) -> None:
+def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
     experiment = catalogue.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
@@ -110,7 +122,7 @@ def test_the_paper_s_numbers() -> None:
         "continuous": (67.19, 69.08, 64.61, 69.13, 61.22, 66.35),
         "noise": (76.38, 77.61, 73.86, 77.20, 74.28, 77.20),
     }
-    expected = {}
+    expected: dict[tuple[str, str], tuple[float, ...]] = {}
     for condition, row in printed.items():
         expected |= {(condition, base): row[i : i + 2] for base, i in (("SGDM", 0), ("Adam", 2), ("AmsGrad", 4))}
     assert expected == study.PAPER
@@ -209,7 +221,7 @@ def test_full_runs_are_those_of_the_paper() -> None:
         "compiled": True,
     }
     assert study.DATA["full"] == "CIFAR-10"
-    cell = study.cell(Plan("full", 3), "vgg", "Adam", 1e-4, study.streams.sudden(60), 0)
+    cell = study.cell(Plan("full", 3), "vgg", "Adam", 1e-4, streams.sudden(60), 0)
     assert cell.settings == {**study.SETTINGS["full"], "window": 1}
     strengths = {name: study.strengths(condition, "vgg", "full") for name, condition in study.CONDITIONS.items()}
     assert strengths == {"sudden": (0, 20, 40, 60, 80), "continuous": (0, 0.5, 1, 2, 4), "noise": (0, 10, 20, 30, 40)}
@@ -257,7 +269,7 @@ def test_the_closer_look_is_at_the_paper_s_steps() -> None:
 # What it says of known numbers ---------------------------------------------------------------------------------
 
 
-def told(name: str, values: Callable[[Cell], float | None], metric: str = "accuracy") -> study.Summary:
+def told(name: str, values: Callable[[Cell], float | None], metric: str = "accuracy") -> Summary:
     """What an experiment says where a metric has these values (None: as made up)."""
     experiment = catalogue.find(name)
 
@@ -390,7 +402,7 @@ def test_cadam_with_noise_against_adam_without_at_the_end() -> None:
 
 
 def test_what_becomes_of_a_record() -> None:
-    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, study.streams.CLEAN, 0, window=20)
+    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0, window=20)
     accuracy = np.full(3 * 80, 0.8)
     accuracy[80:110] = 0.2
     accuracy[160:] = 0.5
@@ -422,7 +434,7 @@ def test_recovery_is_counted_from_the_shift() -> None:
 
 
 def test_a_run_that_left_the_numbers_has_no_accuracy() -> None:
-    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, study.streams.CLEAN, 0)
+    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0)
     record = Record(np.array([1.0, np.nan] * 4), np.full(8, 0.5), np.full(8, 0.6), np.full(2, 0.1))
     metrics = runs.outcome(cell, record, 4).metrics
     assert math.isnan(metrics["accuracy"])
@@ -432,8 +444,8 @@ def test_a_run_that_left_the_numbers_has_no_accuracy() -> None:
 
 
 def test_a_gpu_cell_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs.torch.cuda, "is_available", lambda: False)
-    cell = study.cell(Plan("full", 1), "vgg", "Adam", 1e-3, study.streams.CLEAN, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cell = study.cell(Plan("full", 1), "vgg", "Adam", 1e-3, streams.CLEAN, 0)
     with pytest.raises(RuntimeError, match=r"needs a CUDA device.*--quick runs on the CPU"):
         runs.compute(cell)
 
@@ -512,7 +524,7 @@ def _always(cell: Cell) -> bool:
     return True
 
 
-def _until_killed(cells: Iterator[Cell]) -> Iterator[study.runs.Finished]:
+def _until_killed(cells: Iterator[Cell]) -> Iterator[Finished]:
     for number, finished in enumerate(runs.compute_many(cells)):
         if number == 2:
             raise KeyboardInterrupt
@@ -533,7 +545,7 @@ def test_a_failure_side_by_side_costs_the_cells_in_work(tmp_path: Path, monkeypa
     assert len(computed(events)) == len(requests[0].results) == 3
 
 
-def _fails_at_first(cells: Iterator[Cell]) -> Iterator[study.runs.Finished]:
+def _fails_at_first(cells: Iterator[Cell]) -> Iterator[Finished]:
     _fails_at_first.calls += 1  # type: ignore[attr-defined]
     if _fails_at_first.calls == 1:  # type: ignore[attr-defined]
         next(cells)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -230,9 +231,9 @@ class Timed:
 
 def test_runs_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(train.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     runs = [Timed(turns, clock) for turns in (2, 6, 3)]
-    seconds = {runs.index(run): took for run, took in side_by_side(runs, 2)}  # type: ignore[arg-type, type-var]
+    seconds = {runs.index(run): took for run, took in side_by_side(runs, 2)}  # type: ignore[arg-type]
     # The first and the second take turns, two seconds each; then the third and the second; the second ends alone.
     assert seconds == pytest.approx({0: 2, 2: 3, 1: 6})
     assert sum(seconds.values()) == clock[0] == 11

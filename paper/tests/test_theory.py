@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import cadam
-from cadam.trials.experiment import Cell, Provenance, Result, Results
+from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
 from cadam_paper import theory
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
@@ -79,12 +79,13 @@ def test_the_lemmas_hold_at_every_step(optimizer: type[cadam.Optimizer], problem
 class Mutant(cadam.CAdam):
     """CAdam, and then something else is done to the step."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         (param,) = self.param_groups[0]["params"]
         before = param.detach().clone()
-        super().step(closure)
+        loss = super().step(closure)
         with torch.no_grad():
             param.copy_(self.moved(before, param.detach().clone(), param.grad))
+        return loss
 
     def moved(self, before: torch.Tensor, after: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -233,14 +234,14 @@ def test_the_verdict_is_read_from_the_results() -> None:
     for cell in theory.theorem_cells(theory.THEOREM.plan("quick", 1), Results()):
         if cell.condition == "recipe":
             gamma = cell.settings["gamma"]
-            outcome = theory.Outcome({"needed": 10 * gamma**-4, "enough": 1e6, "gamma": gamma})
+            outcome = Outcome({"needed": 10 * gamma**-4, "enough": 1e6, "gamma": gamma})
             fake.append(Result(cell, outcome, Provenance(0.0, 0, "cpu", {})))
     summary = theory.theorem_summary(Results(computed + fake))
     assert "0 breaches" in summary.verdict
     assert [row.verdict for row in summary.rows[: len(MEETING)]] == ["holds"] * len(MEETING)
     assert summary.rows[-1].values["CAdam exponent"] == pytest.approx(-4)
     first = computed[0]
-    worse = theory.Outcome({**first.outcome.metrics, "descent_broken": 3.0}, first.outcome.curves)
+    worse = Outcome({**first.outcome.metrics, "descent_broken": 3.0}, first.outcome.curves)
     changed = theory.theorem_summary(Results([Result(first.cell, worse, first.provenance), *computed[1:], *fake]))
     assert "3 breaches" in changed.verdict
     assert changed.rows[0].verdict == "broken"

@@ -21,6 +21,8 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
+from cadam.online.evidence import confidence_sequence, over_blocks
+from cadam.online.metrics import measure
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
@@ -129,11 +131,11 @@ def build():
 
 def test_a_model_that_draws_from_any_generator_starts_and_learns_alike(place: Path) -> None:
     (place / "model.py").write_text(RANDOM)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     first, second = runs.compute(cell(place)), runs.compute(cell(place))
     assert first.metrics == second.metrics
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[1]
     assert runs.compute(cell(place, seed=1)).metrics != first.metrics
 
 
@@ -298,7 +300,7 @@ def test_how_far_random_scores_put_gauc_is_what_they_do() -> None:
     random = np.random.default_rng(0)
     users = random.integers(0, 12, 400)
     labels = random.random(400) < 0.1
-    drawn = [runs.measure(random.random(400), labels, users)["gauc_by_impressions"] for _ in range(2000)]
+    drawn = [measure(random.random(400), labels, users)["gauc_by_impressions"] for _ in range(2000)]
     assert runs.by_chance(labels, users) == pytest.approx(1.96 * np.std(drawn), rel=0.05)
     assert np.mean(np.abs(np.array(drawn) - 0.5) < runs.by_chance(labels, users)) == pytest.approx(0.95, abs=0.02)
     assert math.isnan(runs.by_chance(np.zeros(9), np.arange(9)))
@@ -405,7 +407,7 @@ def test_a_difference_within_what_matters_is_equivalent_whether_or_not_it_is_0(
 
 def test_an_undecided_comparison_says_what_would_decide_it() -> None:
     """A mean of 0.01 known to 0.02 takes four times the blocks; one of 0.005 known to 0.02 sixteen times the seeds."""
-    time = study.Evidence(*[np.full(30, x) for x in (0.01, -0.01, 0.03)], ABOVE, ABOVE)
+    time = study.Evidence(np.full(30, 0.01), np.full(30, -0.01), np.full(30, 0.03), ABOVE, ABOVE)
     found = study.verdict(comparison(ABOVE), time, events=10_000)
     assert found.recommendation == "undecided; about 30,000 more events would decide"
     few = comparison(Interval(0.005, -0.015, 0.025, 5))
@@ -449,7 +451,7 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
     ],
 )
 def test_why_nothing_is_said_of_another_time(by_block: np.ndarray, words: str) -> None:
-    found = study.Evidence(by_block, *study.confidence_sequence(by_block), study.over_blocks(by_block), ABOVE)
+    found = study.Evidence(by_block, *confidence_sequence(by_block), over_blocks(by_block), ABOVE)
     assert found.silent == words
     assert str(study.verdict(comparison(ABOVE), found)).endswith(f"ahead over seeds and users; {words}")
     assert study.verdict(comparison(AROUND), replace(found, users=AROUND)).kind == "inconclusive"
@@ -698,9 +700,11 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
     stream = streams.load(name)
     labels = stream.events.labels
     assert labels is not None
+    assert stream.events.time is not None
+    assert stream.events.users is not None
     assert (len(stream.events), len(np.unique(stream.events.users))) == (events, users)
     assert labels.mean() == pytest.approx(rate, abs=1e-4)
-    assert (np.diff(stream.events.time) >= 0).all()
+    assert np.all(np.diff(stream.events.time) >= 0)
     for field, count in stream.fields.items():
         values = stream.events.features[field]
         assert values.min() >= 0
@@ -729,7 +733,7 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     def came(optimizer: str, lr: float, seed: int, auc: float) -> tuple[str, ...] | None:
         cell = Cell("ab", "model", "data", optimizer, lr, "as it is", seed)
         result = Result(cell, Outcome({"auc": auc}), Provenance(0.0, 0, "cpu", {}))
-        return board.note(Event("done", catalogue.find("demo-stream"), cell, result))
+        return board.note(Event("computed", catalogue.find("demo-stream"), cell, result))
 
     assert came("Adam", 0.1, 0, 0.70) is None
     assert came("CAdam", 0.1, 0, 0.75) == ("0", "0.7000", "0.7500", "+0.0500")

@@ -1,12 +1,20 @@
-"""Comparing bit for bit."""
+"""Comparing bit for bit, and values that are there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """A value that might be missing, and is not."""
+    assert value is not None
+    return value
 
 
 def assert_identical(actual: Any, expected: Any, where: str = "") -> None:

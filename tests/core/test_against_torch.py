@@ -173,7 +173,8 @@ def test_equal(
 @pytest.mark.parametrize("engine", ROWS_ENGINES)
 def test_adam_on_rows_is_sparse_adam(engine: str, betas: tuple[float, float], maximize: bool) -> None:
     """But for eps, which SparseAdam adds before the bias correction: here it is too small to matter."""
-    (start, *_), options = starts(), {"lr": 0.02, "betas": betas, "eps": 1e-30, "maximize": maximize}
+    options: dict[str, Any] = {"lr": 0.02, "betas": betas, "eps": 1e-30, "maximize": maximize}
+    start, *_ = starts()
     mine, other = [parameter(start)], [parameter(start)]
     ours, theirs = cadam.Adam(mine, **options, **ENGINES[engine].options), torch.optim.SparseAdam(other, **options)
     walk(ours, mine, every_other_row)

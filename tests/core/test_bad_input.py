@@ -25,6 +25,7 @@ def parameter(*shape: int) -> Parameter:
 
 # Options ---------------------------------------------------------------------------------------------------------
 
+NOT_TWO: list[Any] = [0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", {}, {0.9, 0.99}]
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *(({"lr": bad}, "Invalid learning rate: .*lr must be a finite number >= 0") for bad in (-1, -1e-9, NAN, INF, -INF)),
     *(({"lr": torch.tensor(bad)}, "Invalid learning rate: .*lr must be") for bad in (-1.0, NAN, INF)),
@@ -41,10 +42,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         for bad in (1.0, -0.1, 1.5, NAN, INF)
     ),
     ({"betas": (torch.tensor(0.9), torch.tensor(1.0))}, "Invalid beta parameter at index 1: .*"),
-    *(
-        ({"betas": bad}, "Invalid betas: .*two numbers")
-        for bad in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab", {}, {0.9, 0.99})
-    ),
+    *(({"betas": bad}, "Invalid betas: .*two numbers") for bad in NOT_TWO),
     ({"betas": ("0.9", "0.99")}, "Invalid beta parameter at index 0: '0.9'"),
     ({"betas": (0.9, torch.tensor(0.99))}, "betas must be either both floats or both Tensors"),
     *(({"eps": bad}, "Invalid epsilon value: .*eps must be a finite number >= 0") for bad in (-1e-8, NAN, INF)),
@@ -129,7 +127,8 @@ def test_any_two_numbers_in_order_are_betas(betas: Any, when: str) -> None:
     for each in ((0.8, 0.9), betas):
         param = parameter()
         group = {"params": [param], **({"betas": each} if when == "group" else {})}
-        optimizer = cadam.CAdam([group], **({"betas": each} if when == "constructor" else {}))
+        given: dict[str, Any] = {"betas": each} if when == "constructor" else {}
+        optimizer = cadam.CAdam([group], **given)
         for slope in (1.0, -0.5, -2.0):
             param.grad = torch.full((3,), slope)
             optimizer.step()
@@ -156,7 +155,7 @@ def test_zero_betas_and_eps_are_allowed() -> None:
 @pytest.mark.parametrize("given", ["confidence", "Lr", "learning_rate", "beta1", "ams_grad"])
 def test_unknown_options_of_the_constructor(given: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{given}'"):
-        cadam.CAdam([parameter()], **{given: 0.1})
+        cadam.CAdam([parameter()], **{given: 0.1})  # type: ignore[arg-type]
 
 
 def test_unknown_options_are_told_from_known_ones() -> None:
@@ -272,7 +271,8 @@ def snapshot(optimizer: cadam.Optimizer) -> Any:
     )
 
 
-GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+KNOWN = parameter()
+GROUPS: dict[str, tuple[Callable[[], Any], type[Exception] | tuple[type[Exception], ...], str]] = {
     "not a dict": (lambda: [parameter()], TypeError, "param_group must be a dict"),
     "no params": (lambda: {"lr": 0.1}, (ValueError, KeyError), "params"),
     "a set": (lambda: {"params": {parameter()}}, TypeError, "optimizer parameters need to be organized in ordered"),
@@ -281,7 +281,6 @@ GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "known": (lambda: {"params": [KNOWN]}, ValueError, "some parameters appear in more than one parameter group"),
     "named": (lambda: {"params": [("a", parameter())]}, ValueError, "with/without names"),
 }
-KNOWN = parameter()
 
 
 @pytest.mark.parametrize("what", GROUPS)
@@ -459,7 +458,9 @@ def test_a_bad_last_gradient_changes_nothing(bad: str, how: str, steps: int) -> 
 
     def give_gradients() -> None:
         good.grad, last.grad = torch.randn(5), torch.randn(4, 3)
-        table.grad = torch.sparse_coo_tensor([[1, 4, 1]], torch.randn(3, 2), (6, 2), check_invariants=True)
+        table.grad = torch.sparse_coo_tensor(
+            torch.tensor([[1, 4, 1]]), torch.randn(3, 2), (6, 2), check_invariants=True
+        )
 
     for _ in range(steps):
         give_gradients()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from torch.testing import assert_close
 import cadam
 
 Make = Callable[..., torch.optim.Optimizer]
+Trained = TypeVar("Trained", bound=torch.optim.Optimizer)
 Grads = list[list[Tensor]]
 
 SHAPES = [(4, 3), (5,), ()]
@@ -45,7 +46,7 @@ def gradients(steps: int, growing: bool = False, seed: int = 1) -> Grads:
     ]
 
 
-def train(optimizer: torch.optim.Optimizer, grads: Grads, sparse: bool = False) -> torch.optim.Optimizer:
+def train(optimizer: Trained, grads: Grads, sparse: bool = False) -> Trained:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for now in grads:
         for param, grad in zip(params, now, strict=True):
@@ -169,7 +170,7 @@ def test_moving_average_with_nesterov_has_no_counterpart_in_torch() -> None:
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
 def test_amsgrad_goes_on_where_the_two_definitions_agree(direction: str) -> None:
     grads = gradients(10, growing=True)
-    make = {
+    make: dict[str, Make] = {
         "theirs": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
         "ours": partial(cadam.Adam, lr=0.1, amsgrad=True),
     }
@@ -262,7 +263,14 @@ def test_decoupled_decay_stays_decoupled(cls: type[cadam.Optimizer]) -> None:
 
 
 def test_options_of_what_is_computed_come_from_the_state_dict() -> None:
-    given = {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-3, "weight_decay": 0.7, "amsgrad": True, "maximize": True}
+    given: dict[str, Any] = {
+        "lr": 0.3,
+        "betas": (0.5, 0.6),
+        "eps": 1e-3,
+        "weight_decay": 0.7,
+        "amsgrad": True,
+        "maximize": True,
+    }
     ours = cadam.CAdam(parameters())
     ours.load_state_dict(torch.optim.Adam(parameters(), **given).state_dict())
     assert {name: ours.param_groups[0][name] for name in given} == given
@@ -307,7 +315,7 @@ def test_missing_options_keep_their_values() -> None:
 
 def test_unpickled_old_optimizers_get_the_newer_options() -> None:
     ours = train(cadam.CAdam(parameters()), gradients(2))
-    old = {"state": ours.state, "param_groups": ours.param_groups, "defaults": ours.defaults}
+    old: dict[str, Any] = {"state": ours.state, "param_groups": ours.param_groups, "defaults": ours.defaults}
     for options in (old["defaults"], *old["param_groups"]):
         for name in ("state_dtype", "track_alignment", "fused"):
             del options[name]
@@ -330,7 +338,7 @@ def test_parameters_without_state_start_anew() -> None:
     ours = cadam.CAdam(parameters())
     ours.load_state_dict(state_dict)
     train(ours, gradients(1))
-    assert [state["step"].item() for state in map(ours.state.get, ours.param_groups[0]["params"])] == [4, 1, 4]
+    assert [ours.state[p]["step"].item() for p in ours.param_groups[0]["params"]] == [4, 1, 4]
 
 
 def test_groups_and_order_are_matched_by_position() -> None:
@@ -479,7 +487,9 @@ def test_the_state_of_another_rule_is_refused(source: Make, target: Make, missin
     ("source", "target"),
     [(cadam.CLion, cadam.CAdam), (cadam.CAdam, cadam.CLion), (cadam.Adam, cadam.CYogi), (cadam.RAdam, cadam.CAdam)],
 )
-def test_our_state_of_another_rule_is_refused_by_its_name(source: Make, target: Make) -> None:
+def test_our_state_of_another_rule_is_refused_by_its_name(
+    source: type[cadam.Optimizer], target: type[cadam.Optimizer]
+) -> None:
     saved = train(source(parameters()), gradients(2)).state_dict()
     ours = target(parameters())
     with pytest.raises(ValueError, match=f"group 0 is of {source.rule.name}, this optimizer of {target.rule.name}"):
@@ -660,6 +670,7 @@ DISTRIBUTED: dict[str, tuple[type[torch.optim.Optimizer], type[cadam.Optimizer],
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_a_distributed_checkpoint_of_torch_is_loaded_by_torchs_own_keys(name: str, tmp_path: Path) -> None:
     """It is read into a state dict that must have the keys of the one that was saved: `for_torch` has them."""
+    torchs: Any
     torchs, ours, given = DISTRIBUTED[name]
     model = torch.nn.Linear(3, 2)
     old = torchs(model.parameters(), lr=0.05, **given)
@@ -667,12 +678,12 @@ def test_a_distributed_checkpoint_of_torch_is_loaded_by_torchs_own_keys(name: st
         old.zero_grad()
         model(torch.randn(4, 3)).square().sum().backward()
         old.step()
-    dcp.save({"optimizer": get_optimizer_state_dict(model, old)}, checkpoint_id=tmp_path)
+    dcp.state_dict_saver.save({"optimizer": get_optimizer_state_dict(model, old)}, checkpoint_id=tmp_path)
 
     optimizer = ours(model.parameters(), **given)
     optimizer.zero_grad()  # torch makes the state to read into only where there are no gradients
     saved = {"optimizer": cadam.for_torch(get_optimizer_state_dict(model, optimizer))}
-    dcp.load(saved, checkpoint_id=tmp_path)
+    dcp.state_dict_loader.load(saved, checkpoint_id=tmp_path)
     set_optimizer_state_dict(model, optimizer, saved["optimizer"])
 
     directly = ours(model.parameters(), **given)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from exact import assert_identical
+from exact import assert_identical, present
 from family import CONFIDENT
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -77,7 +77,7 @@ def test_grad_scaler_skips_a_step_that_overflows() -> None:
     optimizer = cadam.CAdam(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(model(batch(0)).sum()).backward()
-    model[0].weight.grad[0, 0] = float("inf")
+    present(model.get_parameter("0.weight").grad)[0, 0] = float("inf")
     before = values(model)
     scaler.step(optimizer)
     scaler.update()
@@ -115,8 +115,8 @@ def test_found_inf_and_grad_scale_by_hand(how: str, found: float) -> None:
         grads[0].grad = torch.tensor([1.0, -2.0, 3.0])
         grads[1].grad = sparse([1, 1], torch.ones(2, 2), (4, 2))
     for p in params:
-        p.grad = p.grad * 8
-    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(found)
+        p.grad = present(p.grad) * 8
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(found)  # type: ignore[attr-defined]
     before = [p.clone() for p in params]
     optimizer.step()
     reference.step()
@@ -128,7 +128,7 @@ def test_found_inf_and_grad_scale_by_hand(how: str, found: float) -> None:
         assert_close(params, same)
         assert_close(optimizer.state_dict()["state"], reference.state_dict()["state"])
         assert optimizer.alignment() == reference.alignment()
-    del optimizer.grad_scale, optimizer.found_inf
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     for p, q in zip(params, same, strict=True):
         p.grad = q.grad
     optimizer.step()
@@ -139,7 +139,7 @@ def test_gradients_are_left_as_they_were() -> None:
     param = torch.ones(3)
     param.grad = torch.full((3,), 8.0)
     optimizer = cadam.CAdam([param], weight_decay=0.1, maximize=True)
-    optimizer.grad_scale = torch.tensor(8.0)
+    optimizer.grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
     optimizer.step()
     assert torch.equal(param.grad, torch.full((3,), 8.0))
 
@@ -209,16 +209,16 @@ def run_fsdp(rank: int) -> None:
                 model(share(step, rank)).pow(2).mean().backward()
                 optimizer.step()
             expected = train_alone(cls, how)
-            whole = [p.full_tensor().detach() for p in model.parameters()]
+            whole = [p.full_tensor().detach() for p in dtensors(model)]
             assert_close(whole, expected)
-            for param in model.parameters():
+            for param in dtensors(model):
                 state = optimizer.state[param]
                 assert isinstance(state["exp_avg"], DTensor)
                 assert state["exp_avg"].placements == param.placements
                 assert state["exp_avg"].to_local().shape == param.to_local().shape
                 assert not isinstance(state["step"], DTensor)
                 assert state["step"].item() == STEPS
-            shards = sum(p.to_local().numel() for p in model.parameters())
+            shards = sum(p.to_local().numel() for p in dtensors(model))
             assert optimizer.alignment().total.seen == STEPS * shards
             everywhere = optimizer.alignment().over_ranks()
             assert everywhere.total.seen == STEPS * sum(p.numel() for p in model.parameters())
@@ -234,12 +234,12 @@ def run_fsdp(rank: int) -> None:
             own = cls(model.parameters(), **how)  # the same engine: others round otherwise
             own.load_state_dict(optimizer.state_dict())
             for opt in (optimizer, own):
-                before = [p.to_local().detach().clone() for p in model.parameters()]
+                before = [p.to_local().detach().clone() for p in dtensors(model)]
                 opt.zero_grad()
                 model(share(9, rank)).pow(2).mean().backward()
                 opt.step()
-                after = [p.to_local().detach().clone() for p in model.parameters()]
-                for param, value in zip(model.parameters(), before, strict=True):
+                after = [p.to_local().detach().clone() for p in dtensors(model)]
+                for param, value in zip(dtensors(model), before, strict=True):
                     param.to_local().data.copy_(value)
                 if opt is optimizer:
                     stepped = after
@@ -251,6 +251,11 @@ def run_fsdp(rank: int) -> None:
                 }
                 with pytest.raises(ValueError, match=r"group 0, parameter 0: exp_avg is a Tensor, the parameter a"):
                     own.load_state_dict(spoilt)
+
+
+def dtensors(model: nn.Module) -> list[Any]:
+    """The parameters of a sharded model: DTensors, which their type does not tell."""
+    return list(model.parameters())
 
 
 def unsharded(value: Any) -> Any:
@@ -272,7 +277,7 @@ def run_dtensor(rank: int) -> None:
             optimizer.step()
         for placement in (Shard(0), Shard(1), Replicate()):  # 5 rows do not divide evenly
             for grad_placement in (placement, Replicate()):
-                param = Parameter(distribute_tensor(start.clone(), mesh, [placement]))
+                param: Any = Parameter(distribute_tensor(start.clone(), mesh, [placement]))
                 other = Parameter(torch.ones(3))
                 optimizer = cadam.CAdam([param, other], lr=0.1, **how)
                 for grad in grads:
@@ -299,7 +304,7 @@ def run_sparse_ddp(rank: int) -> None:
         reference.zero_grad()
         alone(ids).pow(2).mean().backward()
         reference.step()
-    assert table.weight.grad.is_sparse
+    assert present(table.weight.grad).is_sparse
     assert_close(values(model), values(alone))
     untouched = [i for i in range(10) if i not in (1, 3, 7)]
     assert optimizer.state[table.weight]["exp_avg"][untouched].eq(0).all()
@@ -307,8 +312,9 @@ def run_sparse_ddp(rank: int) -> None:
 
 def run_sparse_beside_fsdp(rank: int) -> None:
     """FSDP2 cannot reduce sparse gradients: a table stays out of it, replicated by DDP, under the same optimizer."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     torch.manual_seed(0)
     start = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
@@ -317,7 +323,8 @@ def run_sparse_beside_fsdp(rank: int) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match=r"[Ss]parse"):
         inside(torch.tensor([1, 7])).sum().backward()
 
-    table, layer = DistributedDataParallel(start[0]), fully_shard(start[1])
+    table, layer = DistributedDataParallel(start[0]), start[1]
+    fully_shard(layer)
     optimizer = cadam.CAdam([*table.parameters(), *layer.parameters()], lr=0.1)
     reference = cadam.CAdam(alone.parameters(), lr=0.1)
     ids = torch.tensor([1, 7, 1, 3])
@@ -329,8 +336,9 @@ def run_sparse_beside_fsdp(rank: int) -> None:
         alone(ids).pow(2).mean().backward()
         reference.step()
     assert table.module.weight.grad.is_sparse
-    assert_close(table.module.weight.detach(), alone[0].weight.detach())
-    assert_close(layer.weight.full_tensor().detach(), alone[1].weight.detach())
+    assert_close(table.module.weight.detach(), alone.get_parameter("0.weight").detach())
+    weight, _ = dtensors(layer)
+    assert_close(weight.full_tensor().detach(), alone.get_parameter("1.weight").detach())
 
     # A gradient that gets past FSDP is refused by the optimizer, which says what to use.
     sharded = distribute_tensor(torch.zeros(4, 2), init_device_mesh("cpu", (WORLD,)), [Shard(0)])
@@ -368,8 +376,8 @@ if hasattr(torch.cpu.Stream, "record_event"):  # fully_shard needs it, and the C
 def worker(rank: int, folder: str) -> None:
     """Run all jobs, the next one also after a failure, and leave what went wrong in a file."""
     torch.set_num_threads(1)
-    init = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=60)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD, **init)
+    address, timeout = f"file://{folder}/rendezvous", timedelta(seconds=60)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD, init_method=address, timeout=timeout)
     for name, job in JOBS.items():
         try:
             job(rank)
@@ -381,7 +389,7 @@ def worker(rank: int, folder: str) -> None:
 
 def test_processes_together_equal_one_alone(tmp_path: Path) -> None:
     """DDP, FSDP2, DTensors, a sparse table under DDP, and ZeRO, on two processes with gloo."""
-    context = mp.spawn(worker, (str(tmp_path),), nprocs=WORLD, join=False)
+    context = spawn(worker, (str(tmp_path),), nprocs=WORLD, join=False)
     finished, deadline = False, time.monotonic() + 150
     try:
         while not finished and time.monotonic() < deadline:
@@ -441,7 +449,7 @@ def test_pickle_round_trip(cls: type[cadam.Optimizer]) -> None:
     assert_identical(copy.state_dict(), optimizer.state_dict())
     twins = list(zip(model_params(optimizer), model_params(copy), strict=True))
     for mine, other in twins:
-        other.grad = mine.grad.clone()
+        other.grad = present(mine.grad).clone()
     optimizer.step()
     copy.step()
     for mine, other in twins:
@@ -467,7 +475,7 @@ def test_exponential_moving_average_of_the_weights() -> None:
         now = values(model)
         expected = now if expected is None else [0.5 * e + 0.5 * p for e, p in zip(expected, now, strict=True)]
     assert_close(values(ema.module), expected)
-    assert not torch.equal(model[0].weight, ema.module[0].weight)
+    assert not torch.equal(model.get_parameter("0.weight"), ema.module.get_parameter("0.weight"))
 
 
 # Closures ----------------------------------------------------------------------------------------------------------
@@ -494,7 +502,7 @@ def test_closure_is_called_once_with_gradients_enabled(how: str) -> None:
     assert_close(loss, expected)
     assert reference.step() is None
     assert_identical(values(model), values(other))
-    assert not torch.equal(model[0].weight, net()[0].weight)
+    assert not torch.equal(model.get_parameter("0.weight"), net().get_parameter("0.weight"))
 
 
 @over_how
@@ -543,14 +551,14 @@ def test_clipping_counts_sparse_gradients_as_what_they_add_up_to(norm_type: floa
     """Duplicates summed; two hybrid ones, one whose every dimension is sparse, and an empty one."""
     torch.manual_seed(0)
     hybrid, other = sparse([4, 1, 4], torch.randn(3, 2), (6, 2)), sparse([1, 5, 2], torch.randn(3, 2), (6, 2))
-    full = torch.sparse_coo_tensor([[0, 2, 2], [1, 1, 1]], torch.randn(3), (3, 3), check_invariants=True)
+    full = torch.sparse_coo_tensor(torch.tensor([[0, 2, 2], [1, 1, 1]]), torch.randn(3), (3, 3), check_invariants=True)
     nothing = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0, 2), (4, 2), check_invariants=True)
     grads = [torch.randn(3, 2), hybrid, other, full, nothing]
     ours, dense = with_grads(*grads), with_grads(*(g.to_dense() for g in grads))
     norm = cadam.clip_grad_norm_(iter(ours), max_norm, norm_type)
     assert_close(norm, nn.utils.clip_grad_norm_(dense, max_norm, norm_type))
-    assert [p.grad.is_sparse for p in ours] == [False, True, True, True, True]
-    assert_close([p.grad.to_dense() for p in ours], [p.grad for p in dense])
+    assert [present(p.grad).is_sparse for p in ours] == [False, True, True, True, True]
+    assert_close([present(p.grad).to_dense() for p in ours], [p.grad for p in dense])
 
 
 @pytest.mark.parametrize("rows", [7, 1000], ids=["short", "long"])
@@ -572,7 +580,7 @@ def test_clipping_takes_a_single_tensor_and_a_module() -> None:
     model = net()
     model(batch(0)).pow(2).sum().backward()
     cadam.clip_grad_norm_(model.parameters(), 0.1)
-    assert_close(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item(), 0.1)
+    assert_close(torch.cat([present(p.grad).flatten() for p in model.parameters()]).norm().item(), 0.1)
 
 
 @over_norms
@@ -589,7 +597,7 @@ def test_clipping_refuses_what_is_not_finite_when_asked(bad: float, layout: str)
     params = with_grads(torch.ones(2), grad if layout == "dense" else grad.to_sparse())
     with pytest.raises(RuntimeError, match="non-finite"):
         cadam.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
-    assert torch.equal(params[0].grad, torch.ones(2))
+    assert torch.equal(present(params[0].grad), torch.ones(2))
     assert not cadam.clip_grad_norm_(params, 1.0).isfinite()
 
 

@@ -35,7 +35,7 @@ def test_auc_counts_pairs(events: list[tuple[float, bool]]) -> None:
 def test_auc_is_that_of_scikit_learn(dtype: type, values: int) -> None:
     random = np.random.default_rng(1)
     labels = random.random(100_000) < 0.25
-    scores = (random.integers(0, values, 100_000) / values + 0.1 * labels).astype(dtype)
+    scores: np.ndarray = (random.integers(0, values, 100_000) / values + 0.1 * labels).astype(dtype)
     assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 

@@ -13,7 +13,8 @@ from engines_under_test import DENSE, ENGINES, PLAIN_ENGINES, ROWS, served
 from family import FAMILY, buffers, parameter, sparse
 from oracle import Oracle
 
-from cadam.rules import RULES, Rule
+import cadam
+from cadam.rules import RULES
 
 STEPS = 30
 LR, WEIGHT_DECAY = 0.03, 0.1
@@ -38,9 +39,9 @@ SGDM_FORMS = (
 )
 
 
-def variants(cls: type) -> Iterator[dict[str, Any]]:
+def variants(cls: type[cadam.Optimizer]) -> Iterator[dict[str, Any]]:
     """The settings of the rule's own options to try: defaults, unusual values, and every switch it has."""
-    rule: Rule = cls.rule
+    rule = cls.rule
     unusual = {name: value for name, value in UNUSUAL.items() if name in rule.defaults}
     yield {}
     yield unusual
@@ -58,12 +59,12 @@ CASES = [
 ]
 
 
-def oracle_of(cls: type, param: np.ndarray, **options: Any) -> Oracle:
+def oracle_of(cls: type[cadam.Optimizer], param: np.ndarray, **options: Any) -> Oracle:
     fixed = {name: value for name, value in cls.fixed.items() if name != "decoupled_weight_decay"}
     return Oracle(cls.rule.name, param, confidence=cls.confidence, **{**options, **fixed})
 
 
-def decaying(cls: type, decay: str) -> dict[str, Any]:
+def decaying(cls: type[cadam.Optimizer], decay: str) -> dict[str, Any]:
     """What the constructor takes for a kind of decay."""
     if decay == "none":
         return {"weight_decay": 0.0}
@@ -111,7 +112,8 @@ def run(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], steps: lis
             if grad is None:
                 param.grad = None
             elif isinstance(grad, tuple):
-                param.grad = sparse(*grad, like=param)
+                ids, rows = grad
+                param.grad = sparse(ids, rows, param)
             else:
                 param.grad = torch.as_tensor(grad, dtype=param.dtype)
         optimizer.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -56,7 +56,9 @@ def each(engines: list[tuple[str, str]] = PLAIN) -> Iterator[tuple[str, str]]:
         yield engine, layout
 
 
-def make(cls: type[cadam.Optimizer], params: list[Tensor], engine: str = "eager", **options: Any) -> cadam.Optimizer:
+def make(
+    cls: type[cadam.Optimizer], params: Sequence[Tensor], engine: str = "eager", **options: Any
+) -> cadam.Optimizer:
     return cls(params, **{"lr": 0.1, **options, **ENGINES[engine].options})
 
 
@@ -111,7 +113,7 @@ def test_splitting_a_tensor_changes_nothing(name: str, grads: np.ndarray, data: 
             for part, piece in zip(parts, np.split(grad, cuts), strict=True):
                 part.grad = gradient(DENSE, piece, part)
             several.step()
-        assert same_bits(whole, torch.cat(parts))
+        assert same_bits(whole, torch.cat([*parts]))
         for key, buffer in buffers(one, whole).items():
             assert same_bits(buffer, torch.cat([several.state[part][key] for part in parts])), key
         assert one.alignment().total == several.alignment().total
@@ -244,7 +246,7 @@ def test_a_gradient_scale_is_taken_out(name: str, grads: np.ndarray) -> None:
         for scale in (1.0, 1024.0):
             param = parameter(start(grads.shape[1]), torch.float32)
             optimizer = make(FAMILY[name], [param], engine, **SIZES)
-            optimizer.grad_scale = torch.tensor(scale)
+            optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
             runs.append((optimizer, param))
             run(*runs[-1], scale * grads, layout)
         assert_same(*runs)

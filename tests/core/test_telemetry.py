@@ -22,7 +22,9 @@ over_how = pytest.mark.parametrize("how", HOW)
 
 
 def rows(table: Tensor, ids: list[int], values: list[list[float]]) -> Tensor:
-    return torch.sparse_coo_tensor([ids], torch.tensor(values), table.shape, check_invariants=True)
+    return torch.sparse_coo_tensor(
+        torch.tensor([ids], dtype=torch.int64), torch.tensor(values), table.shape, check_invariants=True
+    )
 
 
 # Counting ----------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def test_off_switch(how: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_counting_has_no_effect_on_the_update(cls: type[cadam.Optimizer], dtype: torch.dtype, how: str) -> None:
     """Bit for bit, dense and sparse."""
-    made = []
+    made: list[Any] = []
     for track in (True, False):
         torch.manual_seed(0)
         dense, table = torch.randn(7, 3).to(dtype), torch.randn(9, 2).to(dtype)
@@ -444,11 +446,11 @@ def test_explain_gives_the_reason_where_a_subclass_of_tensor_is_in_the_way() -> 
     class Odd(Tensor):
         pass
 
-    p = torch.ones(3).as_subclass(Odd).requires_grad_()  # type: ignore[arg-type]
+    p = torch.ones(3).as_subclass(Odd).requires_grad_()
     optimizer = cadam.CAdam([p])
     assert "Odd" in optimizer.explain()[0].passed_over["native"]
     q = nn.Parameter(torch.ones(3))
-    q.grad = torch.ones(3).as_subclass(Odd)  # type: ignore[arg-type]
+    q.grad = torch.ones(3).as_subclass(Odd)
     text = str(cadam.CAdam([q]).explain())
     assert "not native: serves plain gradients only, not Odd" in text
     assert "not cuda" not in text

@@ -82,11 +82,12 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_timm_makes_them_by_name() -> None:
-    optim = pytest.importorskip("timm.optim", reason="timm is not installed")
+    optim: Any = pytest.importorskip("timm.optim", reason="timm is not installed")
     before = set(optim.list_optimizers())
     assert not before & register().keys()
     for name, expected in OURS.items():
-        made = optim.create_optimizer_v2(torch.nn.Linear(3, 1), name, lr=0.01, weight_decay=0.1)
+        made: Any = optim.create_optimizer_v2(torch.nn.Linear(3, 1), name, lr=0.01, weight_decay=0.1)
         assert type(made) is expected
-        assert {group["weight_decay"] for group in made.param_groups} == {0.0, 0.1}
+        groups: Any = made.param_groups  # type: ignore[attr-defined,unused-ignore]
+        assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
     assert optim.get_optimizer_class("cadamw", bind_defaults=False) is not cadam.CAdamW

@@ -10,7 +10,7 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical
+from exact import assert_identical, present
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import lr_scheduler as schedulers
@@ -374,7 +374,8 @@ def coordinate_gradient(param: Tensor, coordinate: int, sparse: bool) -> Tensor:
     slope = (-400 * x * (y - x**2) - 2 * (1 - x), 200 * (y - x**2))[coordinate]
     if not sparse:
         return torch.eye(2)[coordinate] * slope
-    return torch.sparse_coo_tensor([[coordinate] * 2], [slope / 4, slope - slope / 4], (2,), check_invariants=True)
+    indices = torch.tensor([[coordinate] * 2])
+    return torch.sparse_coo_tensor(indices, [slope / 4, slope - slope / 4], (2,), check_invariants=True)
 
 
 def rosenbrock_cases() -> Iterator[Any]:
@@ -613,7 +614,7 @@ def test_state_is_not_empty_after_a_step(stand_in: StandIn) -> None:
 # State dicts -----------------------------------------------------------------------------------------------------
 
 
-def named(params: list[Tensor], wanted: bool) -> list[Any]:
+def named(params: Sequence[Tensor], wanted: bool) -> Sequence[Any]:
     return [(f"name{i}", p) for i, p in enumerate(params)] if wanted else params
 
 
@@ -763,7 +764,7 @@ def test_state_dict_hooks(stand_in: StandIn) -> None:
     optimizer = stand_in.cls(Line().params)
 
     def before(opt: torch.optim.Optimizer) -> None:
-        opt.state["note"] = 1
+        opt.state["note"] = 1  # type: ignore[index]
 
     def after(opt: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         return {**state_dict, "seen": state_dict["state"].pop("note", None)}
@@ -783,10 +784,10 @@ def test_state_dict_hooks(stand_in: StandIn) -> None:
 def test_entries_of_no_parameter_are_loaded_as_they_are(stand_in: StandIn) -> None:
     """A hook may keep notes in the state, and finds them again."""
     optimizer = stand_in.cls(Line().params)
-    optimizer.state["note"] = {"epoch": 3}
+    optimizer.state["note"] = {"epoch": 3}  # type: ignore[index]
     successor = stand_in.cls(Line().params)
     successor.load_state_dict(optimizer.state_dict())
-    assert successor.state["note"] == {"epoch": 3}
+    assert successor.state["note"] == {"epoch": 3}  # type: ignore[index]
 
 
 @over_stand_ins
@@ -853,14 +854,14 @@ def test_a_step_hook_can_change_the_gradient(stand_in: StandIn) -> None:
 
     def halve(opt: Any, args: Any, kwargs: Any) -> None:
         for p in line.params:
-            p.grad = p.grad * 0.5
+            p.grad = present(p.grad) * 0.5
 
     optimizer.register_step_pre_hook(halve)
     line.backward()
     optimizer.step()
     other.backward()
     for p in other.params:
-        p.grad = p.grad * 0.5
+        p.grad = present(p.grad) * 0.5
     reference.step()
     assert_identical(line.params, other.params)
 
@@ -961,7 +962,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     ),
     "swa": lambda o: swa_utils.SWALR(o, swa_lr=0.02, anneal_epochs=5),
 }
-PAIRS = {
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "CSGDM": (partial(CSGDM, momentum=0.9), partial(torch.optim.SGD, momentum=0.9)),
     "CAdam": (cadam.CAdam, torch.optim.Adam),
     "CAdamW": (cadam.CAdamW, torch.optim.AdamW),
@@ -1080,6 +1081,7 @@ def test_cycled_momentum_reaches_the_update(schedule: str) -> None:
         line.params = [Parameter(torch.linspace(-1, 1, 50).reshape(10, 5)), Parameter(torch.zeros(10))]
         line.x = torch.ones(5)
         optimizer = cadam.CAdam(line.params, lr=0.05)
+        plan: schedulers.LRScheduler
         if schedule == "cyclic":
             plan = schedulers.CyclicLR(optimizer, 0.05, 0.05, step_size_up=2, cycle_momentum=cycles)
         else:
@@ -1130,11 +1132,14 @@ def test_update_bn_after_training() -> None:
         net(x).pow(3).sum().backward()
         optimizer.step()
         model.update_parameters(net)
-    assert not torch.equal(net[0].weight, model.module[0].weight)
+    layer, norm = model.module.children()
+    assert isinstance(layer, nn.Linear)
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert not torch.equal(net.get_parameter("0.weight"), layer.weight)
     swa_utils.update_bn(data, model)
     with torch.no_grad():
-        inner = torch.cat([model.module[0](x) for (x,) in data])
-    assert_close(model.module[1].running_mean, inner.mean(0))
+        inner = torch.cat([layer(x) for (x,) in data])
+    assert_close(norm.running_mean, inner.mean(0))
 
 
 # torch.compile ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from cadam.engines.cpu import symbols, watch
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import prepared
 from cadam.engines.cuda import rows as cuda_rows
-from cadam.rows import Bags, RowUpdate, complete, new_state
+from cadam.engines.cuda.rows import Bags
+from cadam.rows import RowUpdate, complete, new_state
 
 # A device that is none ------------------------------------------------------------------------------------------
 
@@ -44,7 +46,7 @@ class State:
     stream, context, capturing, busy, launched = 0, 1, 0, 0, 0
 
 
-torch._C._cuda_getCurrentRawStream = lambda index: State.stream
+torch._C._cuda_getCurrentRawStream = lambda device: State.stream
 torch._C._cuda_getDevice = lambda: 0
 
 word, number = ctypes.c_uint64, ctypes.c_int
@@ -63,7 +65,7 @@ def given(launch: Any) -> tuple[str, ...]:
     return tuple(name for name in launch.kernel.arg_names if name not in absent)
 
 
-prepared.Bound.of = bound  # type: ignore[method-assign, assignment]
+prepared.Bound.of = bound  # type: ignore[method-assign]
 
 
 def get_context(out: Any) -> int:
@@ -443,7 +445,9 @@ def no_room_for_rows() -> None:
         return State.launched > before
 
     assert [go(step) for step in range(1, 4)] == [False, False, True], update._preparation.reason
-    table = update._preparation.ready.tables[0]
+    ready = update._preparation.ready
+    assert isinstance(ready, prepared.CudaStep)
+    table = ready.tables[0]
     memory, usual = table.memory, torch.empty
 
     def empty(size: Any, **options: Any) -> Tensor:
@@ -451,7 +455,7 @@ def no_room_for_rows() -> None:
             raise torch.OutOfMemoryError("no room")
         return usual(size, **options)
 
-    torch.empty = empty
+    torch.empty = empty  # type: ignore[assignment]
     with pytest.raises(torch.OutOfMemoryError):
         go(4, 500)
     torch.empty = usual
@@ -651,7 +655,8 @@ def a_symbol_is_missing() -> None:
     known = symbols.torch_symbols()
     for missing in [name for name in symbols.SYMBOLS["libtorch_cpu"] if name != symbols.REQUIRED]:
         watch.compiled_look.cache_clear()
-        watch.torch_symbols = prepared.torch_symbols = lambda missing=missing: replace(known, missing=(missing,))
+        found = partial(replace, known, missing=(missing,))
+        watch.torch_symbols = prepared.torch_symbols = found  # type: ignore[attr-defined, assignment]
         a = made(True)
         assert not any(a.step(seed) for seed in range(3))
         assert missing in a.unprepared, a.unprepared
@@ -677,7 +682,7 @@ def what_cannot_be_prepared() -> None:
 def whatever_the_users_defaults_are() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
-    for found in (prepared.compiled_look, prepared.layout):
+    for found in (watch.compiled_look, prepared.layout):
         found.cache_clear()
         assert found() is not None
     torch.set_default_dtype(torch.float32)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical
+from exact import assert_identical, present
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -44,14 +44,16 @@ class Trained:
 
     def give_gradients(self) -> None:
         self.weight.grad = self.randn((4, 3))
-        self.table.grad = torch.sparse_coo_tensor([[5, 2, 5]], self.randn((3, 2)), (6, 2), check_invariants=True)
+        self.table.grad = torch.sparse_coo_tensor(
+            torch.tensor([[5, 2, 5]]), self.randn((3, 2)), (6, 2), check_invariants=True
+        )
 
     def reborn(self) -> Trained:
         """The same in everything that can be seen, with a new optimizer."""
         other = Trained.__new__(Trained)
         other.generator = self.generator.clone_state()
-        present = [p for group in self.optimizer.param_groups for p in group["params"]]
-        params = {p: Parameter(p.detach().clone()) for p in (self.weight, self.table, self.bias, *present)}
+        listed = [p for group in self.optimizer.param_groups for p in group["params"]]
+        params = {p: Parameter(p.detach().clone()) for p in (self.weight, self.table, self.bias, *listed)}
         for old, new in params.items():
             new.grad = None if old.grad is None else old.grad.clone()
         other.weight, other.table, other.bias = (params[p] for p in (self.weight, self.table, self.bias))
@@ -245,7 +247,7 @@ def test_a_change_counts_in_the_next_step(what: str, how: str) -> None:
         reborn.optimizer.step()
         assert_identical(trained.everything(), reborn.everything())
         if what != "gradient_disappears":
-            trained.weight.grad, reborn.weight.grad = (t.weight.grad * 0.5 for t in (trained, reborn))
+            trained.weight.grad, reborn.weight.grad = (present(t.weight.grad) * 0.5 for t in (trained, reborn))
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -276,7 +278,7 @@ def test_gradients_that_alternate(how: str) -> None:
         if i % 2:
             trained.weight.grad = None
         if i % 3 == 0:
-            trained.table.grad = trained.table.grad.to_dense()
+            trained.table.grad = present(trained.table.grad).to_dense()
         reborn = trained.reborn()
         trained.optimizer.step()
         reborn.optimizer.step()
@@ -370,7 +372,8 @@ def test_an_option_that_needs_another_kernel_gets_it() -> None:
             p.grad = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64) * (step + 1)
             optimizer.step()
         results.append(p.detach())
-    assert torch.allclose(*results, rtol=1e-13)
+    first, second = results
+    assert torch.allclose(first, second, rtol=1e-13)
 
 
 class Scaled(Tensor):

@@ -9,7 +9,8 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ DECAY["decoupled"] = {"weight_decay": 0.1, "decoupled_weight_decay": True}
 HALF = (torch.bfloat16, torch.float16)
 
 
+Trained = tuple[Sequence[Tensor], cadam.Optimizer]
+
+
 def chosen(setting: str, masked: bool) -> tuple[type[cadam.Optimizer], dict[str, Any]]:
     rule, options = SETTINGS[setting]
     return OF_RULE[rule, masked], options
@@ -72,7 +76,7 @@ def shapes() -> dict[str, Callable[[], Tensor]]:
         "large": lambda: random(150, 200),
         "large and odd": lambda: random(20_011),
         "medium": lambda: random(33, 100),
-        **{f"small {n}": (lambda n=n: random(n)) for n in (1, 3, 17, 100, 1023, 1024, 1025)},
+        **{f"small {n}": partial(random, n) for n in (1, 3, 17, 100, 1023, 1024, 1025)},
         "not aligned": lambda: random(3001)[1:],
         "channels last": lambda: random(4, 6, 5, 5).to(memory_format=torch.channels_last),
         "transposed": lambda: random(30, 40).t(),
@@ -90,9 +94,7 @@ def gradient(p: Tensor, kind: int) -> Tensor:
     return torch.empty_like(p).copy_(g)
 
 
-def trained(
-    cls: type[cadam.Optimizer], options: dict[str, Any], dtype: torch.dtype, steps: int = 3
-) -> tuple[list[Tensor], cadam.Optimizer]:
+def trained(cls: type[cadam.Optimizer], options: dict[str, Any], dtype: torch.dtype, steps: int = 3) -> Trained:
     torch.manual_seed(0)
     params = [torch.nn.Parameter(make().to(dtype)) for make in shapes().values()]
     optimizer = cls(params, **options)
@@ -103,9 +105,7 @@ def trained(
     return params, optimizer
 
 
-def assert_same(
-    ours: tuple[list[Tensor], cadam.Optimizer], theirs: tuple[list[Tensor], cadam.Optimizer], rtol: float = 1e-5
-) -> None:
+def assert_same(ours: Trained, theirs: Trained, rtol: float = 1e-5) -> None:
     """Parameters, state and counters; parameters in half precision to within one rounding of the result."""
     for p, q in zip(ours[0], theirs[0], strict=True):
         place = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(p.dtype, rtol)
@@ -130,7 +130,7 @@ def test_every_option_of_every_rule_equals_the_reference(setting: str, dtype: to
                 options = {**options, **decay, "maximize": maximize}
                 ours = trained(cls, options, dtype)
                 assert {row.engine for row in ours[1].explain()} == {"cuda"}
-                assert_same(ours, without_fused(lambda c=cls, o=options: trained(c, o, dtype)))
+                assert_same(ours, without_fused(partial(trained, cls, options, dtype)))
 
 
 @on_cuda
@@ -186,7 +186,7 @@ def test_a_broken_gradient_shows(setting: str, bad: float) -> None:
 
 @on_cuda
 def test_steps_that_differ_between_parameters() -> None:
-    def run() -> tuple[list[Tensor], cadam.Optimizer]:
+    def run() -> Trained:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(50, device="cuda")) for _ in range(4)]
         optimizer = cadam.CAdam(params)
@@ -201,7 +201,7 @@ def test_steps_that_differ_between_parameters() -> None:
 
 @on_cuda
 def test_what_is_replaced_between_steps_is_noticed() -> None:
-    def run() -> tuple[list[Tensor], cadam.Optimizer]:
+    def run() -> Trained:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(3)]
         optimizer = cadam.CAdam(params)
@@ -251,7 +251,7 @@ def test_what_cannot_be_served_is_said() -> None:
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, layout: str) -> None:
-    def run(scale: float | None, overflow: bool) -> tuple[list[Tensor], cadam.Optimizer]:
+    def run(scale: float | None, overflow: bool) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(64, 8, device="cuda"))
         optimizer = cadam.CAdam([p], capturable=capturable)
@@ -259,8 +259,9 @@ def test_an_overflow_changes_nothing_and_a_scale_is_taken_out(capturable: bool, 
             g = torch.randn_like(p) * (scale or 1)
             p.grad = g if layout == "dense" else g.to_sparse(1)
             if scale:
-                optimizer.grad_scale = torch.tensor(scale, device="cuda")
-                optimizer.found_inf = torch.tensor(float(overflow and step % 2), device="cuda")
+                optimizer.grad_scale = torch.tensor(scale, device="cuda")  # type: ignore[attr-defined]
+                found = torch.tensor(float(overflow and step % 2), device="cuda")
+                optimizer.found_inf = found  # type: ignore[attr-defined]
             if scale is None and overflow and step % 2:
                 continue
             optimizer.step()
@@ -276,7 +277,7 @@ def test_a_graph_holds_the_step(setting: str) -> None:
     cls, options = chosen(setting, True)
     lr = torch.tensor(options.get("lr", 1e-3), device="cuda")
 
-    def start() -> tuple[list[Tensor], cadam.Optimizer]:
+    def start() -> Trained:
         torch.manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in ((40, 50), (7,), (300, 16), (30_000,))]
         return params, cls(params, **{**options, "lr": lr.clone()}, capturable=True)
@@ -288,7 +289,7 @@ def test_a_graph_holds_the_step(setting: str) -> None:
         ids[: 100 * (step % 5)] = 3
         return [*dense, ids, torch.randn(900, 16, device="cuda")]
 
-    def assign(params: list[Tensor], g: list[Tensor]) -> None:
+    def assign(params: Sequence[Tensor], g: list[Tensor]) -> None:
         params[0].grad, params[1].grad, params[3].grad = g[0], g[1], g[2]
         params[2].grad = torch.sparse_coo_tensor(g[3][None], g[4], (300, 16), check_invariants=False)
 
@@ -386,7 +387,7 @@ def test_a_step_waits_for_nothing(layout: str, capturable: bool) -> None:
 
 @on_cuda
 def test_another_stream_goes_on() -> None:
-    def run(streams: list[Any]) -> tuple[list[Tensor], cadam.Optimizer]:
+    def run(streams: list[Any]) -> Trained:
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(5000, device="cuda"))
         optimizer = cadam.CAdam([p])
@@ -404,7 +405,7 @@ def test_another_stream_goes_on() -> None:
 
 @on_cuda
 def test_compiled_training_steps() -> None:
-    def run(compiled: bool) -> tuple[list[Tensor], cadam.Optimizer]:
+    def run(compiled: bool) -> Trained:
         torch.manual_seed(0)
         model = torch.nn.Linear(8, 8, device="cuda")
         optimizer = cadam.CAdam(model.parameters(), capturable=True)
@@ -440,7 +441,7 @@ def row_trained(
     width: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
     work: torch.dtype | None = None,
-) -> tuple[list[Tensor], cadam.Optimizer]:
+) -> Trained:
     torch.manual_seed(0)
     table = torch.randn(300, *width, device="cuda").to(dtype)
     p = torch.nn.Parameter(table.to(work or dtype))
@@ -479,7 +480,7 @@ def test_rows_of_every_rule(setting: str, dtype: torch.dtype) -> None:
             cls, own = chosen(setting, masked)
             given = {**own, **options}
             ours = row_trained(cls, given, "distinct", (16,), dtype)
-            assert_same(ours, without_fused(lambda c=cls, o=given: row_trained(c, o, "distinct", (16,), dtype)))
+            assert_same(ours, without_fused(partial(row_trained, cls, given, "distinct", (16,), dtype)))
 
 
 @on_cuda

@@ -105,7 +105,9 @@ def test_autograd_hears_of_the_step(sparse: bool) -> None:
     p = nn.Parameter(torch.ones(3, 2))
     loss = p.pow(3).sum()
     p.grad = (
-        torch.sparse_coo_tensor([[0]], torch.ones(1, 2), (3, 2), check_invariants=True) if sparse else torch.ones(3, 2)
+        torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2), (3, 2), check_invariants=True)
+        if sparse
+        else torch.ones(3, 2)
     )
     cadam.CAdam([p]).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sanitizer
@@ -31,6 +32,8 @@ AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
 pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+CHOSEN_AND_EAGER: list[dict[str, Any]] = [{}, {"foreach": False}]
+FUSED_AND_EAGER: list[dict[str, Any]] = [{"fused": True}, {"foreach": False}]
 
 
 def train(structure: str, dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
@@ -217,7 +220,7 @@ def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
     Halfway.rule = rule
     results = []
-    for options in ({"fused": True}, {"foreach": False}):
+    for options in FUSED_AND_EAGER:
         p = torch.linspace(-1, 1, 1000, dtype=torch.float64).requires_grad_()
         optimizer = Halfway([p], **options)
         for t in range(5):
@@ -258,7 +261,7 @@ def layouts() -> dict[str, Tensor]:
 @pytest.mark.parametrize("other_grad", [False, True])
 def test_any_layout_gives_the_reference_result(name: str, other_grad: bool) -> None:
     results = []
-    for options in ({}, {"foreach": False}):
+    for options in CHOSEN_AND_EAGER:
         p = layouts()[name].requires_grad_()
         optimizer = cadam.CAdam([p], lr=0.1, **options)
         for t in range(4):
@@ -279,7 +282,7 @@ def test_expanded_parameter_is_an_error_not_a_wrong_write() -> None:
 def test_parameters_that_share_memory_take_their_turns() -> None:
     """The second decays what the first has moved: at once, both would start from the same."""
     results = []
-    for options in ({}, {"foreach": False}):
+    for options in CHOSEN_AND_EAGER:
         shared = torch.linspace(-1, 1, 100_000)
         params = [shared[:70_000].requires_grad_(), shared[30_000:].requires_grad_()]
         optimizer = cadam.CAdam(params, lr=0.1, weight_decay=5.0, decoupled_weight_decay=True, **options)
@@ -362,7 +365,7 @@ def test_rows_of_any_width_equal_the_reference(width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     ids = (torch.rand(3, 400, generator=generator) ** 2 * 300).long()
     values = torch.randn(3, 400, width, generator=generator, dtype=torch.float64)
-    for options in ({"fused": True}, {"foreach": False}):
+    for options in FUSED_AND_EAGER:
         p = torch.ones(300, width, dtype=torch.float64, requires_grad=True)
         optimizer = cadam.CAdam([p], **options)
         for rows, grads in zip(ids, values, strict=True):
@@ -377,7 +380,7 @@ def test_many_sparse_dimensions() -> None:
     indices = torch.tensor([[0, 1, 0, 2], [3, 0, 3, 1]])
     for values, shape in ((torch.randn(4, 5), (3, 4, 5)), (torch.randn(4), (3, 4))):
         results = []
-        for options in ({}, {"foreach": False}):
+        for options in CHOSEN_AND_EAGER:
             p = torch.ones(shape, requires_grad=True)
             optimizer = cadam.CAdam([p], **options)
             p.grad = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
@@ -397,7 +400,7 @@ def test_a_prepared_update_equals_one_at_a_time() -> None:
     state, other = cadam.rows.new_state(table), cadam.rows.new_state(again)
     prepared = cadam.rows.RowUpdate(table, state, cadam.CAdam, options)
     for step in range(1, 9):
-        changed = {"lr": 0.05 / step, "weight_decay": 0.1 * (step > 4)}
+        changed: dict[str, Any] = {"lr": 0.05 / step, "weight_decay": 0.1 * (step > 4)}
         options.update(changed)
         generator = torch.Generator().manual_seed(step)
         ids = torch.randint(20, (30,), generator=generator)
@@ -450,7 +453,7 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
 )
 def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
     table = torch.zeros(5, 4)
-    arguments = {
+    arguments: dict[str, Any] = {
         "state": cadam.rows.new_state(table),
         "ids": torch.tensor([0, 1]),
         "grads": torch.ones(2, 4),
@@ -550,7 +553,8 @@ def one_shard(values: Tensor) -> Tensor:
 
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 

@@ -124,10 +124,12 @@ def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 
 def test_a_kernel_is_launched_as_it_is_only_if_all_is_known_of_it() -> None:
     assert prepared.Bound.of_compiled(triton_s()) == prepared.Bound(7, 128, 128, ("a", "b", "c"))
     for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
+        more: dict[str, Any] = {name: 1}
+        unknown: dict[str, Any] = {name: None}
         with pytest.raises(UnavailableError, match=f"more than usual: 1 blocks, .'{name}'"):
-            prepared.Bound.of_compiled(triton_s(**{name: 1}))
+            prepared.Bound.of_compiled(triton_s(**more))
         with pytest.raises(UnavailableError, match=f"without .'{name}'"):
-            prepared.Bound.of_compiled(triton_s(**{name: None}))
+            prepared.Bound.of_compiled(triton_s(**unknown))
     with pytest.raises(UnavailableError, match="2 blocks"):
         prepared.Bound.of_compiled(triton_s((4, 2, 128)))
     with pytest.raises(UnavailableError, match="says other things"):

@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,15 @@ from triton_interpreter import on_cuda
 
 import cadam
 
-CLASSES = [cadam.CAdam, cadam.Adam, cadam.CAdamW, cadam.CAmsGrad, cadam.CSGDM, cadam.CLion, cadam.CRAdam]
+CLASSES: list[type[cadam.Optimizer]] = [
+    cadam.CAdam,
+    cadam.Adam,
+    cadam.CAdamW,
+    cadam.CAmsGrad,
+    cadam.CSGDM,
+    cadam.CLion,
+    cadam.CRAdam,
+]
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 STEPS = 8
 
@@ -33,7 +42,7 @@ class Life:
         self.generator = torch.Generator().manual_seed(seed)
         self.params = [self.new_param() for _ in range(self.chance.randint(1, 5))]
         cls = self.chance.choice(CLASSES)
-        options = {"lr": 0.05, "weight_decay": self.chance.choice([0.0, 0.0, 0.1])}
+        options: dict[str, Any] = {"lr": 0.05, "weight_decay": self.chance.choice([0.0, 0.0, 0.1])}
         if "betas" in cls.options_of():
             options["betas"] = (0.8, 0.9)
         self.optimizer = cls(self.params, **options, **how)
@@ -75,7 +84,7 @@ class Life:
         if self.device != "cuda" or not elsewhere:
             return nullcontext()
         torch.cuda.synchronize()
-        return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(torch.cuda.Stream())
 
     def seen(self) -> list[Tensor]:
         if self.device == "cuda":
@@ -263,7 +272,7 @@ def assert_lives_agree(seed: int, device: str = "cpu") -> None:
     for step, (seen, expected) in enumerate(zip(ours.live(), reference.live(), strict=True)):
         for x, y in zip(seen, expected, strict=True):
             message = f"life {seed}, step {step}, {type(ours.optimizer).__name__}: {ours.happened}"
-            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, msg=lambda m, message=message: f"{message}\n{m}")
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, msg=partial("{}\n{}".format, message))
 
 
 @pytest.mark.parametrize("first", range(0, 80, 20))

@@ -64,7 +64,7 @@ def test_gradients_are_seen_through_their_parameters(way: str) -> None:
     params[0].grad = torch.ones(4)
     params[1].grad = torch.ones(8)[::2]
     params[2].grad = torch._neg_view(torch.ones(4))
-    params[3].grad = torch.sparse_coo_tensor([[1]], [1.0], (4,), check_invariants=True)
+    params[3].grad = torch.sparse_coo_tensor(torch.tensor([[1]]), [1.0], (4,), check_invariants=True)
     own, grads = Watched(params), Watched(params, grads=True)
     assert grads.addresses[:2].tolist() == [params[0].grad.data_ptr(), params[1].grad.data_ptr()]
     assert (grads.kinds == -1).tolist() == [False, False, True, True, True]

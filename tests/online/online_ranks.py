@@ -141,8 +141,12 @@ def rounds(late: bool) -> list[list[Batch]]:
         first += len(every)
         now = [Batch(part) for part in parts]
         if late:
-            now = [Batch(replace(part, labels=None)) for part in parts]
-            labels = [Labels(part.ids, part.labels) for part in parts]
+            now, labels = [], []
+            for part in parts:
+                assert part.ids is not None
+                assert part.labels is not None
+                now.append(Batch(replace(part, labels=None)))
+                labels.append(Labels(part.ids, part.labels))
             if number == 0:
                 waiting: list[list[Labels]] = []
             waiting.append(labels)
@@ -180,6 +184,7 @@ def learn_rounds(
         ours.run(Replayed(share), events=upto)
         if finish:
             ours.finish()
+            assert ours.log is not None
             ours.log.flush()
     finally:
         ours.close()

@@ -9,6 +9,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
@@ -67,10 +68,10 @@ class Server:
         self.process.terminate()
         self.process.wait(20)
 
-    def fill(self, stream: str, columns: dict[str, object], count: int) -> None:
+    def fill(self, stream: str, columns: dict[str, np.ndarray], count: int) -> None:
         """Add rows of columns as entries; nan is a missing field."""
         pipe = self.client.pipeline(transaction=False)
-        rows = {name: values.tolist() for name, values in columns.items()}  # type: ignore[attr-defined]
+        rows = {name: values.tolist() for name, values in columns.items()}
         for row in range(count):
             pipe.xadd(stream, {name: repr(v[row]) for name, v in rows.items() if v[row] == v[row]})
         pipe.execute()

@@ -11,18 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from exact import present
 from online_process import COUNT, records
 from online_redis import Server
 from online_streams import Replayed, build, events, files, learner, weights
 
 from cadam.online import Learner, checkpoint
-from cadam.online import log as log_module
 from cadam.online.log import LABEL, PredictionLog
 
 
@@ -99,7 +100,7 @@ class Full:
 
 @pytest.mark.parametrize("bytes_left", [0, 100, 2000])
 def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def run(name: str, source: object) -> object:
+    def run(name: str, source: Any) -> Learner:
         ours = learner(
             build(), checkpoint=tmp_path / name, checkpoint_every=100, log=tmp_path / f"{name}-log", log_rows=70
         )
@@ -163,15 +164,15 @@ def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_r
     cut.reports = [lambda _: now.__setitem__(0, now[0] + 2.5)]  # 60 batches take two and a half minutes
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(PredictionLog, "_write", full)
-        patch.setattr(log_module.time, "monotonic", lambda: now[0])
+        patch.setattr(time, "monotonic", lambda: now[0])
         cut.run(Replayed(stream), events=1200)
     assert len(tried) == 4  # at once, after one minute and after two, and at the end
     assert len(caplog.records) == 4
-    assert cut.log.unwritten == 1200
+    assert present(cut.log).unwritten == 1200
     cut.close()
     again = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
     again.run(Replayed(stream))
-    assert again.log.unwritten == 0
+    assert present(again.log).unwritten == 0
     assert files(tmp_path / "cut-log") == files(tmp_path / "whole-log")
 
 
@@ -283,6 +284,6 @@ def test_the_rejected_file_survives_a_full_disk(tmp_path: Path, caplog: pytest.L
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     one_bad(40)
     assert ours.metrics()["rejected"] == 3
-    assert ours.reject_file.lost == 1
+    assert present(ours.reject_file).lost == 1
     assert "only counted" in caplog.text
     assert len([json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]) == 2

@@ -21,6 +21,7 @@ from worlds import run
 from cadam import CAdam, Ratio, online
 from cadam.alignment import Alignment
 from cadam.online import Batch, DamagedCheckpointError, ranks, recompute, tables
+from cadam.online.checkpoint import write
 from cadam.online.distributed import DistributedLearner
 
 
@@ -36,7 +37,7 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
     """Rank 1 cannot write its part of the second checkpoint."""
     import torch.distributed as dist
 
-    write, tried = ranks.write, []
+    tried: list[Path] = []
 
     def full(path: Path, tree: Any) -> None:
         tried.append(path)
@@ -44,11 +45,9 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
             raise OSError("no space left")
         write(path, tree)
 
-    ranks.write = full  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "write", full)
         return learn_rounds(kind, True, folder, checkpoint=folder / "state", checkpoint_every=100)
-    finally:
-        ranks.write = write
 
 
 def learn_and_resume(kind: str, folder: Path, damages: tuple[str, ...]) -> dict[str, Any]:
@@ -147,7 +146,8 @@ def refuse_damaged(folder: Path) -> None:
     learn_rounds("ddp", True, folder, upto=100, checkpoint=folder / "state")
     about = json.loads((folder / "state" / "checkpoint-000000000002" / "checkpoint.json").read_text())
     some = {name: digest for name, digest in about["sha256"].items() if name != ".metadata"}
-    for content in ({}, [], {**about, "ranks": 2}, {**about, "ranks": "1"}, {**about, "sha256": some}):
+    contents: list[Any] = [{}, [], {**about, "ranks": 2}, {**about, "ranks": "1"}, {**about, "sha256": some}]
+    for content in contents:
         for path in (folder / "state").glob("checkpoint-*"):
             (path / "checkpoint.json").write_text(json.dumps(content))
         with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
@@ -191,9 +191,11 @@ def test_ranks_of_torchrun_meet(nodes: int, monkeypatch: pytest.MonkeyPatch, cap
     devices: list[int] = []
     groups: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    monkeypatch.setattr(ranks.dist, "TCPStore", lambda *given, **named: "agent")
-    monkeypatch.setattr(ranks.dist, "PrefixStore", lambda *given: given)
-    monkeypatch.setattr(ranks.dist, "init_process_group", lambda backend, **given: groups.append((backend, given)))
+    monkeypatch.setattr(torch.distributed, "TCPStore", lambda *given, **named: "agent")
+    monkeypatch.setattr(torch.distributed, "PrefixStore", lambda *given: given)
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **given: groups.append((backend, given))
+    )
     ranks.join("gloo")
     assert devices == []
     ranks.join("cpu:gloo,cuda:nccl")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from exact import present
 
-from cadam.online.drift import HourlyPopulation, LabelDelay, LabelNoise, Source, SuddenChange
+from cadam.online import Source
+from cadam.online.drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
 from cadam.online.events import Batch, Events
 
 COUNT = 3000
@@ -51,8 +53,12 @@ KINDS: dict[str, Callable[[Source], Source]] = {
 }
 
 
-def columns(batches: list[Batch]) -> dict[str, np.ndarray]:
+def columns(stream: Iterable[object]) -> dict[str, np.ndarray]:
     """All events, and all labels that came on their own, one after the other."""
+    batches = []
+    for batch in stream:
+        assert isinstance(batch, Batch)
+        batches.append(batch)
     parts = [batch.events.columns() for batch in batches if batch.events is not None]
     made = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     late = [batch.labels for batch in batches if batch.labels is not None]
@@ -130,8 +136,11 @@ def test_users_come_at_their_hour() -> None:
 def test_labels_come_late_twice_or_never_and_are_the_right_ones(timed: bool) -> None:
     unit = 1800 if timed else 1
     source = LabelDelay(Made(timed=timed), 50 * unit, never=0.1, twice=0.2)
-    truth, come, lags, at = Made().events.labels, [], [], 0
+    truth, at = present(Made().events.labels), 0
+    come: list[int] = []
+    lags: list[int] = []
     for batch in source:
+        assert isinstance(batch, Batch)
         if batch.events is not None:
             assert batch.events.labels is None
             at += len(batch.events)

@@ -197,7 +197,7 @@ def test_independent_blocks_count_as_what_they_are_worth() -> None:
 @pytest.mark.parametrize(("argument", "value"), [("alpha", 0.0), ("alpha", 1.0), ("first_look", 1)])
 def test_what_a_sequence_cannot_be(argument: str, value: float) -> None:
     with pytest.raises(ValueError, match=argument):
-        confidence_sequence(np.zeros(10), **{argument: value})
+        confidence_sequence(np.zeros(10), **{argument: value})  # type: ignore[arg-type]
 
 
 def test_over_users_covers_and_agrees_with_the_bootstrap() -> None:

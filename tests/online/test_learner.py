@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exact import present
 from online_streams import Replayed, Small, build, events, files, learner, table, weights
 from torch import Tensor, nn
 
@@ -52,9 +53,11 @@ def test_it_predicts_in_evaluation_mode_and_learns_in_training_mode_also_where_a
             return super().train(False)
 
     class Noting(Small):
-        def forward(self, **features: Tensor) -> Tensor:
+        inner: nn.Module
+
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
             modes.append((self.training, self.inner.training))
-            return super().forward(**features)
+            return super().forward(user, item, price)
 
     for inner, learning in ((nn.Dropout(), True), (Frozen(), False)):
         modes.clear()
@@ -148,7 +151,8 @@ def test_a_record_that_comes_again_may_bring_the_label() -> None:
     ours.learn(events(4))  # these have their labels
     assert (ours.metrics()["learned"], ours.metrics()["repeated_labels"]) == (4, 0)
     both = events(2, first=100)
-    both.ids[:], both.labels[0] = 100, math.nan  # one event twice in a batch, the second time with its label
+    present(both.ids)[:] = 100  # one event twice in a batch, the second time with its label
+    present(both.labels)[0] = math.nan
     ours.learn(both)
     assert (ours.metrics()["learned"], ours.metrics()["pending"]) == (5, 4)
     ours.predict(events(8, labels=True))  # whose labels are not looked at
@@ -160,7 +164,7 @@ def test_such_a_label_counts_whatever_comes_with_it(known: int) -> None:
     ours = learner(horizon=10, unmatched="drop")
     ours.learn(events(1, labels=False))
     late = events(4, first=100)
-    late.ids[0], late.labels[3] = 0, 1.0 if known else math.nan
+    present(late.ids)[0], present(late.labels)[3] = 0, 1.0 if known else math.nan
     ours.learn(late)
     assert (ours.metrics()["learned"], ours.metrics()["expired"]) == (3 + known, 0)
 
@@ -194,7 +198,7 @@ def test_what_gets_no_label_within_the_horizon(unmatched: str) -> None:
 def test_one_event_dated_years_ahead_does_not_end_the_others_wait() -> None:
     ours = learner(horizon=50)
     batch = events(20, labels=False)
-    batch.time[3] = 1e12
+    present(batch.time)[3] = 1e12
     ours.predict(batch)
     ours.predict(events(20, first=20, labels=False))
     assert ours.metrics()["expired"] == 0
@@ -203,7 +207,7 @@ def test_one_event_dated_years_ahead_does_not_end_the_others_wait() -> None:
 def one_by_one(times: list[float]) -> list[Events]:
     batches = [events(1, first=n, labels=False) for n in range(len(times))]
     for batch, time in zip(batches, times, strict=True):
-        batch.time[:] = time
+        present(batch.time)[:] = time
     return batches
 
 
@@ -251,7 +255,7 @@ def test_a_label_without_an_event_expires_though_every_batch_jumps_by_more_than_
     ours = learner(horizon=60)
     for number in range(5):
         batch = events(4, first=4 * number, labels=False)
-        batch.time[:] = 1000.0 * number
+        present(batch.time)[:] = 1000.0 * number
         ours.predict(batch)
         if number == 0:
             ours.observe([77], [1])
@@ -270,7 +274,7 @@ def test_a_label_before_the_first_event_waits_from_then_on(tmp_path: Path) -> No
     assert (ours.metrics()["learned"], ours.metrics()["orphan_labels"]) == (1, 0)
     ours.predict(events(4, first=4, labels=False))  # at 4 to 7: the clock does not go back
     late = events(4, first=8, labels=False)
-    late.time[:] = 1061.0
+    present(late.time)[:] = 1061.0
     ours.predict(late)
     assert ours.metrics()["orphan_labels"] == 1
     ours.close()
@@ -282,15 +286,15 @@ def test_good_times_between_bad_ones_keep_the_clock() -> None:
         ours.predict(batch)
     pair = events(2, first=100, labels=False)
     for _ in range(3):
-        pair.time[:] = 3, 1e12
+        present(pair.time)[:] = 3, 1e12
         ours.predict(pair)
     assert ours.join.clock.now == 3
     many = events(4, first=200, labels=False)
-    many.time[:] = 3, 3, 1e12, 1e12
+    present(many.time)[:] = 3, 3, 1e12, 1e12
     ours.predict(many)
     assert (ours.join.clock.now, ours.metrics()["expired"]) == (3, 0)
     three = events(3, first=300, labels=False)
-    three.time[:] = 3, 1e12, 1e12  # two that are ahead, and not three
+    present(three.time)[:] = 3, 1e12, 1e12  # two that are ahead, and not three
     ours.predict(three)
     assert ours.join.clock.now == 3
 
@@ -399,7 +403,7 @@ def test_a_model_that_refuses_everything_or_has_diverged_is_an_error() -> None:
     ours = learner()
     ours.learn(events(8))
     with torch.no_grad():
-        ours.model.out[1].weight.fill_(math.nan)
+        ours.model.get_parameter("out.1.weight").fill_(math.nan)
     with pytest.raises(FloatingPointError, match=r"out\.1\.weight"):
         ours.learn(events(8, first=8))
 
@@ -430,8 +434,8 @@ class Normed(Small):
         super().__init__()
         self.norm = nn.BatchNorm1d(1)
 
-    def forward(self, **features: Tensor) -> Tensor:
-        return self.norm(super().forward(**features).reshape(-1, 1))
+    def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+        return self.norm(super().forward(user, item, price).reshape(-1, 1))
 
 
 def test_an_event_that_the_model_cannot_be_trained_on_is_rejected(tmp_path: Path) -> None:
@@ -457,10 +461,10 @@ def test_an_event_that_the_model_cannot_be_trained_on_is_rejected(tmp_path: Path
 
 def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -> None:
     class Refusing(Small):
-        def forward(self, **features: Tensor) -> Tensor:
-            if self.training and (features["price"] == 7).any():
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+            if self.training and (price == 7).any():
                 raise RuntimeError("seven")
-            return super().forward(**features)
+            return super().forward(user, item, price)
 
     ours = learner(Refusing())
     for start in (0, 2000):
@@ -487,12 +491,13 @@ def test_an_infinite_moment_or_buffer_is_not_saved(tmp_path: Path) -> None:
     ours = learner(checkpoint=tmp_path)
     ours.learn(events(20))
     ours.save()
-    ours.optimizer.state[ours.model.out[1].bias]["exp_avg_sq"].fill_(math.inf)  # as by a gradient of 1e30
+    bias = ours.model.get_parameter("out.1.bias")
+    ours.optimizer.state[bias]["exp_avg_sq"].fill_(math.inf)  # as by a gradient of 1e30
     with pytest.raises(FloatingPointError, match=r"the optimizer's exp_avg_sq of out\.\S+ is no longer finite"):
         ours.save()
     model = Normed()
     ours = learner(model, checkpoint=tmp_path / "buffers")
-    model.norm.running_var.fill_(math.inf)
+    present(model.norm.running_var).fill_(math.inf)
     with pytest.raises(FloatingPointError, match=r"norm\.running_var is no longer finite"):
         ours.save()
 
@@ -513,7 +518,8 @@ def test_any_exception_of_the_model_at_one_event_rejects_that_event() -> None:
 def test_labels_and_times_that_are_not_finite_are_rejected(tmp_path: Path) -> None:
     ours = learner(rejected=tmp_path / "rejected.jsonl", horizon=50)
     batch = events(20)
-    batch.labels[3], batch.time[4], batch.time[5] = math.inf, math.nan, math.inf
+    times = present(batch.time)
+    present(batch.labels)[3], times[4], times[5] = math.inf, math.nan, math.inf
     ours.learn(batch)
     ours.predict(events(20, first=20, labels=False))
     numbers = ours.metrics()
@@ -590,7 +596,7 @@ def mixed_stream() -> list[object]:
     clicks = table(4000, seed=5)["click"]
     for start in range(0, 4000, 50):
         batch = events(50, seed=start, first=start)
-        batch.labels[::2] = np.nan
+        present(batch.labels)[::2] = np.nan
         batches.append(batch)
         late = np.arange(max(0, start - 120), start, 6)
         batches.append(Labels(late, clicks[late]))
@@ -663,8 +669,13 @@ def test_a_crash_before_the_first_checkpoint_is_no_different(tmp_path: Path) -> 
 
 def test_a_stop_while_the_checkpoint_is_read_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = learner(checkpoint=tmp_path)
+
+    def stop() -> bool:
+        ours.stop()
+        return False
+
     with monkeypatch.context() as patch:
-        patch.setattr(ours, "resume", lambda: bool(ours.stop()))
+        patch.setattr(ours, "resume", stop)
         ours.run(Replayed([events(20, first=20 * n) for n in range(8)]))
     assert (ours.events, ours.stopped) == (0, True)
     ours.stop()  # before it runs, as while a command loads the state
@@ -730,14 +741,15 @@ def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(
 ) -> None:
     ours = learner(checkpoint=tmp_path)
     ours.learn(events(10))
-    path = ours.save()
+    path = present(ours.save())
     ours.close()
     content = bytearray(path.read_bytes())
     if damage == "bit":
         content[len(content) // 2] ^= 4
     if damage == "header":
         content[40] ^= 1
-    path.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
+    damaged = {"cut": content[:-7], "empty": bytearray()}
+    path.write_bytes(damaged.get(damage, content))
     for _ in range(2):  # at every attempt: it never starts anew by itself
         again = learner(checkpoint=tmp_path)
         with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):

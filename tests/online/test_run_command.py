@@ -223,7 +223,7 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
     assert "300" in capsys.readouterr().out
     after = learner(checkpoint=state)
     assert after.resume()
-    assert torch.allclose(after.model.users.weight, model.users.weight, atol=1e-6)
+    assert torch.allclose(after.model.get_parameter("users.weight"), model.users.weight, atol=1e-6)
     after.close()
     schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
@@ -268,7 +268,7 @@ def test_a_command_that_cannot_be_meant_says_why(
     assert message in capsys.readouterr().err
 
 
-WRONG = {
+WRONG: dict[str, Any] = {
     "features": {"user": "category:50", "item": "category:20", "prize": "number"},
     "label": "click", "id": "event", "time": "at",
 }  # fmt: skip
@@ -335,7 +335,8 @@ class Optional(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 def test_a_model_may_take_features_in_any_way() -> None:
     schema = Schema({"price": "number"})
-    for model in (AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())):
+    models: list[Any] = [AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())]
+    for model in models:
         check_arguments(model, schema, "here")
     with pytest.raises(MismatchError, match=r"its forward takes input; the schema has price"):
         check_arguments(torch.nn.Sequential(torch.nn.Linear(1, 1)), schema, "here")

@@ -190,8 +190,9 @@ def test_a_restored_stream_goes_on_to_the_bit(cut: int) -> None:
     held = state.pop("held")
     after = StreamMetrics(100)
     after.load_state_dict({**json.loads(json.dumps(state)), "held": held})
-    before.update(*(column[:500] for column in made), np.arange(500))  # the state is a copy
-    after.update(*(column[cut:] for column in made), np.arange(cut, 1050))
+    scores, labels, users = made
+    before.update(scores[:500], labels[:500], users[:500], np.arange(500))  # the state is a copy
+    after.update(scores[cut:], labels[cut:], users[cut:], np.arange(cut, 1050))
     assert after.results() == whole.results()
     assert repr(after.state_dict()) == repr(whole.state_dict())
 

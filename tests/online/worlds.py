@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 
 def worker(
@@ -22,8 +22,8 @@ def worker(
     torch.set_num_threads(1)
     for name in ("torchrec", "root"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    init = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=90)}
-    dist.init_process_group("gloo", rank=rank, world_size=world, **init)
+    address, timeout = f"file://{folder}/rendezvous", timedelta(seconds=90)
+    dist.init_process_group("gloo", rank=rank, world_size=world, init_method=address, timeout=timeout)
     try:
         torch.save(job(*args, **options), Path(folder, f"result.{rank}"))
     except Exception:
@@ -37,7 +37,7 @@ def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: 
     folder.mkdir(parents=True)
     # Imported once for all worlds; without TorchRec the last is passed over.
     multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed", "cadam.torchrec"])
-    context = mp.start_processes(
+    context = start_processes(
         worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
     )
     deadline = time.monotonic() + seconds

@@ -120,8 +120,9 @@ def test_without_a_reset_the_old_momentum_would_act(tmp_path: Path) -> None:
 
 
 def watch_evictions_without_reset() -> dict[str, int]:
-    Tables.reset_embedding_weight_momentum = lambda self, **given: None
-    return watch_evictions()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tables, "reset_embedding_weight_momentum", lambda self, **given: None)
+        return watch_evictions()
 
 
 def save_slots(folder: str) -> None:

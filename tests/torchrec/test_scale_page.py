@@ -31,7 +31,7 @@ def execute(code: str, folder: str) -> dict[str, Any]:
     """Run code of the page; the ranks have met already."""
     os.chdir(folder)
     for module in (cadam.torchrec, cadam.online.distributed):
-        module.join = lambda backend: None
+        module.join = lambda backend: None  # type: ignore[attr-defined]
     names: dict[str, Any] = {"__name__": "page"}
     exec(code, names)
     return names

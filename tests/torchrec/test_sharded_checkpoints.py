@@ -300,7 +300,8 @@ def serve_one_feature(sharding: str) -> list[float]:
     """How far the serving copy is from the tables after each export."""
     sharders = [BagSharder(lr=0.1), SequenceSharder(lr=0.1)]
 
-    def made(*names: str) -> DistributedModelParallel:
+    def made(first: str, second: str, third: str) -> DistributedModelParallel:
+        names = first, second, third
         return distributed(Twice(names), sharders, Setting(sharding, tables=tuple(Table(n, 20, ()) for n in names)))
 
     with pytest.raises(ValueError, match="2 collections have a table 'a'"):

@@ -21,7 +21,7 @@ from test_distributed import (
 )
 from worlds import run
 
-from cadam.online import Batch
+from cadam.online import Batch, Learner
 
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 DAMAGES = ("", "__1_0.distcp")
@@ -53,16 +53,21 @@ def test_resumed_from_the_newest_good_checkpoint(kind: str, damage: str, learnt:
     resumed_from_the_newest_good_checkpoint(learnt[0][kind], damage)
 
 
+def table_groups(ours: Learner) -> list[dict[str, Any]]:
+    model: Any = ours.model
+    return model.fused_optimizer.param_groups
+
+
 def change_options_and_resume(folder: Path) -> list[Any]:
     ours = learner("row_wise", checkpoint=folder / "state")
-    for group in ours.model.fused_optimizer.param_groups:
+    for group in table_groups(ours):
         group.update(lr=0.007, betas=(0.5, 0.9))
     ours.run(Replayed([Batch(events(8))]))
     ours.close()
     again = learner("row_wise", checkpoint=folder / "state")
     assert again.resume()
     again.close()
-    return [(group["lr"], group["betas"]) for group in again.model.fused_optimizer.param_groups]
+    return [(group["lr"], group["betas"]) for group in table_groups(again)]
 
 
 def test_options_of_tables_are_resumed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from exact import present
 from family import FAMILY
 from torch import Tensor, nn
 
@@ -36,16 +37,19 @@ from cadam.torchrec import tables as tables_module
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 SUMS = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked")))
-# TorchRec divides a weighted mean by the sum of the weights if rows are sharded, and by the number of ids if not.
-SETTINGS = {
-    f"{sharding} {kind}": Setting(sharding, **how)
-    for sharding in SHARDINGS
-    for kind, how in {
-        "bags": {},
-        "sequences": {"sequences": True},
-        "weighted": {"weighted": True, "tables": SUMS if sharding == "row_wise" else Setting.tables},
-    }.items()
-}
+
+
+def settings_of(sharding: str) -> dict[str, Setting]:
+    """TorchRec divides a weighted mean by the sum of the weights if rows are sharded, by the number of ids if not."""
+    means = SUMS if sharding == "row_wise" else Setting.tables
+    return {
+        f"{sharding} bags": Setting(sharding),
+        f"{sharding} sequences": Setting(sharding, sequences=True),
+        f"{sharding} weighted": Setting(sharding, weighted=True, tables=means),
+    }
+
+
+SETTINGS = {name: setting for sharding in SHARDINGS for name, setting in settings_of(sharding).items()}
 WIDE = (Table("users", 37, ("user",), width=16), *Setting.tables[1:], Table("shops", 11, ("shop",), width=16))
 
 
@@ -275,7 +279,7 @@ def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
 
 def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
     with pytest.raises(TypeError, match=r"must be a class of cadam's catalogue.*SGD"):
-        BagSharder(torch.optim.SGD)
+        BagSharder(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'lr'"):
         BagSharder(cadam.CAdam, learning_rate=1e-3)
     with pytest.raises(ValueError, match="capturable=True is not supported"):
@@ -286,12 +290,12 @@ def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert versions.problem() is None
     monkeypatch.setattr(versions, "_installed", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
-    message = versions.problem()
+    message = present(versions.problem())
     assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
     assert "pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0 '.[torchrec]'" in message  # cadam is on no index
     assert "in a clone of cadam's repository" in message
     monkeypatch.setattr(versions, "_installed", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get)
-    assert "torchrec 1.8.0 (needs 1.6.1)" in versions.problem()  # what goes with the torch that is there
+    assert "torchrec 1.8.0 (needs 1.6.1)" in present(versions.problem())  # what goes with the torch that is there
 
 
 # The tables by themselves ------------------------------------------------------------------------------------------
@@ -353,6 +357,7 @@ def test_weights_of_ids_get_their_gradient(pooling: PoolingMode) -> None:
     ids, offsets, weights = look_up(made, 3, weights=True)
     factor = torch.randn(6, 16)
     (made(ids, offsets, weights) * factor).sum().backward()
+    assert weights is not None
     again = weights.detach().clone().requires_grad_()
     middle = int(offsets[6])
     outputs = []
@@ -467,7 +472,7 @@ def test_many_steps_of_changes_are_kept_together(monkeypatch: pytest.MonkeyPatch
         made(ids, offsets).square().sum().backward()
         for table in range(3):
             seen[table] |= set(ids[offsets[6 * table] : offsets[6 * table + 6]].tolist())
-    assert len(made._noted) < 3
+    assert len(present(made._noted)) < 3
     assert [rows.tolist() for rows in made.take_changes()] == [sorted(rows) for rows in seen]
     assert [len(rows) for rows in made.take_changes()] == [0, 0, 0]
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import walks
 from walks import WALK, make_cell
 
 import cadam
 from cadam.trials import runner
 from cadam.trials.cache import Cache, DamagedCellError, identity
-from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
+from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
 from cadam.trials.runner import Request
 
 PROVENANCE = Provenance(
@@ -168,11 +167,11 @@ def test_a_curve_must_hold_numbers(cache: Cache) -> None:
 
 
 def test_results_are_picked_by_fields_and_settings() -> None:
-    results = walks.Results([result(), result(make_cell("CAdam", 0.1, 4, depth=1))])
+    results = Results([result(), result(make_cell("CAdam", 0.1, 4, depth=1))])
     assert len(results.where(depth=2)) == 1
     assert results.metric("loss") == {3: 0.1 + 0.2, 4: 0.1 + 0.2}
     with pytest.raises(ValueError, match="two results with seed 3"):
-        walks.Results([result(), result()]).metric("loss")
+        Results([result(), result()]).metric("loss")
 
 
 MODULE = '''
