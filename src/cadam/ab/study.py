@@ -205,13 +205,13 @@ def evidence(arm: Results, baseline: Results, metric: str) -> Evidence | None:
 def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, events: int = 0) -> Verdict:
     """Better, worse or equivalent only where seeds, users and the confidence sequence over time all say so.
 
-    `found` is None where a run diverged; `events` were measured, from which follows how many more would decide.
+    `found` is None where a run diverged or lost events. From the `events` measured follows how many more would decide.
     """
     make = partial(Verdict, arm=seeds.arm, baseline=seeds.baseline)
     if seeds.kind == "diverged":
         return seeds.verdict
     if found is None:
-        return make(kind="diverged", detail=": a run diverged")
+        return make(kind="diverged", detail=": the arms did not meet the same events")
     if math.isnan(seeds.difference.low):
         return seeds.verdict
     told = {"seeds": seeds.difference, "users": found.users, TIME: found.sequence}
@@ -221,14 +221,14 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
     if kind == "equivalent":
         detail = f": less than {matters:g} over {_listed(intervals)}"
     elif kind == "inconclusive":
-        detail = f": {_undecided(seeds, intervals, conflicting, found.silent)}"
+        detail = f": {_undecided(seeds, intervals, found.silent)}"
         next_step = _next_step(intervals, conflicting, matters, events)
     else:
         detail = f", known after block {found.alarm} of {found.sequence.count}{seeds.qualifier}"
     return make(kind=kind, conflicting=conflicting, detail=detail, next_step=next_step)
 
 
-def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], conflicting: bool, silent: str) -> str:
+def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str) -> str:
     """Which intervals exclude 0, on which side, and which do not."""
     wanted = 1 if seeds.better == "higher" else -1
     sides = {wanted: f"{seeds.arm} ahead", -wanted: f"{seeds.arm} behind", 0: "open"}
@@ -331,9 +331,9 @@ def summary(study: Study, results: Results) -> Summary:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
     if blocks := blocks_at_chance(baseline.where(condition=AS_IT_IS)):
         warnings.append(
-            f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be told from guessing: "
-            f"users there mostly have one kind of label (blocks {', '.join(map(str, blocks[:5]))}"
-            f"{', ...' if len(blocks) > 5 else ''}); longer blocks would tell more"
+            f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be told from guessing "
+            f"(blocks {', '.join(map(str, blocks[:5]))}{', ...' if len(blocks) > 5 else ''}): users there mostly have "
+            "one kind of label, or the model predicts nothing; longer blocks would tell more"
         )
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(sentences)}"
@@ -394,7 +394,7 @@ def blocks_at_chance(baseline: Results) -> list[int]:
     return [int(block) + 1 for block in np.flatnonzero(within)]
 
 
-def _first_seed(study: Study, results: Results, rates: Mapping[str, float]) -> dict[str, float]:
+def _first_seed(results: Results, rates: Mapping[str, float]) -> dict[str, float]:
     """The main metric of arms at some learning rates, on the stream as it is, under the seed that has all of them."""
     seed = min(result.cell.seed for result in results.tests())
     return {
@@ -420,7 +420,7 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
             }
     turned = []
     for what, rates in others.items():
-        value = _first_seed(study, results, rates)
+        value = _first_seed(results, rates)
         other = value[arm] - value[study.baseline]
         if other * difference < 0 and abs(other) > study.matters:
             turned.append(f"{other:+.4f} {what} ({', '.join(f'{name} {lr:g}' for name, lr in rates.items())})")
@@ -435,7 +435,7 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
 def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
     """Each arm at the learning rate with the best value of what the verdict goes by: a check of the choice."""
     chosen = looking_back(study, results, MAIN, "higher")
-    value = _first_seed(study, results, {name: chosen[name].lr for name in (arm, study.baseline)})
+    value = _first_seed(results, {name: chosen[name].lr for name in (arm, study.baseline)})
     texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
     difference = value[arm] - value[study.baseline]
     what = f"{AS_IT_IS}: {NAMES[MAIN]}, best learning rates in hindsight"
