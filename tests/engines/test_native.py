@@ -23,6 +23,7 @@ import cadam
 from cadam.codegen import c as c_source
 from cadam.codegen.structure import Structure
 from cadam.defaults import defaults
+from cadam.engines import choose
 from cadam.engines.cpu import build, library
 from cadam.engines.cpu import dense as native
 from cadam.engines.cpu import rows as cpu_rows
@@ -118,7 +119,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (library.find, library.package_library, library._package_library)
+    found = (library.find, library.package_library, library._package_library, choose._warn)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -233,13 +234,27 @@ def test_a_rule_of_ones_own_is_compiled(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_kernels_the_best_torch_way_runs_and_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
-    row = engine_of_a_step()
+    with pytest.warns(RuntimeWarning, match="no fused kernels on cpu.*installed without its compiled kernels"):
+        row = engine_of_a_step()
     assert row.engine == "eager"
     assert "without its compiled kernels" in row.passed_over["native"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine_of_a_step()  # it was said
     p = torch.zeros(3, requires_grad=True)
     p.grad = torch.ones(3)
     with pytest.raises(RuntimeError, match=r"group 0, parameter 0: fused=True.*without its compiled kernels"):
         cadam.CAdam([p], fused=True).step()
+
+
+def test_who_asks_for_an_engine_without_kernels_is_not_warned(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in ({"foreach": True}, {"foreach": False}, {"differentiable": True}, {"fused": False}):
+            p = torch.zeros(3)
+            p.grad = torch.ones(3)
+            cadam.CAdam([p], **options).step()  # type: ignore[arg-type]
 
 
 # Odd memory ---------------------------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ class NotMeant(str):
     """Why an engine refuses a parameter that it was never meant for: one on other devices, or with other gradients."""
 
 
+class NotThere(str):
+    """Why an engine that was meant for a parameter is missing: something that this installation or machine lacks."""
+
+
 @dataclass
 class Job:
     """Items of one group, the update they take and the options that its scalars come from.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
-from .base import Engine, Item, NotMeant
+from .base import Engine, Item, NotMeant, NotThere
 from .cpu.dense import Native
 from .cpu.rows import NativeRows
 from .cuda.dense import Cuda
@@ -42,7 +44,7 @@ def choose(update: Update, item: Item, grad: Tensor | None, options: Options) ->
 
 
 def insist(item: Item, choice: Choice, options: Options) -> None:
-    """Raise if an option asks for an engine that cannot serve: nothing falls back silently."""
+    """Raise if an option asks for an engine that cannot serve, warn if one is missing: nothing falls back silently."""
     over = choice.passed_over
     fused = {engine.name: over[engine.name] for engine in ENGINES if engine.fused and engine.name in over}
     meant = {name: reason for name, reason in fused.items() if not isinstance(reason, NotMeant)}
@@ -58,3 +60,17 @@ def insist(item: Item, choice: Choice, options: Options) -> None:
         and not choice.engine.rounds_stochastically
     ):
         raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
+    for reason in choice.passed_over.values():
+        if isinstance(reason, NotThere) and not choice.engine.fused:
+            _warn(item.param.device.type, choice.engine.name, reason)
+
+
+@cache
+def _warn(device: str, engine: str, reason: str) -> None:
+    """Once for each reason."""
+    warnings.warn(
+        f"cadam: no fused kernels on {device}, so the engine {engine!r} runs and steps are slower: {reason}. "
+        "foreach=True or foreach=False asks for an engine without kernels, and silences this.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -203,11 +203,12 @@ class Step:
         if items[0].param.device.type != "cpu" or not self.has_numbers:
             return self._on_lists(items, grads)
         aligned: list[Tensor | None] = []
+        apart = _are_apart([item.param for item in items])
         for block in _blocks(items):
-            if len(items[block]) == 1:
-                aligned.append(self.run(items[block][0], grads[block][0]))
-            else:
+            if apart and len(items[block]) > 1:
                 aligned += self._gathered(items[block], grads[block])
+            else:
+                aligned += map(self.run, items[block], grads[block])
         return aligned
 
     def _columns(self, items: Sequence[Item], grads: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -291,6 +292,14 @@ def _blocks(items: Sequence[Item]) -> Iterator[slice]:
     yield slice(start, len(items))
 
 
+def _are_apart(tensors: Sequence[Tensor]) -> bool:
+    """Is none of the elements in two of these tensors? Those that share some must be updated one after the other."""
+    if not all(type(x) in PLAIN and x.is_contiguous() for x in tensors):
+        return False  # not known
+    ranges = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in tensors if x.numel())
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
+
+
 def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
     """The tensors of the CPU as vectors, if all have their elements in the same order of memory."""
     first = tensors[0]
@@ -308,9 +317,12 @@ def _positive(alignment: Tensor) -> Tensor:
 
 
 def count_steps(items: Sequence[Item]) -> None:
-    """Add one to the step counts. Of a number torch would make a tensor for each of those that are on the CPU."""
+    """Add one to the step counts. Of a number torch would make a tensor for each of those that are on the CPU.
+
+    A FakeTensorMode follows the value of a count through the addition of a number only.
+    """
     counts = [item.step for item in items]
-    if torch.compiler.is_compiling() or any(count.device.type != "cpu" for count in counts):
+    if torch.compiler.is_compiling() or any(type(x) is not Tensor or x.device.type != "cpu" for x in counts):
         torch._foreach_add_(counts, 1)
     else:
         torch._foreach_add_(counts, torch.ones(()), alpha=1.0)

@@ -14,8 +14,8 @@ import torch
 from ...codegen import c as c_source
 from ...codegen.structure import Structure
 from ...rules import RULES, Rule
+from ..base import NotThere, Words
 from ..base import UnavailableError as UnavailableError
-from ..base import Words
 from . import build
 from .symbols import REQUIRED, torch_symbols
 
@@ -100,9 +100,7 @@ def _package_library() -> Library | str:
         try:
             return _compiled("package", header, f"{stale}: compiling the kernels anew, once, which may take a minute")
         except UnavailableError as error:
-            reason = f"{stale}, and {error}. `python -m {build.__name__}` compiles the kernels"
-            warnings.warn(f"cadam: no fused kernels on the CPU, steps are slower: {reason}", RuntimeWarning, 2)
-            return reason
+            return f"{stale}, and {error}. `python -m {build.__name__}` compiles the kernels"
     except UnavailableError as error:
         return str(error)
 
@@ -136,8 +134,8 @@ def find(structure: Structure) -> tuple[Library, int] | str:
         _required()
         library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
-        return str(reason)
+        return NotThere(reason)
     kernel = int(library.c.cadam_kernel(structure.name.encode()))
     if kernel < 0:
-        return f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
+        return NotThere(f"has no kernel for {structure.name}: options that lead there must be in the rule's variants")
     return library, kernel

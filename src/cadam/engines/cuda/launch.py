@@ -22,7 +22,7 @@ from ...codegen import triton as triton_source
 from ...codegen.structure import Structure
 from ...rules import Options
 from .. import scalars
-from ..base import Containers, Engine, Item, Job, PreparedStep, Words, Work, fills_memory, unreadable
+from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
 
 WARPS = 4
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -123,7 +123,7 @@ def refusal(item: Item, options: Options) -> str | None:
             return f"{option}={unwanted} was asked for"
     missing = lacking(param.device)
     if missing:
-        return missing
+        return NotThere(missing)
     reason = unreadable(item)
     if reason:
         return reason
