@@ -13,11 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cadam.exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 from cadam.trials import command, console, report, runner
 from cadam.trials.archive import NEEDS, Archive, DamagedResultsError
 from cadam.trials.cache import Cache, DamagedCellError
-from cadam.trials.experiment import Data, Experiment, Plan, Results, Scale
+from cadam.trials.experiment import Data, Experiment, Plan, Result, Results, Scale
 from cadam.trials.scoreboard import Scoreboard
 from cadam.trials.statistics import NoLearningRateError
 
@@ -258,8 +260,20 @@ def reproduce(options: argparse.Namespace) -> int:
         command.print_lines([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
         lines = [line for request in requests for line in command.summary_lines(request, options.cache)]
-        command.print_lines([*lines, "", "All numbers and figures: cadam report, or --json."])
+        lines += ["", *_from_archive(requests, _cache(options)), "All numbers and figures: cadam report, or --json."]
+        command.print_lines(lines)
     return code
+
+
+def _from_archive(requests: Sequence[runner.Request], cache: Cache) -> list[str]:
+    """How many of the results were not computed here."""
+    lines = []
+    for request in requests:
+        places = [cache.path(request.experiment, result.cell) for result in request.results]
+        if published := sum(not place.exists() for place in places):
+            counted = f"{published} of {len(places)} results"
+            lines.append(f"{request.experiment.name}: {counted} are published ones; --force computes them here.")
+    return lines
 
 
 _NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
@@ -415,6 +429,9 @@ def archive(options: argparse.Namespace) -> int:
     except catalogue.UnknownExperimentError as error:
         print(f"cadam archive: {error}", file=sys.stderr)
         return USAGE
+    if find_spec("pyarrow") is None:
+        print(f"cadam archive: {NEEDS}", file=sys.stderr)
+        return NO_PACKAGE
     if not command.can_write("archive", archive=options.archive):
         return USAGE
     published, code = Archive(options.archive), DONE
@@ -424,7 +441,7 @@ def archive(options: argparse.Namespace) -> int:
         if options.scale or options.seeds:
             plan = experiment.plan(options.scale or "quick", options.seeds)
         request = _known(cache, experiment, plan)
-        new = [r for r in request.results if published.find(experiment, r.cell) is None]
+        new = [r for r in request.results if _is_new(published.find(experiment, r.cell), r)]
         unknown = sum(r.provenance.commit is None or bool(r.provenance.dirty) for r in new)
         if unknown and not options.dirty:
             print(
@@ -438,8 +455,26 @@ def archive(options: argparse.Namespace) -> int:
             published.add(experiment, new)
         if request.results:
             published.remember(experiment, plan)
-        print(f"{experiment.name}: {len(new)} results archived, {len(request.missing)} of the plan are missing")
+        missing = f", {len(request.missing)} of the plan are missing: " if request.missing else ""
+        go_on = command.command_of(request, options.cache) if request.missing else ""
+        print(f"{experiment.name}: {len(new)} results archived{missing}{go_on}")
+        code = FAILED if request.missing and not new else code
     return code
+
+
+def _is_new(published: Result | None, result: Result) -> bool:
+    """Is a result not in the archive, or other than there? Then it supersedes what is there."""
+    if published is None:
+        return True
+    before, after = published.outcome, result.outcome
+    return not (
+        before.metrics.keys() == after.metrics.keys()
+        and before.curves.keys() == after.curves.keys()
+        and np.array_equal(
+            list(before.metrics.values()), [after.metrics[name] for name in before.metrics], equal_nan=True
+        )
+        and all(np.array_equal(before.curves[name], after.curves[name], equal_nan=True) for name in before.curves)
+    )
 
 
 # demo ----------------------------------------------------------------------------------------------------------
@@ -456,4 +491,4 @@ def demo(options: argparse.Namespace) -> int:
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
     requests = [runner.Request(e, e.plan("quick")) for e in catalogue.select(NAMES)]
-    return command.with_scoreboard(requests, Scoreboard(*BOARD), _cache(options), HEADING, options)
+    return command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), HEADING, options)

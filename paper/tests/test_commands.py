@@ -460,3 +460,19 @@ def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str)
         assert {cell.experiment for cell in cells} in ({name}, {"images"}, {"ctr"})
         assert len(set(cells)) == len(cells) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0
+
+
+def test_a_broken_command_of_another_package_leaves_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        value = "no_such_module:add"
+
+        def load(self) -> None:
+            raise ModuleNotFoundError("No module named 'no_such_module'")
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Broken()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--help"])
+    assert ended.value.code == 0
+    assert "no_such_module" in capsys.readouterr().err

@@ -33,6 +33,11 @@ BEFORE = "f09aa8e9cfb1167e36070801e3df73b209161bbd"
 STUDIES = sorted(path.stem for path in PUBLISHED.glob("*.parquet"))
 
 
+def test_no_published_study_has_gone() -> None:
+    names = git("ls-tree", "--name-only", "HEAD", "results/").decode().split()
+    assert {Path(name).stem for name in names if name.endswith(".parquet")} <= set(STUDIES)
+
+
 def git(*arguments: str) -> bytes:
     found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
     if found.returncode:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
     from .rules import Rule, Step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CSGDM",
@@ -76,14 +76,19 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "rows":
-        return import_module(".rows", __name__)
-    value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'catalog')}", __name__), name)
-    return value
+_MODULES = ("alignment", "catalog", "checkpoint", "clip", "engines", "optimizer", "options", "rows", "rules", "update")
+"""Submodules that are there without being imported by name."""
+
+if not TYPE_CHECKING:  # a type checker knows the names from above, and that there are no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f".{name}", __name__)
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'catalog')}", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__, *_MODULES})

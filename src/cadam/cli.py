@@ -53,9 +53,14 @@ def _parser(
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    adders = dict.fromkeys([*more, *(found.load() for found in entry_points(group=COMMANDS))])
-    for add in (*adders, ab.add_commands, online.add_commands):
+    for add in (ab.add_commands, online.add_commands, *more):
         add(commands)
+    for found in entry_points(group=COMMANDS):
+        try:
+            if (add := found.load()) not in more:
+                add(commands)
+        except Exception as error:  # whatever another package does wrong, our commands work
+            print(f"cadam: the commands of {found.value} are left out: {error}", file=sys.stderr)
     summary = (bench.__doc__ or "").splitlines()[0]
     command = commands.add_parser("bench", help=summary, description=bench.__doc__)
     bench.add_arguments(command)

@@ -106,7 +106,7 @@ def test_a_write_that_fails_leaves_the_old_file(archive: Archive, monkeypatch: p
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         archive.add(WALK, [result(loss=5.0)])
-    assert [path.name for path in archive.root.iterdir()] == ["walk.parquet"]
+    assert {path.name for path in archive.root.iterdir()} == {".lock", "walk.parquet"}
     assert (archive.root / "walk.parquet").read_bytes() == before
 
 
@@ -141,3 +141,27 @@ def test_archived_results_are_not_computed_again(
     assert runner.read(cache, WALK, Plan("quick", 2)).results[0].outcome.metrics["loss"] == 0.1 + 0.2
     runner.run([request], cache, jobs=1, force=True, tell=lambda event: None)
     assert len(log.read_text().splitlines()) == len(cells)
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Reading, adding and replacing belong together, across processes."""
+    code = (
+        "import sys; sys.path[:0] = {path!r}\n"
+        "from test_archive import Archive, WALK, make_cell, result\n"
+        "for seed in range({first}, {first} + 6):\n"
+        "    Archive({root!r}).add(WALK, [result(make_cell('Adam', 0.1, seed))])\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code.format(path=sys.path, first=100 * n, root=str(tmp_path))])
+        for n in range(3)
+    ]
+    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    assert len(Archive(tmp_path).study("walk")) == 18
+
+
+@pytest.mark.parametrize("column", ["settings", "version", "device"])
+def test_a_file_without_a_column_is_named(archive: Archive, column: str) -> None:
+    path = archive.root / "walk.parquet"
+    pq.write_table(pq.read_table(path).drop_columns([column]), path)
+    with pytest.raises(DamagedResultsError, match=column):
+        Archive(archive.root).find(WALK, CELL)

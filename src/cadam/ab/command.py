@@ -185,7 +185,10 @@ def _optimizer(name: str) -> str:
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
+    try:
+        rate = float(text)
+    except ValueError:
+        raise ValueError(f"--lr should be numbers, as in 0.01,0.1; got {text!r}") from None
     if not rate > 0:
         raise ValueError(f"learning rates must be above 0, got {text!r}")
     return rate
@@ -201,6 +204,10 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
             )
         moments = [options.blocks // 3, 2 * options.blocks // 3]
         planted[f"with a change of {options.change}"] = {"change": {"feature": options.change, "blocks": moments}}
+    if options.noise is not None and not 0 <= options.noise <= 1:
+        raise ValueError(f"--noise must lie between 0 and 1, got {options.noise:g}")
+    if options.delay is not None and not options.delay > 0:
+        raise ValueError(f"--delay must be above 0, got {options.delay:g}")
     if options.noise is not None:
         planted[f"with {options.noise:.0%} of the labels wrong"] = {"noise": options.noise}
     if options.delay is not None:

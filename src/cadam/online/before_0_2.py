@@ -100,6 +100,18 @@ def new_name(name: str) -> str:
 class Metrics(dict[str, float]):
     """Metrics by name. An old name still finds its metric, with a warning."""
 
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and super().__contains__(new_name(name)))
+
+    def copy(self) -> Metrics:
+        return Metrics(self)
+
     def __missing__(self, name: str) -> float:
         new = new_name(name)
         if new == name or new not in self:

@@ -10,10 +10,13 @@ never change; where two are of one cell and version, the later one supersedes th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -60,10 +63,20 @@ class Archive:
         by_study: dict[str, list[Result]] = {}
         for result in results:
             by_study.setdefault(result.cell.experiment, []).append(result)
-        for name, found in by_study.items():
-            self.study(name).add(experiment.version, found)
-            del self._studies[name]
+        with self._alone():
+            for name, found in by_study.items():
+                self._studies.pop(name, None)  # another process may have added to it since it was read
+                self.study(name).add(experiment.version, found)
+                del self._studies[name]
         return sum(map(len, by_study.values()))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one process write at a time: reading a file, adding to it and replacing it belong together."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def plan(self, experiment: Experiment) -> Plan | None:
         """What was archived of an experiment, if anything was."""
@@ -71,9 +84,10 @@ class Archive:
         return Plan.of(plans[experiment.name]) if experiment.name in plans else None
 
     def remember(self, experiment: Experiment, plan: Plan) -> None:
-        plans = {**self._plans(), experiment.name: asdict(plan)}
-        text = "".join(f" {json.dumps(name)}: {json.dumps(plans[name])},\n" for name in sorted(plans))
-        replace_file(self.root / PLANS, ("{\n" + text.removesuffix(",\n") + "\n}\n").encode())
+        with self._alone():
+            plans = {**self._plans(), experiment.name: asdict(plan)}
+            text = "".join(f" {json.dumps(name)}: {json.dumps(plans[name])},\n" for name in sorted(plans))
+            replace_file(self.root / PLANS, ("{\n" + text.removesuffix(",\n") + "\n}\n").encode())
 
     def _plans(self) -> dict[str, Any]:
         path = self.root / PLANS
@@ -103,9 +117,20 @@ class Study:
         except ImportError as error:
             raise ModuleNotFoundError(f"{self.path}: {NEEDS}") from error
         try:
-            return pq.read_table(self.path, memory_map=False)
+            table = pq.read_table(self.path, memory_map=False)
         except (pa.ArrowException, OSError) as error:
             raise DamagedResultsError(f"{self.path}: {error}") from error
+        if missing := [name for name in (*CELL, "version", *PROVENANCE) if name not in table.schema.names]:
+            raise DamagedResultsError(f"{self.path}: no column {', '.join(missing)}")
+        for field in table.schema:
+            known = field.name in (*CELL, "version", *PROVENANCE)
+            if not known and not field.name.startswith(CURVE) and not pa.types.is_floating(field.type):
+                raise DamagedResultsError(f"{self.path}: the metric {field.name} holds {field.type}, not numbers")
+            if field.name.startswith(CURVE) and b"dtype" not in (field.metadata or {}):
+                raise DamagedResultsError(
+                    f"{self.path}: {field.name} lacks its dtype: was the file written by another tool?"
+                )
+        return table
 
     @cached_property
     def _places(self) -> dict[tuple[str, int], int]:
@@ -113,7 +138,10 @@ class Study:
         if self.table is None:
             return {}
         rows = self.table.select([*CELL, "version"]).to_pylist()
-        return {(_cell(row).key(), row["version"]): place for place, row in enumerate(rows)}
+        try:
+            return {(_cell(row).key(), row["version"]): place for place, row in enumerate(rows)}
+        except (ValueError, TypeError) as error:
+            raise DamagedResultsError(f"{self.path}: {error}") from error
 
     def __len__(self) -> int:
         return 0 if self.table is None else self.table.num_rows
@@ -201,8 +229,8 @@ def _table(version: int, results: Sequence[Result]) -> pa.Table:
         add(name, kinds.get(name, pa.string()), [cell[name] for cell in cells])
     add("version", pa.int64(), [version] * len(results))
     for name in dict.fromkeys(name for r in results for name in r.outcome.metrics):
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise ValueError(f"a metric's name must be snake_case, got {name!r}")
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.startswith(CURVE):
+            raise ValueError(f"a metric's name must be snake_case and not begin with {CURVE}, got {name!r}")
         add(name, pa.float64(), [r.outcome.metrics.get(name) for r in results])
     for name in dict.fromkeys(name for r in results for name in r.outcome.curves):
         curves = [r.outcome.curves.get(name) for r in results]
@@ -230,7 +258,7 @@ def _table(version: int, results: Sequence[Result]) -> pa.Table:
 
 def replace_file(path: Path, content: bytes, temporary: str | None = None) -> None:
     """Write a file so that at any moment either the old or the new one is there, whole."""
-    new = path.with_name(temporary or f".{path.stem}.new")
+    new = path.with_name(temporary or f".{path.stem}.{uuid.uuid4().hex}.new")
     try:
         with new.open("wb") as file:
             file.write(content)

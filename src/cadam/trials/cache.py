@@ -90,7 +90,7 @@ class Cache:
         """Cache a result, in the place of an older one if there is one. The caller has claimed the cell."""
         path = self.path(experiment, result.cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, _write(result, experiment.version))
+        replace_file(path, _write(result, experiment.version), temporary=f".{path.stem}.new")
         return path
 
     @contextmanager
@@ -110,8 +110,11 @@ class Cache:
         """Remove what a killed process left half-written; what a living one is writing stays."""
         removed = []
         for path in self.root.glob("*/.*.new"):
+            name = path.name[1:].partition(".")[0]
+            if len(name) < 40 or not set(name) <= set("0123456789abcdef"):
+                continue  # not the cache's
             try:
-                with self.claim(path.name[1:].partition(".")[0], wait=False):
+                with self.claim(name, wait=False):
                     path.unlink(missing_ok=True)
                     removed.append(path)
             except BusyCellError:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,14 @@ class _Store(argparse.Action):
     """The old name of --cache, for one more release."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print("--store is now --cache; the old name goes with the next release", file=sys.stderr)
+        print("--store is now --cache; the old name works until version 0.3", file=sys.stderr)
         namespace.cache = Path(values)
 
 
+@lru_cache
 def default_cache() -> Path:
     if "CADAM_CACHE" not in os.environ and "CADAM_STORE" in os.environ:
-        print("CADAM_STORE is now CADAM_CACHE; the old name goes with the next release", file=sys.stderr)
+        print("CADAM_STORE is now CADAM_CACHE; the old name works until version 0.3", file=sys.stderr)
         return Path(os.environ["CADAM_STORE"])
     return Path(os.environ.get("CADAM_CACHE", "results/cache"))
 

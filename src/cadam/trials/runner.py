@@ -114,6 +114,7 @@ def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, f
 
     With `jobs` as None, worker processes are started where that pays.
     """
+    _commit()
     cache.sweep()
     known: dict[str, Result] = {}
     asked: set[str] = set()
@@ -207,6 +208,7 @@ def measure(experiment: Experiment, cell: Cell) -> Result:
     """Compute a cell on one thread, and what it took."""
     import torch
 
+    _commit()  # of the code that computes, before it has had time to change
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     if torch.cuda.is_available():
@@ -247,7 +249,10 @@ def _commit() -> tuple[str | None, bool | None]:
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        # Is this file one of the repository's, or does the package lie in some other project's tree?
+        # Is this the repository of the project, or does the package lie in some other project's tree?
+        top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True).stdout
+        if Path(__file__).resolve() != Path(top.strip(), "src", "cadam", "trials", "runner.py").resolve():
+            return None, None
         subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
         look = [*git, "status", "--porcelain", ":/src", ":/paper"]
         changed = subprocess.run(look, capture_output=True, text=True, check=True)
