@@ -189,6 +189,8 @@ class Step:
 
     def run(self, item: Item, grad: Tensor) -> Tensor | None:
         """Update one item; the number of its aligned elements, None if nobody counts."""
+        if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
+            grad = grad.clone()
         tensors = [item.param, grad, *item.state.values()]
         if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
             return self._on_tensors(tensors, item)
@@ -200,6 +202,8 @@ class Step:
 
     def run_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """The same for items that are alike in device and dtypes."""
+        if not torch.compiler.is_compiling():
+            grads = [grad.clone() if grad._is_zerotensor() else grad for grad in grads]
         if items[0].param.device.type != "cpu" or not self.has_numbers:
             return self._on_lists(items, grads)
         aligned: list[Tensor | None] = []
@@ -306,7 +310,7 @@ def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
     if first.device.type != "cpu":
         return None
     for tensor in tensors:
-        if type(tensor) not in PLAIN or tensor.is_neg() or tensor._is_zerotensor() or tensor.stride() != first.stride():
+        if type(tensor) not in PLAIN or tensor.is_neg() or tensor.stride() != first.stride():
             return None
     return [tensor.as_strided((first.numel(),), (1,)) for tensor in tensors] if fills_memory(first) else None
 
