@@ -49,6 +49,11 @@ class Item:
         """The dtype of the arithmetic: that of the parameter and its buffers, and float32 at the least."""
         return _promoted(self.param.dtype, *[buffer.dtype for buffer in self.state.values()])
 
+    @property
+    def is_negated(self) -> bool:
+        """Is a tensor negated lazily? List operations do not write to such a one, nor does what works in place."""
+        return any(tensor.is_neg() for tensor in (self.param, *self.state.values()))
+
 
 @cache
 def _promoted(*dtypes: torch.dtype) -> torch.dtype:

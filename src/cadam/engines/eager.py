@@ -36,15 +36,15 @@ class Eager(Engine):
             aligned: list[Tensor | None] = []
             lists.count_steps(job.items)
             for item, grad in job:
-                if step_of is None or any(tensor.is_neg() for tensor in (item.param, *item.state.values())):
-                    _step(job, item, grad)
+                if step_of is None or item.is_negated:
+                    step(job, item, grad)
                 else:
                     items.append(item)
                     aligned.append(step_of(item.step.item()).run(item, grad))
             lists.count(items, aligned)
 
 
-def _step(job: Job, item: Item, grad: Tensor) -> None:
+def step(job: Job, item: Item, grad: Tensor) -> None:
     """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten."""
     c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
     # Autograd needs the old values after they are overwritten.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
-from . import lists, scalars
+from . import eager, lists, scalars
 from .base import Engine, Item, Job
 
 
@@ -23,8 +23,6 @@ class Foreach(Engine):
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:
             return "foreach=False was asked for"
-        if any(tensor.is_neg() for tensor in (item.param, *item.state.values())):
-            return "list operations cannot write to tensors that are negated lazily (resolve_neg() makes plain ones)"
         if options["foreach"] is None and item.param.device.type == "cpu":
             return "on the CPU lists of tensors save nothing (foreach=True insists)"
         return None
@@ -34,14 +32,21 @@ class Foreach(Engine):
             lists.count_steps(job.items)
             on_device = scalars.stay_on_device(job.options)
             step_of = None if on_device else lists.steps(job)
-            for t, items, grads in _alike(job, read=not on_device):
+            pairs = list(job)
+            for item, grad in pairs:
+                if item.is_negated:
+                    eager.step(job, item, grad)
+            pairs = [pair for pair in pairs if not pair[0].is_negated]
+            for t, items, grads in _alike(pairs, read=not on_device):
                 step = lists.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
                 lists.count(items, step.run_lists(items, grads))
 
 
-def _alike(job: Job, read: bool) -> list[tuple[Any, list[Item], list[Tensor]]]:
+def _alike(pairs: Sequence[tuple[Item, Tensor]], read: bool) -> list[tuple[Any, list[Item], list[Tensor]]]:
     """The items by what one list operation must share: device, dtypes and, where it can be read, the step."""
-    items, grads = job.items, job.gradients()
+    if not pairs:
+        return []
+    items, grads = map(list, zip(*pairs, strict=True))
     steps = [item.step.item() if read else None for item in items]
     dtypes = [[item.state[name].dtype for item in items] for name in items[0].state]
     devices = [(item.param.device, item.param.dtype) for item in items]
