@@ -29,7 +29,7 @@ from cadam_paper import catalogue, commands
 from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 
-NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.images")]
+NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.images.study:")]
 COST = Provenance(1.0, 1, "none", {})
 Number = Callable[[Cell], float]
 

@@ -30,18 +30,9 @@ class Eager(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            on_device = scalars.stay_on_device(job.options)
-            step_of = None if on_device else lists.steps(job)
-            items: list[Item] = []
-            aligned: list[Tensor | None] = []
-            lists.count_steps(job.items)
             for item, grad in job:
-                if step_of is None or item.is_negated:
-                    step(job, item, grad)
-                else:
-                    items.append(item)
-                    aligned.append(step_of(item.step.item()).run(item, grad))
-            lists.count(items, aligned)
+                item.step.add_(1)
+                step(job, item, grad)
 
 
 def step(job: Job, item: Item, grad: Tensor) -> None:
