@@ -305,7 +305,7 @@ def summary(study: Study, results: Results) -> Summary:
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
                 paper = "+0.0026, other data" if metric == MAIN and plain else ""
                 line = row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4)
-                if metric == MAIN:  # what all intervals say, and not the seeds alone
+                if metric == MAIN:  # what all intervals say, not only that over seeds
                     line = replace(
                         line, verdict=str(decided), verdict_kind=decided.kind, conflicting=decided.conflicting
                     )
