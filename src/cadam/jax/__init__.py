@@ -1,0 +1,55 @@
+"""The family as optax optimizers: the rules of `cadam.rules`, run by JAX. Imports no torch.
+
+optimizer = cadam.jax.cadam(1e-3)
+state = optimizer.init(params)
+updates, state = optimizer.update(grads, state, params)
+params = optax.apply_updates(params, updates)
+optax.tree_utils.tree_get(state, "alignment")
+"""
+
+try:
+    import jax  # noqa: F401
+    import optax  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"cadam.jax needs JAX and optax ({error}): pip install 'cadam[jax]'") from error
+
+from .family import (
+    adabelief,
+    adam,
+    adamw,
+    amsgrad,
+    cadabelief,
+    cadam,
+    cadamw,
+    camsgrad,
+    clion,
+    cradam,
+    csgdm,
+    cyogi,
+    lion,
+    radam,
+    sgdm,
+    yogi,
+)
+from .transform import RuleState, scale_by_rule
+
+__all__ = [
+    "RuleState",
+    "adabelief",
+    "adam",
+    "adamw",
+    "amsgrad",
+    "cadabelief",
+    "cadam",
+    "cadamw",
+    "camsgrad",
+    "clion",
+    "cradam",
+    "csgdm",
+    "cyogi",
+    "lion",
+    "radam",
+    "scale_by_rule",
+    "sgdm",
+    "yogi",
+]
