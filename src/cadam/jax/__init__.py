@@ -13,6 +13,7 @@ try:
 except ImportError as error:
     raise ImportError(f"cadam.jax needs JAX and optax ({error}): pip install 'cadam[jax]'") from error
 
+from . import rows
 from .family import (
     adabelief,
     adam,
@@ -31,6 +32,7 @@ from .family import (
     sgdm,
     yogi,
 )
+from .state_dicts import from_torch, to_torch
 from .transform import RuleState, scale_by_rule
 
 __all__ = [
@@ -47,9 +49,12 @@ __all__ = [
     "cradam",
     "csgdm",
     "cyogi",
+    "from_torch",
     "lion",
     "radam",
+    "rows",
     "scale_by_rule",
     "sgdm",
+    "to_torch",
     "yogi",
 ]
