@@ -34,9 +34,9 @@ from jax_cases import (
 import cadam
 import cadam.jax
 from cadam.defaults import defaults
-from cadam.jax import coefficients
 from cadam.rules import RULES, Rule, Step
 from cadam.update import Scalars, Update
+from cadam.xla import of_step
 
 FLOAT32, FLOAT64 = 5e-6, 1e-12
 
@@ -103,7 +103,7 @@ def test_coefficients_keep_their_digits(name: str, b2: float, given: str) -> Non
     o = {**defaults(rule), **({"betas": (0.9, b2)} if "betas" in rule.defaults else {}), "lr": -1.0}
     update = Update.of(rule, True, o)
     traced: Any = jax.tree.map(jnp.asarray, o["betas"]) if given == "arrays" and "betas" in o else o.get("betas")
-    ours = jax.jit(lambda count: coefficients.of_step(update, count, {**o, "betas": traced} if "betas" in o else o))
+    ours = jax.jit(lambda count: of_step(update, count, {**o, "betas": traced} if "betas" in o else o))
     for t in (1, 2, 4, 5, 6, 7, 100, 1024, 1025, 5000):
         exact = dict(o)
         if given == "arrays" and "betas" in o:

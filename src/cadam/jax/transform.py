@@ -15,8 +15,7 @@ import optax
 from ..defaults import defaults
 from ..rules import Options, Rule
 from ..update import Update
-from . import coefficients
-from .coefficients import Arrays, is_array
+from ..xla import Arrays, is_array, of_step
 
 
 class RuleState(NamedTuple):
@@ -62,7 +61,7 @@ def scale_by_rule(
     o = {**defaults(rule), **options, "weight_decay": 0.0, "track_alignment": track_alignment}
     start = _start(rule, o)
     update = Update.of(rule, confidence, o)
-    scalars = jax.jit(lambda count: coefficients.of_step(update, count, o))
+    scalars = jax.jit(lambda count: of_step(update, count, o))
 
     def init_fn(params: optax.Params) -> RuleState:
         def buffer(name: str) -> Any:

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..rules import Options
-from ..update import Update
+from .rules import Options
+from .update import Update
 
 EARLY = 1024
 """How many steps are in the table."""
