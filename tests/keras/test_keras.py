@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,20 @@ def test_importing_it_imports_no_torch_but_where_keras_runs_on_it() -> None:
     code = "import sys, cadam.keras; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "jax"}, timeout=120)
     assert done.returncode == 0
+
+
+def test_code_of_the_page(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "keras.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "keras_recommender.py"), "--steps", "200", "--rows", "100"]
+    done = subprocess.run(
+        [*command, "--save", str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = (float(loss) for loss in re.findall(r"loss (\S+)", done.stdout))
+    assert last < first < 0.7
+    assert (tmp_path / "model.keras").exists()
