@@ -42,6 +42,14 @@ PLACES = {
     "ab-movielens": "cadam_paper.streams:MOVIELENS",
     "ab-electricity": "cadam_paper.streams:ELECTRICITY",
     "ab-forest": "cadam_paper.streams:FOREST",
+    "ab-movielens-1m": "cadam_paper.streams:MOVIELENS_1M",
+    "ab-retrosheet": "cadam_paper.streams:RETROSHEET",
+    "rates-flights": "cadam_paper.streams:FLIGHTS_RATES",
+    "rates-movielens": "cadam_paper.streams:MOVIELENS_RATES",
+    "rates-electricity": "cadam_paper.streams:ELECTRICITY_RATES",
+    "rates-forest": "cadam_paper.streams:FOREST_RATES",
+    "rates-movielens-1m": "cadam_paper.streams:MOVIELENS_1M_RATES",
+    "rates-retrosheet": "cadam_paper.streams:RETROSHEET_RATES",
 }
 """In the order of the paper: module and name of each `Experiment`."""
 
