@@ -157,7 +157,7 @@ def test_only_all_of_criteo_is_the_papers_run() -> None:
     def about(rows: str, lines: int | None) -> str:
         data = f"a file of Criteo's format, train.txt, all lines, {rows} rows, sha256 0"
         other = replace(cell, data=data, settings={**cell.settings, "source": "file", "rows": lines})
-        return study._about(Results([Result(other, Outcome({}), COST)]))
+        return study.about(Results([Result(other, Outcome({}), COST)]))
 
     whole = about("45,840,617", None)
     assert whole.startswith(

@@ -125,6 +125,8 @@ def figure(pairs: Mapping[str, Pair], metric: str, *, same_data: bool, digits: i
         above.set_title(name)
         _differences(below, pair, digits)
         below.set_xlabel("learning rate")
+        for panel in (above, below):
+            panel.minorticks_off()
     axes[0, 0].set_ylabel(metric)
     arms = next(iter(pairs.values()))
     axes[1, 0].set_ylabel(f"{arms.treatment.arm} minus {arms.baseline.arm}, same rate")
