@@ -111,7 +111,11 @@ class Optimizer(torch.optim.Optimizer):
         try:
             options.check(self.rule, group)
             for position, param in enumerate(group["params"]):
-                _check_param(param, f"parameter {checkpoint.describe(group, position)}")
+                if param.layout != torch.strided:
+                    raise ValueError(
+                        f"{type(self).__name__} requires dense parameter tensors (their gradients may be sparse): "
+                        f"parameter {checkpoint.describe(group, position)} has layout {param.layout}"
+                    )
         except (ValueError, RuntimeError, TypeError):
             del self.param_groups[-1]
             raise
@@ -478,11 +482,6 @@ def _fixed_by_dtype(param: Tensor) -> str | None:
     if param.is_complex() or (param.is_floating_point() and param.dtype.itemsize > 1):
         return None
     return f"a parameter of dtype {param.dtype} cannot be optimized (float16, bfloat16, float32, float64, complex can)"
-
-
-def _check_param(param: Tensor, name: str) -> None:
-    if param.layout != torch.strided:
-        raise ValueError(f"{name} has layout {param.layout}; parameters must be dense (their gradients may be sparse)")
 
 
 def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str) -> None:
