@@ -177,6 +177,8 @@ class Optimizer(torch.optim.Optimizer):
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         plan, self._plan = self._plan, None  # what raises leaves no plan behind that has seen half of the news
         if plan is None or not plan.renew(self.param_groups, self.state, grad_scale):
+            if plan is not None:
+                plan.release()
             plan = self._new_plan(grad_scale)
         self._plan = plan
         work = plan.work
@@ -190,11 +192,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _release(self) -> None:
         """Release the gradients: they are as large as the parameters, and the user may be about to drop them."""
-        if self._plan is not None and not self._plan.lasting:
-            self._plan = None
-        elif self._plan is not None:
-            self._plan.prepare(self.param_groups, self.state)
-            self._plan.release()
+        plan = self._plan
+        if plan is not None:
+            if plan.lasting:
+                plan.prepare(self.param_groups, self.state)
+            else:
+                self._plan = None
+            plan.release()
 
     def _new_plan(self, grad_scale: Tensor | None) -> Plan:
         names: list[dict[Tensor, str]] = []  # of each group's parameters with gradients
