@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..alignment import Ratio
+from . import take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
@@ -466,22 +467,28 @@ class Learner:
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
-        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. The learning rate is not
-        taken over: it stays what this optimizer was made with.
+        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
+        tables it may be a list, SparseAdam's and Adam's; see `take_over.joined`. In place of one file there may be
+        several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
+        optimizer was made with.
         """
-        if not isinstance(checkpoint, Mapping):
-            checkpoint = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if not isinstance(checkpoint, Mapping) or "model" not in checkpoint:
-            raise ValueError("expected a dict with the key 'model', and 'optimizer' if the moments are to be kept")
-        self.model.load_state_dict(checkpoint["model"])
-        if "optimizer" in checkpoint:
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = lr
+        trained = take_over.read(checkpoint)
+        groups = self.optimizer.param_groups
+        state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(trained.model)
+        rates = [group["lr"] for group in groups]
+        try:
+            for one in [state] if state is not None else trained.optimizers:
+                self.optimizer.load_state_dict(one)  # type: ignore[arg-type]
+        except Exception:
+            self.model.load_state_dict(before)  # all of it is taken over, or nothing
+            raise
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
 
     def close(self) -> None:
         """Release files and the checkpoint folder."""
