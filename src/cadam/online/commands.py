@@ -23,6 +23,7 @@ from torch import nn
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
 from .checkpoint import DamagedCheckpointError
+from .export import describe
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
 from .model_file import UsageError, load, model_of, optimizer_of, schema_of
@@ -134,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with stopping(learner):
             begin(learner, options)
+            describe(options.checkpoint, options.model, source.schema)
             left = None if options.events is None else max(0, options.events - learner.events)
             portion = Resumed(source, left, options.checkpoint)
             learner.run(portion, events=options.events)
