@@ -22,6 +22,7 @@ from torch import nn
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
+from . import serve
 from .checkpoint import DamagedCheckpointError
 from .export import describe
 from .learner import Learner
@@ -117,6 +118,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=serve.HELP)
     parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
     parser.set_defaults(run=run)
 
@@ -348,6 +350,8 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
         reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
     if options.prometheus:
         reports.append(Prometheus(options.prometheus))
+    if options.serve:
+        reports.append(serve.Serve(options.serve, f"cadam run: {options.data}"))
     return reports
 
 

@@ -95,6 +95,8 @@ class Learner:
         self.rejections = Rejections(rejected)
 
         self.events = 0
+        self.counts_before: Mapping[str, float] = {}
+        """What was counted before the process began to run, see `counts`."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
@@ -273,6 +275,7 @@ class Learner:
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
+        self.counts_before = self.counts()
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
@@ -349,16 +352,14 @@ class Learner:
         def __getattr__(self, name: str) -> Any:
             return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
 
+    def counts(self) -> dict[str, float]:
+        """What only grows, since the stream began."""
+        own = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
+        return {**own, **vars(self.pending.counts)}
+
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers = {
-            "events": self.events,
-            "learned": self.learned,
-            "steps": self.steps,
-            "pending": len(self.pending),
-            "rejected": self.rejected,
-            **vars(self.pending.counts),
-        }
+        numbers = {**self.counts(), "pending": len(self.pending)}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
@@ -491,10 +492,10 @@ class Learner:
             group["lr"] = lr
 
     def close(self) -> None:
-        """Release files and the checkpoint folder."""
-        for file in (self.reject_file, self.checkpoints):
-            if file is not None:
-                file.close()
+        """Release files and the checkpoint folder, and end reports that have something to end."""
+        for one in (self.reject_file, self.checkpoints, *self.reports):
+            if hasattr(one, "close"):
+                one.close()
 
 
 def _all_finite(*columns: Array) -> bool:
