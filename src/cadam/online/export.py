@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,12 @@ from torch import Tensor, nn
 from ..exits import DONE, FAILED, USAGE
 from .checkpoint import DamagedCheckpointError, read, settle
 from .events import Array, Batch
-from .model_file import UsageError, load, model_of
+from .given import MODEL, SCHEMA, builder
+from .model_file import UsageError
 from .schema import Schema
 from .validation import check_arguments
 
-DESCRIPTION = "model.json"
-"""In a folder of checkpoints: how its model is built, and the schema of its events."""
 SUMMARY = "Write the model of a checkpoint for serving: with torch.export, as a state dict, and its schema."
-
-
-# Which model a folder is of --------------------------------------------------------------------------------------
-
-
-def describe(folder: Path | str, model: str, schema: Schema) -> None:
-    """Note in a folder of checkpoints how its model is built."""
-    file, _, function = model.rpartition(":")
-    place = f"{Path(file).resolve()}:{function}" if file else model
-    content = {"model": place, "schema": _settings(schema)}
-    _replace(Path(folder) / DESCRIPTION, lambda new: new.write_text(json.dumps(content, indent=2) + "\n", "utf-8"))
-
-
-def _settings(schema: Schema) -> dict[str, Any]:
-    return {part.name: getattr(schema, part.name) for part in fields(schema) if part.init}
 
 
 def _replace(path: Path, write: Any) -> None:
@@ -121,20 +105,18 @@ def load_model(folder: Path | str, model: nn.Module | str | None = None, schema:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder with checkpoints")
-    noted: dict[str, Any] = {}
-    if (folder / DESCRIPTION).is_file():
-        noted = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-    if schema is None and noted:
-        schema = Schema(**noted["schema"])
-    if model is None:
-        model = noted.get("model")
+    if schema is None and (folder / SCHEMA).is_file():
+        schema = Schema.read(folder / SCHEMA)
+    settings: dict[str, Any] = {}
+    if model is None and (folder / MODEL).is_file():
+        settings = json.loads((folder / MODEL).read_text("utf-8"))
+        model = settings.pop("model")
     if schema is None or model is None:
         raise UsageError(
-            f"{folder} has no {DESCRIPTION}, which `cadam run` writes: give load_model a model and a schema too"
+            f"{folder} lacks {MODEL} or {SCHEMA}, which `cadam run` writes: give load_model a model and a schema too"
         )
     if isinstance(model, str):
-        _, build = load(model)
-        model = model_of(model, build, schema)
+        model = builder(model, schema, settings)[0]()
     else:
         check_arguments(model, schema, type(model).__name__)
     path, state = _newest(folder)
@@ -173,7 +155,7 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     """
     path = Path(path)
     state, schema = path.with_suffix(".pt"), path.with_suffix(".schema.json")
-    text = json.dumps(_settings(for_serving(loaded.schema)), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(for_serving(loaded.schema).settings(), indent=2, ensure_ascii=False) + "\n"
     _replace(state, lambda new: torch.save(loaded.model.state_dict(), new))
     _replace(schema, lambda new: new.write_text(text, "utf-8"))
     batch = torch.export.Dim("batch")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -120,7 +120,9 @@ def text(given: Iterable[Metric]) -> str:
         def collect(self) -> Iterable[Metric]:
             return given
 
-    return generate_latest(Registry()).decode()  # type: ignore[arg-type]
+    registry: Any = Registry()
+    written: bytes = generate_latest(registry)
+    return written.decode()
 
 
 def samples(given: Iterable[Metric]) -> list[tuple[str, dict[str, str], float | None]]:

@@ -494,7 +494,7 @@ class Learner:
     def close(self) -> None:
         """Release files and the checkpoint folder, and end reports that have something to end."""
         for one in (self.reject_file, self.checkpoints, *self.reports):
-            if hasattr(one, "close"):
+            if one is not None and hasattr(one, "close"):
                 one.close()
 
 

@@ -2,9 +2,9 @@
 
     python -I status_server.py DESCRIPTOR HOST
 
-A process of its own, with the standard library alone: whatever clients do, the learner neither waits nor fails. It reads
-lines of JSON from standard input, and ends with it. No path is looked for on the disk. A request has a bounded size, a
-client a bounded time, and there is a bounded number of clients.
+A process of its own, with the standard library alone: whatever clients do, the learner neither waits nor fails. It
+reads lines of JSON from standard input, and ends with it. No path is looked for on the disk. A request has a bounded
+size, a client a bounded time, and there is a bounded number of clients.
 """
 
 from __future__ import annotations
