@@ -64,7 +64,7 @@ class StatusServer:
 
     def tell(self, families: Any, point: Mapping[str, Any], **status: Any) -> None:
         """Let the page show these metrics; `point` is for its curves."""
-        if self.ended or not self._send():
+        if not self._send():
             return
         families = list(families)
         told = {"title": self.title, "started": self.started, "samples": exposition.samples(families), **status}
@@ -74,7 +74,7 @@ class StatusServer:
         self._send()
 
     def _send(self) -> bool:
-        """As much as can be sent now; whether that is all."""
+        """As much as can be sent now; whether more may come."""
         try:
             while self.unsent:
                 self.unsent = self.unsent[os.write(self.pipe, self.unsent) :]
@@ -83,7 +83,7 @@ class StatusServer:
         except OSError as error:
             logger.error("the status page has ended, learning goes on without: %s", error)
             self.ended, self.unsent = True, b""
-        return True
+        return not self.ended
 
     def close(self) -> None:
         """End the server."""
