@@ -260,7 +260,8 @@ def _real(name: str, title: str, question: str, data: Data, feature: str, batch_
         f"with a change of {feature}": {"change": {"feature": feature, "blocks": [17, 34]}},
         "with a fifth of the labels wrong": {"noise": 0.2},
     }
-    study = Study(f"ab-{name}", name, ("Adam", "CAdam"), batch_size, events={"quick": quick}, planted=planted)
+    arms, paper = ("Adam", "CAdam"), "+0.0026, other data"
+    study = Study(f"ab-{name}", name, arms, batch_size, events={"quick": quick}, planted=planted, paper=paper)
     shows = (
         f"{question} Adam and CAdam predict each event and then learn from it, on the stream as it is, with the values "
         f"of {feature} changing places twice, and with wrong labels."

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
-from ..exits import NO_PACKAGE, USAGE
+from ..exits import DONE, NO_PACKAGE, USAGE
 from ..trials import command
+from ..trials.archive import replace_file
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
 from ..trials.report import Heading
@@ -33,6 +37,8 @@ from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
 
+FOLDER = Path("ab")
+"""Where each comparison has a folder of its own."""
 SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
@@ -60,7 +66,13 @@ def add_commands(commands: Any) -> None:
         "--seeds", type=command.positive, default=5, metavar="N", help="starts of each arm (default: 5)"
     )
     parser.add_argument("--force", action="store_true", help="compute again what is there")
-    command.output_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the recommendation and all numbers as JSON alone")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the report; its numbers go beside it as JSON (default: a folder of its own, ab/NAME/report.html)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -69,18 +81,57 @@ def run(options: argparse.Namespace) -> int:
         return NO_PACKAGE
     if not command.can_write("ab", cache=options.cache, output=options.output):
         return USAGE
+    said = sys.stderr if options.json else sys.stdout  # with --json, standard output is for that alone
     try:
-        study, asked = experiment(options)
+        with redirect_stdout(said):
+            study, asked = experiment(options)
+        mark = identity(study, options.seeds)
+        output = options.output or FOLDER / f"{_stem(study.data)}-{mark}" / "report.html"
+        check_free(output, mark)
     except ImportError as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return NO_PACKAGE
     except (ValueError, OSError, AttributeError) as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return USAGE
+    if not command.can_write("ab", output=output):
+        return USAGE
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
-    requests = [Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))]
-    return command.with_scoreboard(requests, board, Cache(options.cache), Heading(f"A/B: {asked.title}"), options)
+    request = Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))
+    code = command.with_scoreboard([request], board, Cache(options.cache), options.force, quiet=options.json)
+    found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
+    text = json.dumps(found, indent=1, allow_nan=False)
+    if code == DONE:
+        written = command.write_page([request], Heading(asked.title), output)
+        replace_file(output.with_suffix(".json"), f"{text}\n".encode())
+        print(f"\n{written}", file=said)
+    if options.json:
+        command.print_lines([text])
+    return code
+
+
+def identity(study: Study, seeds: int) -> str:
+    """A few letters that differ between any two comparisons: other data, models, settings or seeds."""
+    parts = {part.name: getattr(study, part.name) for part in fields(study)}
+    return hashlib.sha256(json.dumps([parts, seeds], sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def check_free(output: Path, mark: str) -> None:
+    """That the report would replace nothing but an earlier report of the same comparison."""
+    if not output.exists():
+        return
+    try:
+        same = json.loads(output.with_suffix(".json").read_text())["identity"] == mark
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(f"{output} exists and is not a report of this comparison: move it, or name another --output")
+
+
+def _stem(data: str) -> str:
+    """The name of a stream as part of a file name."""
+    return re.sub(r"[^\w-]+", "-", Path(data.partition(":")[2] or data).stem).strip("-") or "stream"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +221,7 @@ def again(options: argparse.Namespace) -> str:
     changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
     words = [
         word
-        for name in (*changed, "seeds", "cache", "output")
+        for name in (*changed, "seeds", "cache", *(["output"] if options.output else []))
         for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
     ]
     return shlex.join(["cadam", "ab", *words])
