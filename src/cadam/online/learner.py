@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -96,7 +97,7 @@ class Learner:
 
         self.events = 0
         self.counts_before: Mapping[str, float] = {}
-        """What was counted before the process began to run, see `counts`."""
+        """What was counted before the process began to run: `counts`, and what was rejected by reason."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
@@ -275,7 +276,8 @@ class Learner:
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
-        self.counts_before = self.counts()
+        reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
+        self.counts_before = {**self.counts(), **reasons}
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
@@ -359,7 +361,8 @@ class Learner:
 
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers = {**self.counts(), "pending": len(self.pending)}
+        share = self.rejected / max(1, self.rejected + self.events)
+        numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
@@ -389,6 +392,11 @@ class Learner:
             **({"backlog": backlog()} if backlog is not None else {}),
         )
 
+    def share_read(self) -> float | None:
+        """How much of its data the source has given; None where that is not known, or has no end."""
+        share: float | None = getattr(self._source, "share", None)
+        return share
+
     # State ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -407,6 +415,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": random_state(),
             "with_ids": self._with_ids,
+            "reject_reasons": dict(self.rejections.reasons),
             "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
         }
 
@@ -434,6 +443,8 @@ class Learner:
         for name, (owner, own) in self._owners().items():
             setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
         self._with_ids = state.get("with_ids")  # older checkpoints do not say
+        self.rejections.reasons = Counter(state.get("reject_reasons", {}))  # nor this
+        self.rejections.at_start = self.rejections.count
         self._position, self.saving.at = state["source"], self.events
         set_random_state(state["random"])
 

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,14 +20,14 @@ import numpy as np
 
 from .checkpoint import settle
 from .events import FEATURE, Columns, Rejected, concatenated
+from .guard import alike
 
 logger = logging.getLogger("cadam.online")
 
 OUTCOMES = ("label", "assumed", "dropped")
 LABEL, ASSUMED, DROPPED = range(3)
+REASONS, OTHER = 100, "other reasons"  # so many are counted apart
 RETRY = 60.0  # seconds between attempts to write to a disk that is full, and between messages that it is
-KINDS_OF_REASONS = 50  # that are told apart; further ones count together
-_VALUE = re.compile(r"(?<!field )(?:'[^']*'|\"[^\"]*\")|-?\b\d[\w.+-]*")
 NEEDS = "the prediction log and Parquet streams need pyarrow: pip install pyarrow"
 
 
@@ -236,26 +235,17 @@ class Rejections:
 
     def __init__(self, path: Path | str | None) -> None:
         self.file = RejectFile(path) if path is not None else None
-        self.count = 0
-        self.reasons: Counter[str] = Counter()  # since the process began; see `kind_of_reason`
+        self.count = self.at_start = 0
+        self.reasons: Counter[str] = Counter()  # without the values that differ
 
     def add(self, rejected: Sequence[Rejected]) -> None:
         before, self.count = self.count, self.count + len(rejected)
+        for one in rejected:
+            reason = alike(one.reason)
+            self.reasons[reason if reason in self.reasons or len(self.reasons) < REASONS else OTHER] += 1
         if self.file is not None:
             self.file.add(rejected)
-        for one in rejected:
-            kind = kind_of_reason(one.reason)
-            self.reasons[kind if kind in self.reasons or len(self.reasons) < KINDS_OF_REASONS else "other"] += 1
         if before.bit_length() != self.count.bit_length():
             where = self.file.path if self.file is not None else "no file, rejected= names one"
             last = rejected[-1]
             logger.warning("events rejected: %d (%s); the last, %s: %s", self.count, where, last.where, last.reason)
-
-
-def kind_of_reason(reason: str) -> str:
-    """A reason without the values in it, so that the same trouble with other values counts as one.
-
-    >>> kind_of_reason("item: 1000000 is not from 0 to 19")
-    'item: ... is not from ... to ...'
-    """
-    return _VALUE.sub("...", reason)[:200]
