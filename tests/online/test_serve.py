@@ -23,12 +23,14 @@ from test_run_command import ENVIRONMENT, HERE, command, run
 from test_sources import write_jsonl
 
 from cadam.online import Batch, Learner, Rejected, StreamMetrics
+from cadam.online.guard import alike
 from cadam.online.serve import Serve, address_of
 from cadam.online.status_server import POINTS, SILENT, Status
 
 prometheus = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
 
 HOSTILE = "price: <script>document.title = 'taken over'</script> & \"more\""
+RANGE = alike("item: 0 is not from 0 to 19")
 
 
 def stream(batches: int = 20) -> Replayed:
@@ -50,7 +52,7 @@ def ended() -> Iterator[tuple[Learner, Serve]]:
     """A learner that has seen its stream, with the page still there: its numbers stand still."""
     ours, report = served()
     ours.run(stream())
-    wait_for(report, 2000)
+    wait_for(ours, report, 2000)
     yield ours, report
     ours.close()
 
@@ -85,9 +87,10 @@ def numbers(report: Serve) -> dict[str, float]:
     }
 
 
-def wait_for(report: Serve, events: int) -> dict[str, float]:
-    """Until the server has heard of so many events."""
+def wait_for(ours: Learner, report: Serve, events: int) -> dict[str, float]:
+    """Until the server has heard of so many events; what the pipe did not take at first is told again."""
     for _ in range(400):
+        report.end(ours)
         found = numbers(report)
         if found.get("cadam_events", 0) >= events:
             return found
@@ -109,8 +112,8 @@ def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, 
     assert found["cadam_alignment_over_touched"] == expected["alignment_over_touched"]
     weight = "alignment_over_touched/users.weight"
     assert found["cadam_alignment_over_touched parameter=users.weight"] == expected[weight]
-    assert found["cadam_rejected_total reason=item: ... is not from ... to ..."] == 20
-    assert found["cadam_rejected_total reason=price: <script>document.title = ...</script> & ..."] == 20
+    for reason in (alike(HOSTILE), RANGE):
+        assert found[f"cadam_rejected_total reason={reason}"] == found[f"cadam_rejected reason={reason}"] == 20
     types = {
         line.split()[2]: line.split()[3] for line in get(report, "/metrics")[1].decode().splitlines() if "# T" in line
     }
@@ -134,10 +137,11 @@ def test_counters_begin_anew_with_the_process_and_gauges_go_on(tmp_path: Path) -
     first.close()
     second, report = served(checkpoint=tmp_path)
     second.run(source)
-    found = wait_for(report, 2000)
+    found = wait_for(second, report, 2000)
     second.close()
     assert (found["cadam_events"], found["cadam_events_total"]) == (2000, 1000)
-    assert (found["cadam_rejected"], found["cadam_rejected_total reason=item: ... is not from ... to ..."]) == (40, 10)
+    assert (found["cadam_rejected"], found[f"cadam_rejected_total reason={RANGE}"]) == (40, 10)
+    assert found[f"cadam_rejected reason={RANGE}"] == 20
 
 
 def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, Serve]) -> None:
@@ -243,7 +247,7 @@ def test_clients_that_dawdle_keep_nobody_waiting() -> None:
     """Sixty that send no whole request, or take no answer; the learner and another client go on."""
     ours, report = served()
     ours.run(stream(5))
-    wait_for(report, 500)
+    wait_for(ours, report, 500)
     host, port = report.server.url.split("/")[2].split(":")
     slow = []
     for number in range(60):
@@ -252,7 +256,7 @@ def test_clients_that_dawdle_keep_nobody_waiting() -> None:
         slow.append(connection)
     assert get(report, "/healthz")[0] == 200
     ours.run(stream(10))
-    assert wait_for(report, 1500)["cadam_events"] == 1500
+    assert wait_for(ours, report, 1500)["cadam_events"] == 1500
     for connection in slow:
         connection.close()
     ours.close()

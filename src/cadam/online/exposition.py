@@ -31,6 +31,7 @@ COUNTS: Mapping[str, str] = {
     "failed_checkpoints": "checkpoints that the disk did not take",
 }
 GAUGES: Mapping[str, str] = {
+    "rejected_share": "rejected events among all",
     "pending": "events that wait for their label",
     "labelled": "predictions whose label is known",
     "mean_label": "mean of the labels",
@@ -75,7 +76,8 @@ def families(learner: Learner, numbers: Mapping[str, float] | None = None) -> li
             found[f"{name}, counted"] = counter
     rejected = CounterMetricFamily("cadam_rejected", "rejected events, since the process began", labels=["reason"])
     for reason, count in learner.rejections.reasons.items():
-        rejected.add_metric([reason], count)
+        rejected.add_metric([reason], count - learner.counts_before.get(f"rejected/{reason}", 0))
+        _gauge(found, "rejected").add_sample("cadam_rejected", {"reason": reason}, count)
     found["rejected, counted"] = rejected
     for key, value in numbers.items():
         name, _, rest = key.partition("/")

@@ -97,7 +97,7 @@ class Learner:
 
         self.events = 0
         self.counts_before: Mapping[str, float] = {}
-        """What was counted before the process began to run, see `counts`."""
+        """What was counted before the process began to run: `counts`, and what was rejected by reason."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
@@ -276,7 +276,8 @@ class Learner:
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
-        self.counts_before = self.counts()
+        reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
+        self.counts_before = {**self.counts(), **reasons}
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
