@@ -347,7 +347,8 @@ def _real(
         f"with a change of {feature}": {"change": {"feature": feature, "blocks": [17, 34]}},
         "with a fifth of the labels wrong": {"noise": 0.2},
     }
-    study = Study(f"ab-{name}", name, ("Adam", "CAdam"), batch_size, events={"quick": quick}, planted=planted)
+    arms, paper = ("Adam", "CAdam"), "+0.0026, other data"
+    study = Study(f"ab-{name}", name, arms, batch_size, events={"quick": quick}, planted=planted, paper=paper)
     shared: dict[str, Any] = {
         "seeds": {"quick": 3, "full": 6},
         "claim": CLAIM,

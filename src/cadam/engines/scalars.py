@@ -7,7 +7,8 @@ in float32, ``1 - beta2**t`` is off by 1e-5 in the first steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,14 @@ def exact(step: Tensor) -> Tensor:
     return step.detach().to(dtype, copy=True)
 
 
-def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor | None) -> dict[str, Any]:
-    """The coefficients of one parameter's step."""
+def of_steps(update: Update, options: Options, grad_scale: Tensor | None) -> Callable[[Tensor], dict[str, Any]]:
+    """The coefficients by step count. As numbers they are worked out once for all parameters that have the same."""
     if stay_on_device(options):
-        return update.coefficients(exact(step), options, Scalars, grad_scale)
-    return update.coefficients(
-        step.item(), as_numbers(options), Scalars, None if grad_scale is None else read(grad_scale)
-    )
+        return lambda step: update.coefficients(exact(step), options, Scalars, grad_scale)
+    numbers, scale = as_numbers(options), None if grad_scale is None else read(grad_scale)
+
+    @cache
+    def known(step: float) -> dict[str, Any]:
+        return update.coefficients(step, numbers, Scalars, scale)
+
+    return lambda step: known(step.item())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -356,6 +357,7 @@ class Learner:
             "steps": self.steps,
             "pending": len(self.pending),
             "rejected": self.rejected,
+            "rejected_share": self.rejected / max(1, self.rejected + self.events),
             **vars(self.pending.counts),
         }
         for metric in (self.progress, *self.own_metrics):
@@ -387,6 +389,11 @@ class Learner:
             **({"backlog": backlog()} if backlog is not None else {}),
         )
 
+    def share_read(self) -> float | None:
+        """How much of its data the source has given; None where that is not known, or has no end."""
+        share: float | None = getattr(self._source, "share", None)
+        return share
+
     # State ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -405,6 +412,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": random_state(),
             "with_ids": self._with_ids,
+            "reject_reasons": dict(self.rejections.reasons),
             "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
         }
 
@@ -432,6 +440,8 @@ class Learner:
         for name, (owner, own) in self._owners().items():
             setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
         self._with_ids = state.get("with_ids")  # older checkpoints do not say
+        self.rejections.reasons = Counter(state.get("reject_reasons", {}))  # nor this
+        self.rejections.at_start = self.rejections.count
         self._position, self.saving.at = state["source"], self.events
         set_random_state(state["random"])
 
