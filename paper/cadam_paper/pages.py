@@ -23,7 +23,7 @@ from cadam.trials import runner
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
 from cadam.trials.statistics import compare
 
-from . import catalogue, claims, evidence
+from . import catalogue, claims, evidence, stream_tables
 from .images import study
 from .published import ROOT, archive, head, in_brackets, line, request, short
 
@@ -172,6 +172,10 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-rates": rates,
     "images-ablation": ablation,
     "images-curves": curves,
+    "streams-ab": stream_tables.comparisons,
+    "streams-rates": stream_tables.rates,
+    "streams-tolerances": stream_tables.tolerances,
+    "streams-intervals": stream_tables.intervals,
     "evidence-answer": evidence.answer,
     "evidence-switch": evidence.switch,
     "evidence-rates": evidence.rate_table,
@@ -180,7 +184,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-claims": claims.table,
     "evidence-costs": evidence.costs,
 }
-PAGES = ("README.md", "docs/images.md", "docs/evidence.md")
+PAGES = ("README.md", "docs/ab.md", "docs/images.md", "docs/evidence.md")
 
 
 def current(text: str) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..trials import palette
 from ..trials.experiment import Cell, Experiment, Plan, Results, Row, Scale, Summary
-from ..trials.rates import RateCurve, beyond, draw, tolerance_row
+from ..trials.rate_pairs import grown
+from ..trials.rates import RateCurve, draw, tolerance_row
 from ..trials.statistics import row
 from .study import AS_IT_IS, BETTER, MAIN, MEASURE, NAMES, Study, compared, decide, evidence_rows, runs_compute
 
@@ -29,18 +30,16 @@ HIGHEST_LOSS = 1.4
 
 def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
     """Both arms at every rate of the grid, seed by seed, and at rates beyond it while the best one is at its end."""
-    grid = sorted(study.grid)
-    while True:
-        named = [
+
+    def named(grid: Sequence[float]) -> list[Cell]:
+        return [
             study.cell(plan, arm, lr, seed, AS_IT_IS) for seed in plan.test_seeds() for lr in grid for arm in study.arms
         ]
-        if not found.has(named):
-            return named
-        here = Results([result for result in found if result.cell.lr in grid])
-        more = beyond([curve for metric in METRICS for curve in curves(study, here, metric).values()])
-        if not more:
-            return named
-        grid = sorted({*grid, *more})
+
+    def judged(results: Results) -> list[RateCurve]:
+        return [curve for metric in METRICS for curve in curves(study, results, metric).values()]
+
+    return grown(sorted(study.grid), named, judged, found)
 
 
 def curves(study: Study, results: Results, metric: str = MAIN) -> dict[str, RateCurve]:
