@@ -143,6 +143,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "streams-intervals": stream_tables.intervals,
     "evidence-answer": evidence.answer,
     "evidence-switch": evidence.switch,
+    "evidence-skipped": evidence.skipped,
     "evidence-rates": evidence.rate_table,
     "evidence-floors": evidence.floors,
     "evidence-explanations": evidence.explanations,
