@@ -336,8 +336,8 @@ def skipped() -> list[str]:
         shares += [100 * (1 - share) for share in runs.metric("alignment").values()]
     return [
         f"CAdam skips {_span(shares, 0)}% of all elements at each step, so it takes higher rates than Adam. On images "
-        "that costs accuracy at a low rate and saves accuracy at a high one. A comparison at one rate for both says as much "
-        "about the rate as about the optimizers."
+        "that costs accuracy at a low rate and saves accuracy at a high one. A comparison at one rate for both says as "
+        "much about the rate as about the optimizers."
     ]
 
 
