@@ -406,7 +406,7 @@ def archive(options: argparse.Namespace) -> int:
         return USAGE
     published, code = Archive(options.archive), DONE
     for experiment in experiments:
-        cache = Cache(options.cache, published)
+        cache = Cache(options.cache, published, any_versions=True)
         plan = _last(cache, experiment) or experiment.plan("quick")
         if options.scale or options.seeds:
             plan = experiment.plan(options.scale or "quick", options.seeds)
