@@ -21,6 +21,7 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
+from cadam.online import exposition
 from cadam.online.evidence import confidence_sequence, over_blocks
 from cadam.online.metrics import measure
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
@@ -750,6 +751,8 @@ DATA = {
     "movielens": streams.MOVIELENS_DATA,
     "electricity": streams.ELECTRICITY_DATA,
     "forest": streams.FOREST_DATA,
+    "movielens-1m": streams.MOVIELENS_1M_DATA,
+    "retrosheet": streams.RETROSHEET_DATA,
 }
 
 
@@ -760,6 +763,8 @@ DATA = {
         ("movielens", 100_836, 610, 0.4818),
         ("electricity", 45_312, 48, 0.4245),
         ("forest", 581_012, 40, 0.4876),
+        ("movielens-1m", 1_000_209, 6040, 0.5752),
+        ("retrosheet", 4_523_403, 5306, 0.3230),
     ],
 )
 def test_real_streams_are_in_order_and_complete(name: str, events: int, users: int, rate: float) -> None:
@@ -777,16 +782,20 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
         values = stream.events.features[field]
         assert values.min() >= 0
         assert values.max() == count - 1
-    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating"}
+    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating", "on_base"}
     assert not leaks & set(stream.events.features)
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str) -> None:
-    experiment = catalogue.find(f"ab-{name}")
+@pytest.mark.parametrize("kind", ["ab", "rates"])
+def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
+    experiment = catalogue.find(f"{kind}-{name}")
+    assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
     assert any("stand-in" in note for note in experiment.notes)
-    assert any("85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes)
+    assert kind == "rates" or any(
+        "85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes
+    )
 
 
 def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -808,3 +817,36 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
     came("Adam", 0.1, 1, 0.71)
     assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
+
+
+def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    pages: list[dict[str, float]] = []
+    closed: list[bool] = []
+
+    class Told:
+        """In place of the server: what it would be told."""
+
+        def __init__(self, address: str, title: str) -> None:
+            self.url = f"http://127.0.0.1:{address}/"
+
+        def tell(self, families: Any, point: Any) -> None:
+            found = parser.text_string_to_metric_families(exposition.text(families))
+            pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr("cadam.ab.watch.StatusServer", Told)
+    monkeypatch.chdir(place)
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--serve", "8000", "--json"]) == 0
+    assert closed == [True]
+    first, last = pages[0], pages[-1]
+    assert (first["cadam_ab_cells_done"], first["cadam_ab_seeds CAdam"]) == (0, 0)
+    assert last["cadam_ab_cells_done"] == last["cadam_ab_cells"] == last["cadam_ab_cells_computed_total"]
+    assert last["cadam_ab_cells_running"] == last["cadam_ab_cells_failed_total"] == 0
+    assert last["cadam_ab_seeds Adam"] == last["cadam_ab_seeds CAdam"] == 2
+    assert 0 < last["cadam_log_loss CAdam"] < 1
+    assert 0.5 < last["cadam_gauc_by_impressions CAdam"] < 1

@@ -12,7 +12,14 @@ from cadam.online import Events, Learner, Schema, models
 from cadam.online.models import MODELS, Normalised, pairs
 
 SCHEMA = Schema(
-    {"user": "hash:50?", "item": "category:20", "tags": "hash:30[3]?", "at": "clock?", "price": "number?", "xy": "number[2]"},
+    {
+        "user": "hash:50?",
+        "item": "category:20",
+        "tags": "hash:30[3]?",
+        "at": "clock?",
+        "price": "number?",
+        "xy": "number[2]",
+    },
     label="click",
 )
 
