@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def column(kind: str) -> list[Any]:
     return [made[kind](row) for row in range(ROWS)]
 
 
-def write_csv(path: Path, columns: dict[str, Sequence[Any]], separator: str = ",", header: bool = True) -> Path:
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], separator: str = ",", header: bool = True) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, delimiter=separator)
     if header:
@@ -197,10 +197,15 @@ def test_parquet_has_lists_nulls_timestamps_and_decimals(tmp_path: Path) -> None
 def test_what_says_nothing_is_left_out_and_what_is_odd_is_said(tmp_path: Path) -> None:
     click = column("click")
     given = {
-        "id": column("hex"), "constant": column("one"), "when": times("%Y-%m-%d %H:%M:%S")[::-1],
-        "title": column("title"), "genres": column("genres"), "seconds": [row % 50 + 1 if one else "" for row, one in enumerate(click)],
-        "bid": ["NA" if row % 10 == 0 else row / 3 for row in range(ROWS)], "click": click,
-    }  # fmt: skip
+        "id": column("hex"),
+        "constant": column("one"),
+        "when": times("%Y-%m-%d %H:%M:%S")[::-1],
+        "title": column("title"),
+        "genres": column("genres"),
+        "seconds": [row % 50 + 1 if one else "" for row, one in enumerate(click)],
+        "bid": ["NA" if row % 10 == 0 else row / 3 for row in range(ROWS)],
+        "click": click,
+    }
     path = write_csv(tmp_path / "a.csv", given)
     found = inferred(path)
     assert set(found.ignored()) == {"id", "constant"}
