@@ -2,7 +2,7 @@
 
     python benchmarks/serve_bench.py [--seconds N] [--rate N] [--threads N]
 
-One learner (the DeepFM of online_bench.py, batches of 1,024 from memory) takes turns of five seconds. In every other
+One learner (the DeepFM of online_bench.py, batches of 1,024 from memory) takes turns of one second. In every other
 turn it tells the status server once a second, and a client in a process of its own asks /metrics, /status.json, / and
 /healthz. In the rest there is neither. Each pair of turns gives the ratio of the time an event took: by the clock, and
 by the processor time of the learner's process, which is less disturbed by whatever else runs on the machine.
@@ -27,7 +27,7 @@ from cadam.bench import DeepFM
 from cadam.online import Events, Learner
 from cadam.online.serve import Serve
 
-ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 5.0
+ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 1.0
 PATHS = ("/metrics", "/status.json", "/", "/healthz")
 
 
