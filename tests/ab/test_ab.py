@@ -751,6 +751,8 @@ DATA = {
     "movielens": streams.MOVIELENS_DATA,
     "electricity": streams.ELECTRICITY_DATA,
     "forest": streams.FOREST_DATA,
+    "movielens-1m": streams.MOVIELENS_1M_DATA,
+    "retrosheet": streams.RETROSHEET_DATA,
 }
 
 
@@ -761,6 +763,8 @@ DATA = {
         ("movielens", 100_836, 610, 0.4818),
         ("electricity", 45_312, 48, 0.4245),
         ("forest", 581_012, 40, 0.4876),
+        ("movielens-1m", 1_000_209, 6040, 0.5752),
+        ("retrosheet", 4_523_403, 5306, 0.3230),
     ],
 )
 def test_real_streams_are_in_order_and_complete(name: str, events: int, users: int, rate: float) -> None:
@@ -778,16 +782,20 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
         values = stream.events.features[field]
         assert values.min() >= 0
         assert values.max() == count - 1
-    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating"}
+    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating", "on_base"}
     assert not leaks & set(stream.events.features)
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str) -> None:
-    experiment = catalogue.find(f"ab-{name}")
+@pytest.mark.parametrize("kind", ["ab", "rates"])
+def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
+    experiment = catalogue.find(f"{kind}-{name}")
+    assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
     assert any("stand-in" in note for note in experiment.notes)
-    assert any("85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes)
+    assert kind == "rates" or any(
+        "85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes
+    )
 
 
 def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
