@@ -33,6 +33,7 @@ PATHS = ("/metrics", "/status.json", "/", "/healthz")
 
 def client(line: Connection, address: str, rate: float) -> None:
     """Ask at a steady rate while told to; answers (asked, well answered, median and highest milliseconds)."""
+    line.send("ready")
     while line.recv():
         connection = http.client.HTTPConnection(address, timeout=10)
         start, number, good, took = time.monotonic(), 0, 0, []
@@ -49,7 +50,7 @@ def client(line: Connection, address: str, rate: float) -> None:
             number += 1
         line.recv()
         connection.close()
-        line.send((number, good, statistics.median(took), max(took)))
+        line.send((number, good, statistics.median(took or [0]), max(took or [0])))
 
 
 def batches(count: int) -> list[Events]:
@@ -92,6 +93,7 @@ def main() -> None:
         return (time.perf_counter() - clock) / count, (time.process_time() - processor) / count
 
     turn(serve=True)
+    ours.recv()  # the client is ready
     pairs, answers = [], []
     for number in range(round(options.seconds / TURN)):
         found = {}
