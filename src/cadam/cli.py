@@ -49,11 +49,12 @@ def _parser(
     from . import bench
     from .ab import command as ab
     from .online import commands as online
+    from .online import export
 
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (ab.add_commands, online.add_commands, *more):
+    for add in (ab.add_commands, online.add_commands, export.add_commands, *more):
         add(commands)
     for found in entry_points(group=COMMANDS):
         try:
@@ -67,7 +68,7 @@ def _parser(
     command.set_defaults(run=bench.run)
     for name in PAPER:
         if name not in commands.choices:
-            command = commands.add_parser(name, add_help=False)
+            command = commands.add_parser(name, add_help=False, help="needs cadam-paper, which is not installed")
             command.set_defaults(run=_not_installed)
     return parser, commands
 

@@ -7,11 +7,13 @@ from .checkpoint import DamagedCheckpointError
 from .drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
 from .events import Batch, Events, Labels, Rejected
 from .evidence import ConfidenceSequence
+from .export import LoadedModel, load_model
 from .learner import Learner
 from .metrics import StreamMetrics, measure, recompute
 from .progress import LogLoss, Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
+from .serve import Serve
 from .sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Labels",
     "Learner",
     "LinesSource",
+    "LoadedModel",
     "LogLoss",
     "Metric",
     "ParquetSource",
@@ -35,9 +38,11 @@ __all__ = [
     "Rejected",
     "Scalars",
     "Schema",
+    "Serve",
     "Source",
     "StreamMetrics",
     "SuddenChange",
+    "load_model",
     "measure",
     "open_source",
     "recompute",
