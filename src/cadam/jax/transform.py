@@ -95,7 +95,7 @@ def scale_by_rule(
                 aligned += _count(moved.alignment > 0).astype(jnp.float32)
         alignment = state.alignment
         if track_alignment:
-            alignment = aligned / jnp.maximum(sum(map(jnp.size, grads)) if touched is None else touched, 1)
+            alignment = aligned / jnp.maximum(float(sum(map(jnp.size, grads))) if touched is None else touched, 1)
         moments = {name: tree.unflatten(leaves) for name, leaves in buffers.items()}
         return tree.unflatten(steps), RuleState(count, moments, alignment.astype(jnp.float32))
 
