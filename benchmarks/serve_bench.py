@@ -14,6 +14,7 @@ import argparse
 import http.client
 import multiprocessing
 import os
+import resource
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -107,12 +108,15 @@ def main() -> None:
         pairs.append(found)
     ours.send(False)
     report.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the server alone: the client still lives
     load = f"load {os.getloadavg()[0]:.1f} (a shared machine)"
     print(f"{os.cpu_count()} processors, {load}, torch {torch.__version__}, {options.threads} threads")
     asked, good, slowest = sum(a[0] for a in answers), sum(a[1] for a in answers), max(a[3] for a in answers)
     usual = statistics.median(a[2] for a in answers)
     print(f"requests: {asked} in {len(answers) * TURN:.0f} s, {good} answered with 200; ", end="")
     print(f"median of turns {usual:.1f} ms, slowest {slowest:.0f} ms")
+    share = (used.ru_utime + used.ru_stime) / (len(answers) * TURN)
+    print(f"the server's process: {share:.1%} of a processor while it was asked, its start included")
     for name, at in (("the clock", 0), ("processor time", 1)):
         ratios = sorted(pair[True][at] / pair[False][at] - 1 for pair in pairs)
         speed = 1 / statistics.median(pair[False][at] for pair in pairs)

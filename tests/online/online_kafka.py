@@ -130,10 +130,10 @@ class Named:
 
         client = AdminClient({"bootstrap.servers": self.servers, **settings()})
         try:
-            client.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
-        except KafkaException as error:
+            client.create_topics([NewTopic(topic, partitions, 1)])[topic].result(10)
+        except (KafkaException, TimeoutError) as error:
             if partitions > 1:
-                pytest.skip(f"the broker of CADAM_KAFKA makes no topic of {partitions} partitions: {error}")
+                pytest.skip(f"the broker of CADAM_KAFKA makes no topic of {partitions} partitions: {error!r}")
             # a topic of one partition comes with its first message, where brokers are set so
 
 

@@ -311,6 +311,9 @@ def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_en
             if any(name == "cadam_events" and value for name, _, value in samples):
                 break
             time.sleep(0.02)
+        held = http.client.HTTPConnection(address, timeout=20)  # a browser that stays does not hold it
+        held.request("GET", "/")
+        held.getresponse().read()
         process.kill()
     for _ in range(200):
         try:

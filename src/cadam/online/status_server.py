@@ -142,6 +142,7 @@ async def serve(descriptor: int, host: str) -> None:
         while line := await lines.readline():
             if line.endswith(b"\n"):
                 server.status.take(line)
+        os._exit(0)  # with the learner; clients that are still there are not waited for
 
 
 if __name__ == "__main__":
