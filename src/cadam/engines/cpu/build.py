@@ -79,11 +79,8 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         shutil.copytree(SOURCES, sources)
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
-        return link(
-            library,
-            [*parts, (sources / "dispatch.c", [stamp]), (sources / "tensors.c", []), (sources / "prepared.c", [])],
-            extra,
-        )
+        others = [(sources / f"{name}.c", []) for name in ("tensors", "prepared", "events")]
+        return link(library, [*parts, (sources / "dispatch.c", [stamp]), *others], extra)
 
 
 def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequence[str] = ()) -> Path:
@@ -97,7 +94,7 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
             objects.append(f"{scratch}/{len(objects)}.o")
             _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
         try:
-            _run([*command, "-shared", *objects, "-o", str(unfinished)])
+            _run([*command, "-shared", *objects, "-o", str(unfinished), "-lm"])
             unfinished.replace(library)
         finally:
             unfinished.unlink(missing_ok=True)
