@@ -535,7 +535,7 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert re.search(r"(Switch to Adam|Stay with SGDM|Undecided|No practical difference): GAUC with Adam is", output)
     page = (place / "report.html").read_text()
     assert "with a change of item" in page
-    assert "cadam ab --model" in page
+    assert "cadam ab --data" in page
     assert "cadam reproduce" not in page
     stored = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
     assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
@@ -717,8 +717,9 @@ def test_a_number_of_events_is_said_as_whole_batches(place: Path) -> None:
     options = argparse.ArgumentParser()
     add_arguments(options)
     options.add_argument("--seeds", type=int, default=1)
-    arguments = command(place, "--events", "1480")[1:]
-    study, _ = experiment(options.parse_known_args(arguments)[0])
+    for name in ("--cache", "--output"):
+        options.add_argument(name)
+    study, _ = experiment(options.parse_args(command(place, "--events", "1480")[1:]))
     assert study.events == {"quick": 1500, "full": 1500}
     outcome = runs.compute(study.cell(Plan("full", 1), "Adam", 0.03, 0, "as it is"))
     assert outcome.metrics["events"] == 1500 - 300

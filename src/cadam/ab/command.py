@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cadam.online import given
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
-from cadam.online.model_file import load, model_of, optimizer_of, schema_of
+from cadam.online.model_file import optimizer_of
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
@@ -135,13 +136,8 @@ def _stem(data: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study is about."""
-    parser.add_argument(
-        "--model", required=True, metavar="FILE.py:FUNCTION", help="a function without arguments that builds the model"
-    )
-    parser.add_argument(
-        "--data", required=True, metavar="URI", help="the stream, as parquet:PATH, csv:PATH, jsonl:PATH"
-    )
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    given.add_data_arguments(parser)
+    given.add_model_arguments(parser)
     parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
@@ -165,8 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    module, build = load(options.model)
-    schema = schema_of(options, module)
+    options.data, options.place = given.data_of(options), None
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
@@ -175,11 +170,13 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     grid = tuple(_rate(text) for text in options.lr.split(","))
     if not options.matters >= 0:
         raise ValueError(f"--matters must be 0 or more, got {options.matters:g}")
-    planted = _planted(options, schema)
     check_uri(options.data)
+    asked = given.read(options)
+    schema = asked.schema
+    planted = _planted(options, schema)
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
-    model_of(options.model, build, schema)
+    asked.build()  # says what is wrong with it
     events, rejected, first = _count(source, options.data)
     if rejected:
         print(f"{rejected} events of {options.data} cannot be used and are left out; {first}")
@@ -187,16 +184,16 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
-    file = options.model.rpartition(":")[0]
+    file = asked.model.rpartition(":")[0]
     more = {
-        "schema": {part.name: getattr(schema, part.name) for part in fields(schema) if part.init},
-        "model file": _digest([Path(file)]),
+        "schema": schema.settings(),
+        **({"model file": _digest([Path(file)])} if file else asked.settings),
         "data": _digest(_files(options.data)),
     }
     study = Study(
-        name=f"ab-{hashlib.sha256(f'{options.model} {options.data}'.encode()).hexdigest()[:8]}",
+        name=f"ab-{hashlib.sha256(f'{asked.model} {options.data}'.encode()).hexdigest()[:8]}",
         data=options.data,
-        model=options.model,
+        model=asked.model,
         arms=arms,
         batch_size=options.batch_size,
         grid=grid,
@@ -210,7 +207,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
     title = f"{' against '.join(reversed(arms))} on {options.data}"
-    shows = f"{events:,} events, predicted by the model of {options.model} and then learnt from."
+    shows = f"{events:,} events, predicted by the model {asked.model} and then learnt from."
     return study, experiment_of(
         study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim="", notes=NOTES
     )
@@ -220,7 +217,7 @@ def again(options: argparse.Namespace) -> str:
     """What to type to go on with the study of these options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    named = [action.dest for action in parser._actions if action.dest != "help"]
+    named = [action.dest for action in parser._actions if action.dest not in ("help", "place")]
     changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
     words = [
         word

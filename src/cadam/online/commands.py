@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pickle
+import shlex
 import signal
 import sys
 import textwrap
@@ -18,14 +19,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
+from . import given
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
-from .model_file import UsageError, load, model_of, optimizer_of, schema_of
+from .model_file import UsageError, optimizer_of
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
@@ -36,12 +37,18 @@ from .validation import check_columns, check_uri
 
 logger = logging.getLogger("cadam.online")
 
+INFER = "Infer the schema of data: what each column is, and why. Written as JSON, to be edited."
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
 AFTER_HORIZON = "what an event without a label becomes after --horizon; negative: label 0 (default: drop)"
 DETAILS = f"""
-the model:
-  mod.py:build is a function without arguments that gives the model, a torch.nn.Module that is called with the
-  features by name and gives a logit per event. SCHEMA in the same file, or --schema, says what an event has:
+without any code:
+  cadam run clicks.csv --label click
+infers the schema from a sample, prints it, and learns with a DeepFM. State, schema.json and model.json are in
+runs/clicks; the same command goes on from there.
+
+a model of your own:
+  --model mod.py:build: build is a function without arguments that gives the model, a torch.nn.Module that is called
+  with the features by name and gives a logit per event. SCHEMA in the same file, or --schema, says what an event has:
     SCHEMA = Schema({{"user": "hash:100000", "price": "number"}}, label="click", id="event", user="user", time="at")
   The file may also have loss(scores, labels); else it is the log loss.
 
@@ -68,10 +75,11 @@ def add_commands(commands: Any) -> None:
         epilog=DETAILS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", required=True, metavar="FILE:FUNCTION", help="what builds the model")
-    parser.add_argument("--data", required=True, metavar="URI", help="where events come from")
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="FOLDER", help="where the state is kept")
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    given.add_data_arguments(parser)
+    given.add_model_arguments(parser)
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="where state and schema are kept (default: runs/NAME OF DATA)"
+    )
     parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="of the family (default: CAdam)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
     parser.add_argument("--seed", type=int, default=0, help="of torch, before the model is built (default: 0)")
@@ -112,6 +120,28 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
     parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
     parser.set_defaults(run=run)
+    parser = commands.add_parser("schema", help=INFER, description=INFER)
+    given.add_data_arguments(parser)
+    output = Path(given.SCHEMA)
+    parser.add_argument("--output", type=Path, default=output, metavar="FILE", help=f"the schema (default: {output})")
+    parser.set_defaults(run=run_schema)
+
+
+def run_schema(options: argparse.Namespace) -> int:
+    """`cadam schema`: what the columns are, and why; written down."""
+    try:
+        uri = given.data_of(options)
+        check_uri(uri)
+        folders.check_file(options.output, "--output")
+        found = given.inferred(uri, options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"cadam schema: {error}", file=sys.stderr)
+        return USAGE
+    given.show(found)
+    found.schema.write(options.output, ignored=found.ignored())
+    data = shlex.quote(options.place or options.data)
+    print(f"written to {options.output}; edit it, then: cadam run {data} --schema {shlex.quote(str(options.output))}")
+    return DONE
 
 
 def run(options: argparse.Namespace) -> int:
@@ -206,8 +236,12 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError(f"--events must be at least 1, got {options.events}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
-    module, build = load(options.model)
-    schema = schema_of(options, module)
+    uri = given.data_of(options)
+    check_uri(uri)
+    if options.checkpoint is None:
+        options.checkpoint = Path("runs", given.stem(uri))
+    asked = given.read(options, options.checkpoint, options.quiet)
+    schema = asked.schema
     if options.metrics is not None:
         schema = replace(schema, binary=True)
     if options.set_aside is not None:
@@ -217,16 +251,15 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         options.rejected = options.set_aside
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
-    check_uri(options.data)
-    source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    source = open_source(uri, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
     check_columns(source, schema)
     metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
-    model = model_of(options.model, build, schema)
+    model = asked.build()
     learner = Learner(
         model,
         optimizer_of(options.optimizer, model, options.lr),
-        getattr(module, "loss", nn.functional.binary_cross_entropy_with_logits),
+        asked.loss,
         horizon=options.horizon,
         unmatched=options.unmatched,
         metrics=metrics,
@@ -237,6 +270,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         rejected=options.rejected,
         reports=_reports(options),
     )
+    asked.write(options.checkpoint)
     return learner, source
 
 

@@ -12,15 +12,13 @@ from torch import nn
 
 from .schema import Schema
 from .sources import LinesSource, ParquetSource, RedisSource, Source
-from .sources.lines import csv_names
+from .sources.lines import csv_names, open_binary
 from .sources.parquet import parquet_files
 from .sources.record import json_record, repeated
+from .sources.uri import PARQUET
 
 LOOKED_AT = 1000
 """Records, or files of a folder, whose fields are looked at."""
-
-PARQUET = b"PAR1"
-"""What Parquet files begin with."""
 
 
 class MismatchError(ValueError):
@@ -82,9 +80,9 @@ def _columns(source: Source) -> Iterator[str]:
     elif isinstance(source, LinesSource) and source.fields is not None:
         yield from source.fields
     elif isinstance(source, LinesSource) and not source.pipe:
-        with open(source.path, "rb") as file:
+        with open_binary(source.path, buffered=True) as file:
             if source.format == "csv":
-                yield from csv_names(file.readline(source.longest))
+                yield from csv_names(file.readline(source.longest), source.schema.separator)
             else:
                 lines = iter(lambda: file.readline(source.longest), b"")
                 yield from _record_columns(islice(lines, LOOKED_AT), json_record)

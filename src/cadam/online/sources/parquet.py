@@ -172,7 +172,7 @@ class ParquetSource:
                 yield self._batches(pa.Table.from_batches(held), Rows(str(path), first))
 
     def _batches(self, table: Any, where: Rows) -> list[Batch]:
-        values = {name: _values(table.column(name)) for name in table.column_names}
+        values = {name: read_values(table.column(name)) for name in table.column_names}
         return self.schema.batches(values, table.num_rows, where, self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _known_by(path: Path) -> str | None:
     return digest(path, size - KNOWN_BY, size)
 
 
-def _values(column: Any) -> Array | list[Any]:
+def read_values(column: Any) -> Array | list[Any]:
     """A column as an array where nothing is missing and numpy has the type; as a list where not."""
     import pyarrow as pa
 
@@ -234,6 +234,8 @@ def _at_one_go(column: Any) -> Array | list[Any]:
             unit, column = "us", pc.divide(column, 1000)
         per_second = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
         return [None if v is None else v / per_second for v in column.to_pylist()]
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
     if column.null_count:
