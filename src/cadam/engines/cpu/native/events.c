@@ -180,22 +180,23 @@ static int64_t find_distinct(const work *w)
     return distinct;
 }
 
-/* Learn from the event that was predicted last: `error` is the derivative of the loss by the score. */
+/* Learn from the event that was predicted last: `error` is the derivative of the loss by the score. Products are rounded
+ * before they are subtracted, as autograd does it: where nothing is left of a gradient, the mask looks at its sign. */
 static void learn(const work *w, float error, const float *c)
 {
     const model *m = w->m;
     const int64_t distinct = find_distinct(w), width = w->width;
     if (m->table.p) {
         for (int64_t e = 0; e < w->entries; e++) {
-            const float weight = w->weight[e] * error, *field = w->field + w->field_of[e] * width;
+            const float weight = w->weight[e], *field = w->field + w->field_of[e] * width;
             for (int64_t i = 0; i < width; i++)
-                w->table_grads[e * width + i] = weight * (w->sum[i] - field[i]);
+                w->table_grads[e * width + i] = weight * (error * w->sum[i] - error * field[i]);
         }
         if (m->vectors.p) {
             for (int64_t j = 0; j < m->numbers; j++)
                 for (int64_t i = 0; i < width; i++)
                     w->number_grads[j * width + i] =
-                        w->scaled[j] * error * (w->sum[i] - w->field[(m->fields + j) * width + i]);
+                        w->scaled[j] * (error * w->sum[i] - error * w->field[(m->fields + j) * width + i]);
             step_dense(w, &m->vectors, w->number_grads, c);
         }
         step_rows(w, &m->table, distinct, w->table_grads, c);
