@@ -21,6 +21,7 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
+from cadam.online import exposition
 from cadam.online.evidence import confidence_sequence, over_blocks
 from cadam.online.metrics import measure
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
@@ -560,7 +561,8 @@ def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
         assert main([*arguments, *more]) == 0
     folders = sorted((place / "ab").iterdir())
     assert [folder.name[:7] for folder in folders] == ["clicks-", "clicks-"]
-    assert all({path.name for path in folder.iterdir()} == {"report.html", "report.json"} for folder in folders)
+    made = {"report.html", "report.json", "report.schema.json"}
+    assert all({path.name for path in folder.iterdir()} == made for folder in folders)
     capsys.readouterr()
     (place / "mine.html").write_text("mine")
     assert main([*arguments, "--output", "mine.html"]) == 2
@@ -636,7 +638,7 @@ def test_names_that_do_not_fit_are_said_before_any_work(
     pq.write_table(pa.table(kept), place / "clicks.parquet")  # no user is 0
     schema = json.loads((place / "schema.json").read_text())
     (place / "schema.json").write_text(json.dumps({**schema, **change}))
-    assert main(command(place)) == 2
+    assert main(command(place)) == (1 if "can be used" in message else 2)
     error = capsys.readouterr().err
     assert message.replace("PLACE", str(place)) in error
     assert error.count("\n") == 1
@@ -674,7 +676,9 @@ def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     main(arguments)
     told = capfd.readouterr()
     first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
-    assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
+    reason = f"2 x user: ... is not from 0 to {USERS - 1}"
+    said = f"2 of 3,000 events (0.1%) of parquet:{place / 'clicks.parquet'} cannot be used and are left out: {reason}"
+    assert f"{said}; {first}\n" in told.out
     assert "rejected" not in told.out + told.err
 
 
@@ -747,6 +751,8 @@ DATA = {
     "movielens": streams.MOVIELENS_DATA,
     "electricity": streams.ELECTRICITY_DATA,
     "forest": streams.FOREST_DATA,
+    "movielens-1m": streams.MOVIELENS_1M_DATA,
+    "retrosheet": streams.RETROSHEET_DATA,
 }
 
 
@@ -757,6 +763,8 @@ DATA = {
         ("movielens", 100_836, 610, 0.4818),
         ("electricity", 45_312, 48, 0.4245),
         ("forest", 581_012, 40, 0.4876),
+        ("movielens-1m", 1_000_209, 6040, 0.5752),
+        ("retrosheet", 4_523_403, 5306, 0.3230),
     ],
 )
 def test_real_streams_are_in_order_and_complete(name: str, events: int, users: int, rate: float) -> None:
@@ -774,16 +782,20 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
         values = stream.events.features[field]
         assert values.min() >= 0
         assert values.max() == count - 1
-    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating"}
+    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating", "on_base"}
     assert not leaks & set(stream.events.features)
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str) -> None:
-    experiment = catalogue.find(f"ab-{name}")
+@pytest.mark.parametrize("kind", ["ab", "rates"])
+def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
+    experiment = catalogue.find(f"{kind}-{name}")
+    assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
     assert any("stand-in" in note for note in experiment.notes)
-    assert any("85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes)
+    assert kind == "rates" or any(
+        "85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes
+    )
 
 
 def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -805,3 +817,36 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
     came("Adam", 0.1, 1, 0.71)
     assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
+
+
+def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    pages: list[dict[str, float]] = []
+    closed: list[bool] = []
+
+    class Told:
+        """In place of the server: what it would be told."""
+
+        def __init__(self, address: str, title: str) -> None:
+            self.url = f"http://127.0.0.1:{address}/"
+
+        def tell(self, families: Any, point: Any) -> None:
+            found = parser.text_string_to_metric_families(exposition.text(families))
+            pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr("cadam.ab.watch.StatusServer", Told)
+    monkeypatch.chdir(place)
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--serve", "8000", "--json"]) == 0
+    assert closed == [True]
+    first, last = pages[0], pages[-1]
+    assert (first["cadam_ab_cells_done"], first["cadam_ab_seeds CAdam"]) == (0, 0)
+    assert last["cadam_ab_cells_done"] == last["cadam_ab_cells"] == last["cadam_ab_cells_computed_total"]
+    assert last["cadam_ab_cells_running"] == last["cadam_ab_cells_failed_total"] == 0
+    assert last["cadam_ab_seeds Adam"] == last["cadam_ab_seeds CAdam"] == 2
+    assert 0 < last["cadam_log_loss CAdam"] < 1
+    assert 0.5 < last["cadam_gauc_by_impressions CAdam"] < 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cadam.online import given
+from cadam.online import given, guard
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
 from cadam.online.model_file import optimizer_of
 from cadam.online.schema import Schema
+from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
-from ..exits import DONE, NO_PACKAGE, USAGE
+from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
 from ..trials import command
 from ..trials.archive import replace_file
 from ..trials.cache import Cache
@@ -36,6 +37,7 @@ from ..trials.scoreboard import Scoreboard
 from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
+from .watch import Watch
 
 FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
@@ -48,6 +50,10 @@ NOTES = (
     "The confidence sequence is about the mean over blocks of the GAUC within each block, which is another number than "
     "the GAUC of the whole.",
 )
+
+
+class TooMuchRejectedError(ValueError):
+    """More of the data cannot be used than may be."""
 
 
 def add_commands(commands: Any) -> None:
@@ -73,6 +79,7 @@ def add_commands(commands: Any) -> None:
         metavar="FILE",
         help="the report; its numbers go beside it as JSON (default: a folder of its own, ab/NAME/report.html)",
     )
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
     parser.set_defaults(run=run)
 
 
@@ -86,23 +93,32 @@ def run(options: argparse.Namespace) -> int:
         with redirect_stdout(said):
             study, asked = experiment(options)
         mark = identity(study, options.seeds)
-        output = options.output or FOLDER / f"{_stem(study.data)}-{mark}" / "report.html"
+        output = options.output or FOLDER / f"{given.stem(study.data)}-{mark}" / "report.html"
         check_free(output, mark)
     except ImportError as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return NO_PACKAGE
     except (ValueError, OSError, AttributeError) as error:
         print(f"cadam ab: {error}", file=sys.stderr)
-        return USAGE
+        return FAILED if isinstance(error, TooMuchRejectedError) else USAGE
     if not command.can_write("ab", output=output):
         return USAGE
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
     request = Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))
-    code = command.with_scoreboard([request], board, Cache(options.cache), options.force, quiet=options.json)
+    try:
+        watch = Watch(options.serve, study, request, options.left_out) if options.serve else nullcontext()
+    except (ValueError, ImportError) as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+    with watch as told:
+        if told is not None:
+            print(f"status page: {told.server.url}", file=said)
+        code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
     found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
     text = json.dumps(found, indent=1, allow_nan=False)
     if code == DONE:
+        Schema(**study.more["schema"]).write(output.with_suffix(".schema.json"))
         written = command.write_page([request], Heading(asked.title), output)
         replace_file(output.with_suffix(".json"), f"{text}\n".encode())
         print(f"\n{written}", file=said)
@@ -129,11 +145,6 @@ def check_free(output: Path, mark: str) -> None:
         raise ValueError(f"{output} exists and is not a report of this comparison: move it, or name another --output")
 
 
-def _stem(data: str) -> str:
-    """The name of a stream as part of a file name."""
-    return re.sub(r"[^\w-]+", "-", Path(data.partition(":")[2] or data).stem).strip("-") or "stream"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study is about."""
     given.add_data_arguments(parser)
@@ -153,6 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="a smaller difference of GAUC is of no use: arms within it are equivalent (default: %(default)s)",
     )
+    given.add_max_rejected(parser, guard.MAX_REJECTED)
     planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
     planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
     planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
@@ -177,9 +189,15 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     asked.build()  # says what is wrong with it
-    events, rejected, first = _count(source, options.data)
-    if rejected:
-        print(f"{rejected} events of {options.data} cannot be used and are left out; {first}")
+    events, reasons, first = _count(source, options.data)
+    options.left_out = reasons
+    if rejected := reasons.total():
+        lost = guard.share(rejected, events)
+        said = f"{rejected:,} of {events + rejected:,} events ({lost:.1%}) of {options.data} cannot be used"
+        cure = guard.cure(reasons, schema)
+        if lost > options.max_rejected:
+            raise TooMuchRejectedError(f"{said}: {guard.reasons(reasons)}; {first}. {cure[:1].upper()}{cure[1:]}")
+        print(f"{said} and are left out: {guard.reasons(reasons)}; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
@@ -263,25 +281,27 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str) -> tuple[int, int, str]:
-    """How many events the stream has, how many things that cannot be used, and the first of them in words.
+def _count(source: Source, uri: str) -> tuple[int, Counter[str], str]:
+    """How many events the stream has, those that cannot be used by reason, and the first of them in words.
 
     ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
     """
-    events = rejected = 0
-    first = ""
+    events, first = 0, ""
+    reasons: Counter[str] = Counter()
     for batch in source:
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
-            rejected += len(batch.rejected)
+            reasons.update(guard.alike(one.reason) for one in batch.rejected)
             if batch.rejected and not first:
                 first = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
             for given in (batch.events, batch.labels):
                 if given is not None and given.labels is not None:
                     clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
-    if rejected and not events:
-        raise ValueError(f"none of {rejected} events of {uri} can be used; {first}")
-    return events, rejected, first
+            if events + reasons.total() >= guard.FIRST and reasons.total() > events:
+                break  # nothing good is to come
+    if reasons and not events:
+        raise TooMuchRejectedError(f"none of {reasons.total():,} events of {uri} can be used; {first}")
+    return events, reasons, first
 
 
 def _files(uri: str) -> list[Path]:

@@ -238,6 +238,29 @@ def told(seeds: Comparison, found: Evidence | None) -> dict[str, Interval]:
     return {over: interval for over, interval in intervals.items() if interval is not None}
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What is found of the verdict's metric where two arms met the same events: over seeds, and over users and time."""
+
+    seeds: Comparison
+    found: Evidence | None
+    events: int
+    verdict: Verdict
+
+    def row(self, what: str, paper: str, seconds: float) -> Row:
+        """As a line whose verdict is that of all intervals, not only of that over seeds."""
+        v = self.verdict
+        line = row(what, paper, self.seeds, seconds, digits=4)
+        return replace(line, verdict=str(v), verdict_kind=v.kind, conflicting=v.conflicting)
+
+
+def decide(study: Study, pair: tuple[Results, Results], repeats: Results | None = None) -> Decision:
+    """An arm against the baseline, from results in the same order of seeds."""
+    seeds, found = compared(pair, MAIN, repeats), evidence(*pair, MAIN)
+    events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
+    return Decision(seeds, found, events, verdict(seeds, found, study.matters, events))
+
+
 def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str) -> str:
     """Which intervals exclude 0, on which side, and which do not."""
     wanted = 1 if seeds.better == "higher" else -1
@@ -302,45 +325,39 @@ def summary(study: Study, results: Results) -> Summary:
         for condition in (AS_IT_IS, *study.planted):
             pair = tests.where(optimizer=arm, condition=condition), baseline.where(condition=condition)
             plain = condition == AS_IT_IS
-            compared = {
-                metric: _compared(pair, metric, repeats if plain else None)
-                for metric in (NAMES if plain else (MAIN, "log_loss"))
-            }
-            evident = {metric: evidence(*pair, metric) for metric in floors}
-            found = evident[MAIN]
+            decision = decide(study, pair, repeats if plain else None)
+            found, decided = decision.found, decision.verdict
             undisturbed = found if plain else undisturbed
-            events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
-            decided = verdict(compared[MAIN], found, study.matters, events)
             verdicts[condition if len(study.arms) == 2 else f"{arm}, {condition}"] = decided
-            for metric, comparison in compared.items():
+            seconds = pair[0].seconds + pair[1].seconds
+            measured = NAMES if plain else floors
+            others = {name: compared(pair, name, repeats if plain else None) for name in measured if name != MAIN}
+            for metric in measured:
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
-                paper = study.paper if metric == MAIN and plain else ""
-                line = row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4)
-                if metric == MAIN:  # what all intervals say, not only that over seeds
-                    line = replace(
-                        line, verdict=str(decided), verdict_kind=decided.kind, conflicting=decided.conflicting
-                    )
-                rows.append(line)
-                more = evident.get(metric)
-                if more is not None:
-                    rows += _evidence_rows(condition, more, floors[metric] if plain else None, len(pair[0]))
-            difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
+                if metric == MAIN:
+                    rows.append(decision.row(what, study.paper if plain else "", seconds))
+                else:
+                    rows.append(row(what, "", others[metric], seconds, digits=4))
+                if metric in floors:
+                    more = found if metric == MAIN else evidence(*pair, metric)
+                    rows += evidence_rows(condition, more, len(pair[0]), floors[metric] if plain else None)
+            difference = f" ({decision.seeds.difference:+.4f})" if found is not None else ""
             sentences.append(f"{condition[0].upper()}{condition[1:]}: {decided}{difference}.")
             if plain:
                 recommendations.append(
                     recommend(
                         decided,
-                        compared[MAIN],
-                        compared["log_loss"],
-                        told(compared[MAIN], found),
+                        decision.seeds,
+                        others["log_loss"],
+                        told(decision.seeds, found),
                         rates={name: chosen[name].lr for name in (arm, study.baseline)},
                         hindsight=in_hindsight(study, results, arm),
                         matters=study.matters,
-                        events=events,
+                        events=decision.events,
                         label=study.more.get("schema", {}).get("label") or "",
                     )
                 )
-                warnings += rate_warnings(study, results, arm, compared[MAIN].difference.mean)
+                warnings += rate_warnings(study, results, arm, decision.seeds.difference.mean)
                 rows.append(_hindsight_row(study, results, arm))
             if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
                 rows.append(_recovery_row(study, results, arm, condition))
@@ -364,7 +381,8 @@ def summary(study: Study, results: Results) -> Summary:
     return Summary(text, rows, warnings, verdicts, recommendations)
 
 
-def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | None) -> Comparison:
+def compared(pair: tuple[Results, Results], metric: str, repeats: Results | None = None) -> Comparison:
+    """A metric of two arms over seeds; `repeats` is the baseline under other seeds, for A/A."""
     return compare(
         pair[0].metric(metric),
         pair[1].metric(metric),
@@ -374,8 +392,10 @@ def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | Non
     )
 
 
-def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds: int) -> list[Row]:
+def evidence_rows(condition: str, found: Evidence | None, seeds: int, same: Evidence | None = None) -> list[Row]:
     """The same difference as users and blocks of time show it, and the baseline against itself beside it."""
+    if found is None:
+        return []
     floors = (None, None, None) if same is None else (same.users, same.blocks, same.sequence)
     lines = (("over users", found.users), ("over blocks of time", found.blocks))
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -45,6 +46,27 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", metavar="N,M", help="hidden layers (default: one, by the number of inputs)")
 
 
+def add_max_rejected(parser: argparse.ArgumentParser, default: float | None) -> None:
+    parser.add_argument(
+        "--max-rejected",
+        type=_share,
+        default=default,
+        metavar="X",
+        help="where a greater share of the events is rejected, that is a failure (default: 0.01)",
+    )
+
+
+def _share(text: str) -> float:
+    """A share from 0 to 1, or in percent."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share as in 0.01 or 1%, got {text!r}")
+    return value
+
+
 def data_of(options: argparse.Namespace) -> str:
     """The URI of the data."""
     if (options.place is None) == (options.data is None):
@@ -55,7 +77,7 @@ def data_of(options: argparse.Namespace) -> str:
 def stem(uri: str) -> str:
     """A short name for the data."""
     name = uri.partition("?")[0].rstrip("/").rpartition("/")[2].rpartition(":")[2]
-    return name.partition(".")[0] or "stream"
+    return re.sub(r"[^\w-]+", "-", re.sub(r"(\.gz)?$|\.\w+(\.gz)?$", "", name)).strip("-") or "stream"
 
 
 def wishes_of(options: argparse.Namespace) -> Wishes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from torch import nn
 
 from ..alignment import Ratio
+from . import take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
+from .event_by_event import EventByEvent
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
 from .labels import LabelJoin, Settled, Unmatched
 from .log import DROPPED, PredictionLog, RejectFile, Rejections
@@ -46,6 +49,8 @@ class Learner:
         capacity: how many events wait at most; beyond it the oldest expire as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
+        one_by_one: learn from each event before the next is predicted, also where a source gives many at one go. The
+            ready-made models linear and FM are then learnt by compiled code; `learning` says whether, and why not.
         metrics: told of every labelled prediction; see `Metric`.
         checkpoint: a folder for checkpoints; `run` resumes from the newest by itself.
         checkpoint_every: events between checkpoints; `checkpoint_seconds` is the longest time between them. Where they
@@ -68,6 +73,7 @@ class Learner:
         capacity: int = 1_000_000,
         remember: int = 100_000,
         batch_size: int | None = None,
+        one_by_one: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: Path | str | None = None,
         checkpoint_every: int = 1_000_000,
@@ -81,6 +87,7 @@ class Learner:
     ) -> None:
         rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         self.training = Training(model, optimizer, loss)
+        self.by_event = EventByEvent.of(model, optimizer, loss) if one_by_one else None
         self.join = LabelJoin(horizon, unmatched, capacity, remember)
         self.ready = Ready(batch_size)
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
@@ -94,6 +101,8 @@ class Learner:
         self.rejections = Rejections(rejected)
 
         self.events = 0
+        self.counts_before: Mapping[str, float] = {}
+        """What was counted before the process began to run: `counts`, and what was rejected by reason."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
@@ -148,6 +157,45 @@ class Learner:
         self._learn(all_of_it=True)
 
     def _take_events(self, events: Events) -> Array:
+        if self.by_event is None:
+            return self._take_together(events)
+        scores, start = np.empty(len(events), dtype=np.float32), 0
+        while start < len(events):
+            learned = self._take_compiled(events.take(slice(start, None)), scores[start:])
+            if not learned:
+                scores[start] = self._take_together(events.take(slice(start, start + 1)))[0]
+                self._learn()
+            start += learned or 1
+        return scores
+
+    def _take_compiled(self, events: Events, scores: Array) -> int:
+        """Predict events and learn from each before the next: how many of the first, which compiled code can do.
+
+        Nothing may wait for a label, since what a clock decides is then to be decided between two events.
+        """
+        if not isinstance(self.by_event, EventByEvent) or events.labels is None or events.ids is not None:
+            return 0
+        if len(self.pending) or self.pending.early or self.ready.count or self.pending.horizon != math.inf:
+            return 0
+        if events.time is not None and not np.isfinite(events.time).all():
+            return 0
+        self._check_ids(False)
+        found, learned = self.by_event.learn(events.features, events.labels)
+        if not learned:
+            return 0
+        scores[:learned] = found[:learned]
+        columns = self._numbered(events.take(slice(learned)).columns(), learned)
+        columns["score"] = scores[:learned]
+        self.events += learned
+        self.training.count(learned, learned)
+        self.training.unscored = 0
+        for moment in (columns["time"].max(), columns["time"][-1]):  # as if they had come one after the other
+            self.join.tick(np.array([moment]))
+        for settled, outcome in self.join.take(columns, None):
+            self._note(settled, outcome)
+        return learned
+
+    def _take_together(self, events: Events) -> Array:
         scores, columns, brought = self._predict(events)
         self._settle(self.join.take(columns, brought))
         return scores
@@ -158,11 +206,7 @@ class Learner:
         if count:
             self._check_ids(events.ids is not None)
         scores, failed = self._scores(events)
-        columns = events.columns()
-        if "id" not in columns:
-            columns["id"] = np.arange(self.events, self.events + count)
-        if "time" not in columns:
-            columns["time"] = np.arange(self.events, self.events + count, dtype=np.float64)
+        columns = self._numbered(events.columns(), count)
         columns["score"] = scores
         self.events += count
         if _all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
@@ -181,6 +225,11 @@ class Learner:
         if events.ids is None:
             return scores, columns, None
         return scores, *self.join.new(columns)
+
+    def _numbered(self, columns: Columns, count: int) -> Columns:
+        """With ids and times: numbers, where there are none."""
+        numbers = np.arange(self.events, self.events + count)
+        return {"id": numbers, "time": numbers.astype(np.float64), **columns}
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -220,11 +269,16 @@ class Learner:
     def _settle(self, settled: Iterator[Settled]) -> None:
         """It is decided what became of events: log, count, and keep for learning."""
         for columns, outcome in settled:
-            if self.log is not None:
-                self.log.add(columns, outcome)
+            self._note(columns, outcome)
             if outcome != DROPPED:
-                self._count(columns)
                 self.ready.add(columns)
+
+    def _note(self, columns: Columns, outcome: int) -> None:
+        """Log predictions, and tell the metrics of those that have a label."""
+        if self.log is not None:
+            self.log.add(columns, outcome)
+        if outcome != DROPPED:
+            self._count(columns)
 
     def _count(self, columns: Columns) -> None:
         """Tell the metrics of predictions and their labels."""
@@ -272,6 +326,8 @@ class Learner:
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
+        reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
+        self.counts_before = {**self.counts(), **reasons}
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
@@ -317,6 +373,13 @@ class Learner:
         return self.training.optimizer
 
     @property
+    def learning(self) -> str:
+        """What learns, and why it is not compiled code."""
+        if self.by_event is None:
+            return "by torch, in batches"
+        return f"one event at a time, {self.by_event if isinstance(self.by_event, str) else 'compiled'}"
+
+    @property
     def learned(self) -> int:
         """Events that were learnt from."""
         return self.training.learned
@@ -348,16 +411,15 @@ class Learner:
         def __getattr__(self, name: str) -> Any:
             return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
 
+    def counts(self) -> dict[str, float]:
+        """What only grows, since the stream began."""
+        own = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
+        return {**own, **vars(self.pending.counts)}
+
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers = {
-            "events": self.events,
-            "learned": self.learned,
-            "steps": self.steps,
-            "pending": len(self.pending),
-            "rejected": self.rejected,
-            **vars(self.pending.counts),
-        }
+        share = self.rejected / max(1, self.rejected + self.events)
+        numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
@@ -387,6 +449,11 @@ class Learner:
             **({"backlog": backlog()} if backlog is not None else {}),
         )
 
+    def share_read(self) -> float | None:
+        """How much of its data the source has given; None where that is not known, or has no end."""
+        share: float | None = getattr(self._source, "share", None)
+        return share
+
     # State ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -405,6 +472,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": random_state(),
             "with_ids": self._with_ids,
+            "reject_reasons": dict(self.rejections.reasons),
             "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
         }
 
@@ -432,6 +500,8 @@ class Learner:
         for name, (owner, own) in self._owners().items():
             setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
         self._with_ids = state.get("with_ids")  # older checkpoints do not say
+        self.rejections.reasons = Counter(state.get("reject_reasons", {}))  # nor this
+        self.rejections.at_start = self.rejections.count
         self._position, self.saving.at = state["source"], self.events
         set_random_state(state["random"])
 
@@ -466,28 +536,34 @@ class Learner:
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
-        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. The learning rate is not
-        taken over: it stays what this optimizer was made with.
+        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
+        tables it may be a list, SparseAdam's and Adam's; see `take_over.joined`. In place of one file there may be
+        several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
+        optimizer was made with.
         """
-        if not isinstance(checkpoint, Mapping):
-            checkpoint = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if not isinstance(checkpoint, Mapping) or "model" not in checkpoint:
-            raise ValueError("expected a dict with the key 'model', and 'optimizer' if the moments are to be kept")
-        self.model.load_state_dict(checkpoint["model"])
-        if "optimizer" in checkpoint:
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = lr
+        trained = take_over.read(checkpoint)
+        groups = self.optimizer.param_groups
+        state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(trained.model)
+        rates = [group["lr"] for group in groups]
+        try:
+            for one in [state] if state is not None else trained.optimizers:
+                self.optimizer.load_state_dict(one)  # type: ignore[arg-type]
+        except Exception:
+            self.model.load_state_dict(before)  # all of it is taken over, or nothing
+            raise
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
 
     def close(self) -> None:
-        """Release files and the checkpoint folder."""
-        for file in (self.reject_file, self.checkpoints):
-            if file is not None:
-                file.close()
+        """Release files and the checkpoint folder, and end reports that have something to end."""
+        for one in (self.reject_file, self.checkpoints, *self.reports):
+            if one is not None and hasattr(one, "close"):
+                one.close()
 
 
 def _all_finite(*columns: Array) -> bool:

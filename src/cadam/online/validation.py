@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,8 @@ from .sources.lines import csv_names, open_binary
 from .sources.parquet import parquet_files
 from .sources.record import json_record, repeated
 from .sources.uri import PARQUET
+
+logger = logging.getLogger("cadam.online")
 
 LOOKED_AT = 1000
 """Records, or files of a folder, whose fields are looked at."""
@@ -110,6 +113,10 @@ def _redis_columns(source: RedisSource) -> Iterator[str]:
         return  # it is waited for
     except redis.ResponseError as error:
         raise MismatchError(source.refused(error)) from error
+    if not entries and not source.client.exists(source.stream):
+        if not source.follow:
+            raise MismatchError(source.absent())
+        logger.warning("%s; it is waited for", source.absent())
     yield from _record_columns(entries, lambda entry: source._record(*entry).read(source.longest))
 
 

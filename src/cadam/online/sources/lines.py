@@ -87,6 +87,7 @@ class LinesSource:
         self.offset = self.line = 0  # bytes and lines of what was given so far
         self.before = b""  # the last of these bytes
         self.unfinished = 0  # bytes of the last line, if it was left
+        self.share: float | None = None  # of the file that has been read, if it has an end
 
     def __iter__(self) -> Iterator[Batch | None]:
         anew = False
@@ -184,6 +185,9 @@ class LinesSource:
                 elif size:
                     self.unfinished = size
                 return
+            if not self.pipe and not self.follow:
+                raw = getattr(file, "fileobj", file)  # of a compressed file
+                self.share = raw.tell() / max(1, os.fstat(file.fileno()).st_size)
             place, before = place + len(data), (before + data)[-KNOWN_BY:]
             *complete, rest = data.split(b"\n")
             for part in complete:

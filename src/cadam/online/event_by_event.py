@@ -19,7 +19,8 @@ from .models import FM, Inputs, Linear
 from .models.inputs import BINS, MEMORY
 from .training import Loss
 
-COMPILED = "compiled, one event at a time"
+CHUNK = 4096
+"""Events that are read at one go: large enough that reading costs little, small enough that a stop is heeded soon."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,32 @@ class Given:
     numbers: Array
 
 
-class Sequence:
+class EventByEvent:
     """A model that is learnt from one event at a time by compiled code, with the same state as torch's way has."""
 
     def __init__(self, inputs: Inputs, optimizer: Optimizer) -> None:
         self.inputs, self.optimizer = inputs, optimizer
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Sequence | str:
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> EventByEvent | str:
         """Or why the model has to be learnt from by torch."""
-        if type(model) not in (Linear, FM):
-            return f"the model is {type(model).__name__}; linear and fm are compiled"
+        if not isinstance(model, Linear) or type(model) not in (Linear, FM):
+            return f"by torch: the model is {type(model).__name__}; linear and fm are compiled"
         if loss is not LOG_LOSS:
-            return "the loss is not the log loss"
+            return "by torch: the loss is not the log loss"
         if not isinstance(optimizer, Optimizer):
-            return f"{type(optimizer).__name__} is not of cadam"
+            return f"by torch: {type(optimizer).__name__} is not of cadam"
         if len(optimizer.param_groups) > 1:
-            return "the optimizer has more than one group of parameters"
+            return "by torch: the optimizer has more than one group of parameters"
         if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-            return "the model has hooks"
+            return "by torch: the model has hooks"
         if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in model.parameters()}:
-            return "the optimizer does not have all parameters of the model"
+            return "by torch: the optimizer does not have all parameters of the model"
         if not all(param.requires_grad for param in model.parameters()):
-            return "a parameter is frozen"
+            return "by torch: a parameter is frozen"
         made = cls(model.inputs, optimizer)
-        return lacks(made._job()[0]) or made
+        reason = lacks(made._job()[0])
+        return made if reason is None else f"by torch: {reason}"
 
     def learn(self, features: Columns, labels: Array) -> tuple[Array, int]:
         """Predict each event and learn from it before the next: scores, and how many were learnt from.
