@@ -118,13 +118,8 @@ def _shares(inside: Array, missing_first: bool) -> Array:
 
 
 def _layout(inputs: Inputs) -> Layout:
-    field_of: list[int] = []
-    alike_from: list[int] = []
-    fields = 0
-    for name in inputs.places:
-        alike_from += [len(field_of)] * inputs.lengths[name]
-        field_of += range(fields, fields + inputs.lengths[name])
-        fields += inputs.lengths[name]
+    fields = len(inputs.places)
+    field_of, alike_from = list(range(fields)), list(range(fields))
     for name in inputs.bags:
         alike_from += [len(field_of)] * inputs.lengths[name]
         field_of += [fields] * inputs.lengths[name]
