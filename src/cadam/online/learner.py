@@ -171,11 +171,11 @@ class Learner:
     def _take_compiled(self, events: Events, scores: Array) -> int:
         """Predict events and learn from each before the next: how many of the first, which compiled code can do.
 
-        Nothing may wait for a label, since what a clock decides is then to be decided between two events.
+        Events with ids may get labels later, and a horizon ends their wait: that is decided between two events.
         """
         if not isinstance(self.by_event, EventByEvent) or events.labels is None or events.ids is not None:
             return 0
-        if len(self.pending) or self.pending.early or self.ready.count or self.pending.horizon != math.inf:
+        if self.pending.horizon != math.inf or self.ready.count:
             return 0
         if events.time is not None and not np.isfinite(events.time).all():
             return 0
