@@ -60,6 +60,49 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     return done
 
 
+def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, width: int, n: int) -> None:
+    """A model of some places, a list and some numbers, with tables of exactly the rows that these name."""
+    random, height, bins = np.random.default_rng(n), 5 * (places + 1), 4
+    rows, entries = height + (bins + 1) * numbers, places + bag
+    kept: list[np.ndarray] = []
+
+    def keep(array: np.ndarray) -> int:
+        kept.append(array)
+        return array.ctypes.data
+
+    def part(count: int, wide: int, there: bool = True) -> list[int]:
+        if not there:
+            return [0] * 8
+        blocks = [keep(np.full(count * wide, 0.01, np.float32)) for _ in range(5)]
+        return [*blocks, keep(np.zeros(3, np.int64)), count, wide]
+
+    shapes = ((rows, 1, True), (rows, width, width > 0), (1, 1, True), (1, numbers, numbers > 0))
+    parts = [part(*shape) for shape in (*shapes, (1, numbers * width, numbers * width > 0))]
+    field_of = np.array([*range(places), *[places] * bag, *range(places + 1, places + 1 + numbers)], np.int32)
+    alike = np.array([*range(places), *[places] * bag, *range(entries, entries + numbers)], np.int32)
+    starts = height + (bins + 1) * np.arange(numbers)
+    statistics = [keep(np.zeros(numbers)) for _ in range(3)]
+    memory = int(np.array([1e6]).view(np.int64)[0])
+    arrays = [keep(field_of), keep(alike), keep(starts)]
+    inputs = [kernel, entries, places + (bag > 0), numbers, *arrays, bins, *statistics, memory]
+    model = np.array([word for one in parts for word in one] + inputs, np.int64)
+    ids = np.concatenate(
+        [5 * np.arange(places) + random.integers(0, 5, (n, places)), 5 * places + random.integers(0, 5, (n, bag))], 1
+    )
+    values = random.normal(size=(n, numbers)).astype(np.float32)
+    values[random.random((n, numbers)) < 0.2] = np.nan
+    given: list[np.ndarray] = [
+        ids.astype(np.int64),
+        np.full((n, entries), 0.5, np.float32),
+        values,
+        np.ones(n, np.float32),
+    ]
+    coefficients = np.full((n, 32), 0.5, np.float32)
+    words = np.array([n, *map(keep, given), keep(coefficients), keep(np.zeros(n, np.float32))], np.int64)
+    assert c.cadam_events(model.ctypes.data, words.ctypes.data) == n
+    assert c.cadam_scores(model.ctypes.data, words.ctypes.data) == n
+
+
 def main(library: str, mode: str, kernels: str) -> None:
     c = ctypes.CDLL(library)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -68,6 +111,8 @@ def main(library: str, mode: str, kernels: str) -> None:
     c.cadam_check_ids.restype = number
     for each in (c.cadam_rows, c.cadam_rows_squares):
         each.argtypes, each.restype = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR], number
+    for each in (c.cadam_events, c.cadam_scores):
+        each.argtypes, each.restype = [pointer, pointer], number
     random = np.random.default_rng(0)
     for n in (0, 1, 70_001):
         ids = random.integers(0, 9, n)
@@ -85,6 +130,9 @@ def main(library: str, mode: str, kernels: str) -> None:
                     assert rows(c, kernel, dtype, height, width, ids[:0]) == -1
                     for bad in (-1, height, 2**62, -(2**63)):
                         assert rows(c, kernel, dtype, height, width, np.array([0, bad])) == 1
+        for places, bag, numbers, width in ((1, 0, 0, 0), (9, 0, 0, 8), (3, 4, 2, 5), (0, 3, 1, 0), (2, 0, 3, 16)):
+            for n in (0, 1, 40):
+                events(c, 0, places, bag, numbers, width, n)
     print("clean")
 
 

@@ -24,6 +24,7 @@ from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
 from . import given, guard, serve
 from .checkpoint import DamagedCheckpointError
+from .event_by_event import CHUNK
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
 from .model_file import LOG_LOSS, UsageError, optimizer_of
@@ -311,7 +312,9 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         options.rejected = options.set_aside
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
-    source = open_source(uri, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    one_by_one = options.batch_size == 1
+    size = CHUNK if one_by_one and schema.id is None else options.batch_size  # with ids, labels may come between events
+    source = open_source(uri, schema, batch_size=size, follow=options.follow, patience=patience)
     check_columns(source, schema)
     metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
@@ -322,6 +325,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         asked.loss,
         horizon=options.horizon,
         unmatched=options.unmatched,
+        one_by_one=one_by_one,
         metrics=metrics,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
@@ -331,6 +335,8 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         reports=_reports(options),
     )
     asked.write(options.checkpoint)
+    if one_by_one:
+        logger.info("learning: %s", learner.learning)
     return learner, source
 
 

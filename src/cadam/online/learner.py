@@ -19,6 +19,7 @@ from ..alignment import Ratio
 from . import take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
+from .event_by_event import EventByEvent
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
 from .labels import LabelJoin, Settled, Unmatched
 from .log import DROPPED, PredictionLog, RejectFile, Rejections
@@ -48,6 +49,8 @@ class Learner:
         capacity: how many events wait at most; beyond it the oldest expire as if past the horizon.
         remember: how many finished events are remembered, so that what comes twice is known.
         batch_size: learn in steps of this many events; by default from whatever has just got its labels.
+        one_by_one: learn from each event before the next is predicted, also where a source gives many at one go. The
+            ready-made models linear and FM are then learnt by compiled code; `learning` says whether, and why not.
         metrics: told of every labelled prediction; see `Metric`.
         checkpoint: a folder for checkpoints; `run` resumes from the newest by itself.
         checkpoint_every: events between checkpoints; `checkpoint_seconds` is the longest time between them. Where they
@@ -70,6 +73,7 @@ class Learner:
         capacity: int = 1_000_000,
         remember: int = 100_000,
         batch_size: int | None = None,
+        one_by_one: bool = False,
         metrics: Sequence[Metric] = (),
         checkpoint: Path | str | None = None,
         checkpoint_every: int = 1_000_000,
@@ -83,6 +87,7 @@ class Learner:
     ) -> None:
         rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         self.training = Training(model, optimizer, loss)
+        self.by_event = EventByEvent.of(model, optimizer, loss) if one_by_one else None
         self.join = LabelJoin(horizon, unmatched, capacity, remember)
         self.ready = Ready(batch_size)
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
@@ -152,6 +157,45 @@ class Learner:
         self._learn(all_of_it=True)
 
     def _take_events(self, events: Events) -> Array:
+        if self.by_event is None:
+            return self._take_together(events)
+        scores, start = np.empty(len(events), dtype=np.float32), 0
+        while start < len(events):
+            learned = self._take_compiled(events.take(slice(start, None)), scores[start:])
+            if not learned:
+                scores[start] = self._take_together(events.take(slice(start, start + 1)))[0]
+                self._learn()
+            start += learned or 1
+        return scores
+
+    def _take_compiled(self, events: Events, scores: Array) -> int:
+        """Predict events and learn from each before the next: how many of the first, which compiled code can do.
+
+        Events with ids may get labels later, and a horizon ends their wait: that is decided between two events.
+        """
+        if not isinstance(self.by_event, EventByEvent) or events.labels is None or events.ids is not None:
+            return 0
+        if self.pending.horizon != math.inf or self.ready.count:
+            return 0
+        if events.time is not None and not np.isfinite(events.time).all():
+            return 0
+        self._check_ids(False)
+        found, learned = self.by_event.learn(events.features, events.labels)
+        if not learned:
+            return 0
+        scores[:learned] = found[:learned]
+        columns = self._numbered(events.take(slice(learned)).columns(), learned)
+        columns["score"] = scores[:learned]
+        self.events += learned
+        self.training.count(learned, learned)
+        self.training.unscored = 0
+        for moment in (columns["time"].max(), columns["time"][-1]):  # as if they had come one after the other
+            self.join.tick(np.array([moment]))
+        for settled, outcome in self.join.take(columns, None):
+            self._note(settled, outcome)
+        return learned
+
+    def _take_together(self, events: Events) -> Array:
         scores, columns, brought = self._predict(events)
         self._settle(self.join.take(columns, brought))
         return scores
@@ -162,11 +206,7 @@ class Learner:
         if count:
             self._check_ids(events.ids is not None)
         scores, failed = self._scores(events)
-        columns = events.columns()
-        if "id" not in columns:
-            columns["id"] = np.arange(self.events, self.events + count)
-        if "time" not in columns:
-            columns["time"] = np.arange(self.events, self.events + count, dtype=np.float64)
+        columns = self._numbered(events.columns(), count)
         columns["score"] = scores
         self.events += count
         if _all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
@@ -185,6 +225,11 @@ class Learner:
         if events.ids is None:
             return scores, columns, None
         return scores, *self.join.new(columns)
+
+    def _numbered(self, columns: Columns, count: int) -> Columns:
+        """With ids and times: numbers, where there are none."""
+        numbers = np.arange(self.events, self.events + count)
+        return {"id": numbers, "time": numbers.astype(np.float64), **columns}
 
     def _check_ids(self, given: bool) -> None:
         """That all events have ids or none: a number given here and an id may be equal without being one event's."""
@@ -224,11 +269,16 @@ class Learner:
     def _settle(self, settled: Iterator[Settled]) -> None:
         """It is decided what became of events: log, count, and keep for learning."""
         for columns, outcome in settled:
-            if self.log is not None:
-                self.log.add(columns, outcome)
+            self._note(columns, outcome)
             if outcome != DROPPED:
-                self._count(columns)
                 self.ready.add(columns)
+
+    def _note(self, columns: Columns, outcome: int) -> None:
+        """Log predictions, and tell the metrics of those that have a label."""
+        if self.log is not None:
+            self.log.add(columns, outcome)
+        if outcome != DROPPED:
+            self._count(columns)
 
     def _count(self, columns: Columns) -> None:
         """Tell the metrics of predictions and their labels."""
@@ -321,6 +371,13 @@ class Learner:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self.training.optimizer
+
+    @property
+    def learning(self) -> str:
+        """What learns, and why it is not compiled code."""
+        if self.by_event is None:
+            return "by torch, in batches"
+        return f"one event at a time, {self.by_event if isinstance(self.by_event, str) else 'compiled'}"
 
     @property
     def learned(self) -> int:

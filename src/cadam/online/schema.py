@@ -8,11 +8,11 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -412,11 +412,56 @@ def _clicked(labels: Sequence[Any] | Array, text: bool) -> Sequence[Any] | Array
     return [int(value) if isinstance(value, bool) else value for value in labels]
 
 
+@dataclass(frozen=True)
+class Repeated(Sequence[Any]):
+    """Values of which few differ, such as text in a column: each is converted once."""
+
+    distinct: tuple[Any, ...]
+    places: Array
+    """Of each row: where its value is among them."""
+
+    @classmethod
+    def of(cls, values: list[Any]) -> Repeated | None:
+        """None where that would save nothing."""
+        if len(values) < 64 or not set(map(type, values)) <= {str, type(None)}:
+            return None
+        distinct = dict.fromkeys(values)
+        if 2 * len(distinct) > len(values):
+            return None
+        place = {value: place for place, value in enumerate(distinct)}
+        return cls(tuple(distinct), np.fromiter(map(place.__getitem__, values), np.int64, len(values)))
+
+    def by_row(self, problems: Mapping[int, str]) -> dict[int, str]:
+        """The problems of distinct values, by the rows that have them."""
+        is_bad = np.zeros(len(self.distinct), dtype=bool)
+        is_bad[list(problems)] = True
+        rows = np.flatnonzero(is_bad[self.places]) if problems else ()
+        return {int(row): problems[int(self.places[row])] for row in rows}
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.distinct.__getitem__, self.places.tolist())
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> Repeated: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        return Repeated(self.distinct, self.places[row]) if isinstance(row, slice) else self.distinct[self.places[row]]
+
+
 def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tuple[Array, dict[int, str]]:
     """Values as an array of their kind, and the rows that are not of it with the reason; '' if the value is missing.
 
     Rows that are not of their kind have some value of the right type: nan for numbers, 0 or '' for others.
     """
+    if isinstance(values, list):
+        values = Repeated.of(values) or values
+    if isinstance(values, Repeated):
+        array, problems = convert(values.distinct, kind, text)
+        return array[values.places], values.by_row(problems)
     if kind.name == "clock":
         return _clock(values, kind, text)
     if kind.length:

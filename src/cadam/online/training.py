@@ -118,8 +118,12 @@ class Training:
     def _update(self, loss: Tensor, count: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.steps += 1
-        self.learned += count
+        self.count(1, count)
+
+    def count(self, steps: int, events: int) -> None:
+        """So many steps were taken, over so many events."""
+        self.steps += steps
+        self.learned += events
         self.unlearned = 0
 
     # Divergence ----------------------------------------------------------------------------------------------

@@ -93,11 +93,9 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         shutil.copytree(SOURCES, sources)
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
-        return link(
-            library,
-            [*parts, (sources / "dispatch.c", [stamp]), (sources / "tensors.c", []), (sources / "prepared.c", [])],
-            extra,
-        )
+        parts.append((sources / "dispatch.c", [stamp]))
+        parts += [(sources / f"{name}.c", []) for name in ("tensors", "prepared", "events")]
+        return link(library, parts, extra)
 
 
 def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequence[str] = ()) -> Path:
@@ -111,7 +109,7 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
             objects.append(f"{scratch}/{len(objects)}.o")
             _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
         try:
-            _run([*command, "-shared", *objects, "-o", str(unfinished)])
+            _run([*command, "-shared", *objects, "-o", str(unfinished), "-lm"])
             # First: where there is a library, there is its checksum.
             checksum_of(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
             unfinished.replace(library)

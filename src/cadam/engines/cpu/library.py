@@ -66,6 +66,8 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
+    for events in (c.cadam_events, c.cadam_scores):
+        events.argtypes, events.restype = [pointer, pointer], number
     for rows in (c.cadam_rows, c.cadam_rows_squares):
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value

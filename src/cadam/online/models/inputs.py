@@ -74,15 +74,13 @@ class Inputs(nn.Module):
         self.missing_first = {name: kinds[name].optional for name in self.bags}
         self.numbers = [name for name, kind in kinds.items() if kind.name == "number"]
         count = sum(kinds[name].length or 1 for name in self.numbers)
-        starts: list[int] = []
+        self.lengths = {name: kinds[name].length for name in self.bags}
+        self.ranges: dict[str, tuple[int, int]] = {}  # of the table: the first row of a feature, and how many it has
         rows = 0
-        for name in self.places:
-            starts.append(rows)
+        for name in (*self.places, *self.bags):
+            self.ranges[name] = rows, kinds[name].size
             rows += kinds[name].size
-        self.bag_starts = {}
-        for name in self.bags:
-            self.bag_starts[name] = rows
-            rows += kinds[name].size
+        starts = [self.ranges[name][0] for name in self.places]
         self.register_buffer("starts", torch.tensor(starts, dtype=torch.int64), persistent=False)
         self.register_buffer("bin_starts", rows + (BINS + 1) * torch.arange(count), persistent=False)
         rows += (BINS + 1) * count
@@ -106,7 +104,7 @@ class Inputs(nn.Module):
             inside = features[name]
             weights = (inside > 0).float() if self.missing_first[name] else torch.ones_like(inside, dtype=torch.float32)
             weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
-            self._look_up(inside + self.bag_starts[name], embedded, terms, weights)
+            self._look_up(inside + self.ranges[name][0], embedded, terms, weights)
         if self.numbers:
             columns = [features[name].reshape(len(features[name]), -1) for name in self.numbers]
             scaled, missing = self.normalised(torch.cat(columns, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..events import Array, Batch, Rejected
 from ..log import NEEDS
-from ..schema import KEPT, Schema, Unreadable
+from ..schema import KEPT, Repeated, Schema, Unreadable
 from .record import repeated
 from .source import check_state, digest
 
@@ -220,8 +220,8 @@ def _known_by(path: Path) -> str | None:
     return digest(path, size - KNOWN_BY, size)
 
 
-def read_values(column: Any) -> Array | list[Any]:
-    """A column as an array where nothing is missing and numpy has the type; as a list where not."""
+def read_values(column: Any) -> Array | Sequence[Any]:
+    """A column as an array where nothing is missing and numpy has the type; as a list where not, text by its values."""
     import pyarrow as pa
 
     column = column.combine_chunks()
@@ -233,7 +233,7 @@ def read_values(column: Any) -> Array | list[Any]:
         return [_value(one) for one in column]
 
 
-def _at_one_go(column: Any) -> Array | list[Any]:
+def _at_one_go(column: Any) -> Array | Sequence[Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,6 +247,9 @@ def _at_one_go(column: Any) -> Array | list[Any]:
         column = column.cast(pa.float64())
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.dictionary_encode(null_encoding="encode")
+        return Repeated(tuple(column.dictionary.to_pylist()), column.indices.to_numpy(zero_copy_only=False))
     if column.null_count:
         return list(column.to_pylist())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):

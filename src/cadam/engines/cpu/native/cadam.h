@@ -55,6 +55,9 @@ typedef struct {
     update_fn *traffic; /* float32, two buffers: for benchmarks */
 } instruction_set;
 
+/* The best instruction set that this machine has, or the one that was asked for. */
+const instruction_set *cadam_instructions(void);
+
 typedef void range_fn(int64_t begin, int64_t end, void *context);
 typedef int32_t parallel_for_fn(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context);
 

@@ -16,7 +16,7 @@ extern const instruction_set cadam_avx2, cadam_avx512;
 
 static int chosen = -1; /* set by cadam_use, for tests and curiosity */
 
-static const instruction_set *instructions(void)
+const instruction_set *cadam_instructions(void)
 {
 #ifdef __x86_64__
     __builtin_cpu_init();
@@ -35,7 +35,7 @@ static const instruction_set *instructions(void)
 EXPORT int cadam_use(int level)
 {
     chosen = level;
-    const instruction_set *now = instructions();
+    const instruction_set *now = cadam_instructions();
 #ifdef __x86_64__
     return now == &cadam_avx512 ? 2 : now == &cadam_avx2 ? 1 : 0;
 #else
@@ -49,7 +49,7 @@ EXPORT const char *cadam_fingerprint(void) { return FINGERPRINT; }
 /* The number of a kernel by its name; -1 if there is none. */
 EXPORT int cadam_kernel(const char *name)
 {
-    const instruction_set *set = instructions();
+    const instruction_set *set = cadam_instructions();
     for (int i = 0; i < set->count; i++)
         if (!strcmp(set->kernels[i].name, name))
             return i;
@@ -166,7 +166,7 @@ EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double 
         }
     }
     first[count] = units;
-    dense_step step = {instructions(), tensors, first, count, converted};
+    dense_step step = {cadam_instructions(), tensors, first, count, converted};
     if (units)
         parallel_for(0, units, grain / UNIT, dense_range, &step);
     free(first);
@@ -191,7 +191,7 @@ static void traffic_range(int64_t begin, int64_t end, void *context)
 /* Move what a step of Adam over n float32 elements moves: the speed limit of this machine. */
 EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t n, parallel_for_fn *parallel_for)
 {
-    traffic t = {p, m, v, g, instructions()->traffic};
+    traffic t = {p, m, v, g, cadam_instructions()->traffic};
     parallel_for(0, n, n / 1024 + 1, traffic_range, &t);
 }
 
@@ -456,7 +456,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
                           int64_t threads, parallel_for_fn *parallel_for)
 {
     row_step step = {
-        .do_bucket = update_bucket, .set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+        .do_bucket = update_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
     convert(&step.c, c);
     const int64_t result = do_buckets(&step, threads, parallel_for);
@@ -477,7 +477,7 @@ EXPORT int64_t cadam_rows_squares(const row_table *table, const int64_t *ids, in
                                   int64_t threads, parallel_for_fn *parallel_for)
 {
     row_step step = {
-        .do_bucket = square_bucket, .set = instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+        .do_bucket = square_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
     step.squares = calloc((size_t)step.buckets, sizeof *step.squares);
     const int64_t result = step.squares ? do_buckets(&step, threads, parallel_for) : -2;

@@ -1,0 +1,141 @@
+"""Event by event, compiled: the ready-made models linear and FM, learnt from one event at a time without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..engines.base import Item, Job
+from ..engines.cpu.events import PARTS, EventModel, Layout, lacks
+from ..optimizer import Optimizer
+from ..update import Update
+from .events import Array, Columns
+from .model_file import LOG_LOSS
+from .models import FM, Inputs, Linear
+from .models.inputs import BINS, MEMORY
+from .training import Loss
+
+CHUNK = 4096
+"""Events that are read at one go: large enough that reading costs little, small enough that a stop is heeded soon."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Events as the kernels want them."""
+
+    rows: Array
+    weights: Array | None
+    numbers: Array
+
+
+class EventByEvent:
+    """A model that is learnt from one event at a time by compiled code, with the same state as torch's way has."""
+
+    def __init__(self, inputs: Inputs, optimizer: Optimizer) -> None:
+        self.inputs, self.optimizer = inputs, optimizer
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> EventByEvent | str:
+        """Or why the model has to be learnt from by torch."""
+        if not isinstance(model, Linear) or type(model) not in (Linear, FM):
+            return f"by torch: the model is {type(model).__name__}; linear and fm are compiled"
+        if loss is not LOG_LOSS:
+            return "by torch: the loss is not the log loss"
+        if not isinstance(optimizer, Optimizer):
+            return f"by torch: {type(optimizer).__name__} is not of cadam"
+        if len(optimizer.param_groups) > 1:
+            return "by torch: the optimizer has more than one group of parameters"
+        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+            return "by torch: the model has hooks"
+        if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in model.parameters()}:
+            return "by torch: the optimizer does not have all parameters of the model"
+        if not all(param.requires_grad for param in model.parameters()):
+            return "by torch: a parameter is frozen"
+        made = cls(model.inputs, optimizer)
+        reason = lacks(made._job()[0])
+        return made if reason is None else f"by torch: {reason}"
+
+    def learn(self, features: Columns, labels: Array) -> tuple[Array, int]:
+        """Predict each event and learn from it before the next: scores, and how many were learnt from.
+
+        It stops at the first event that is not for it: one without a finite label or score, or with an id that is no
+        row. That one's score is nan, or what it is; those after it have none.
+        """
+        layout, (job, parts) = _layout(self.inputs), self._job()
+        given = self._given(features, layout.entries)
+        if given is None or lacks(job):
+            return np.full(len(labels), np.nan, np.float32), 0
+        model = EventModel(job, parts, layout)
+        with torch.no_grad():
+            scores, done = model.learn(given.rows, given.weights, given.numbers, np.ascontiguousarray(labels))
+        torch.autograd.graph.increment_version([item.param for item in job.items])
+        scores[done + 1 :] = np.nan
+        return scores, done
+
+    def _job(self) -> tuple[Job, Mapping[str, Item]]:
+        """The parameters as they are now: whoever loads a state replaces what belongs to them."""
+        (group,) = self.optimizer.param_groups
+        inputs = self.inputs
+        params = {name: getattr(inputs, name) for name in PARTS}
+        weights = {n: p.weight if isinstance(p, nn.Embedding) else p for n, p in params.items() if p is not None}
+        items = {name: self.optimizer._item(param, group, name) for name, param in weights.items()}
+        update = Update.of(self.optimizer.rule, self.optimizer.confidence, group)
+        return Job(update, group, list(items.values())), items
+
+    def _given(self, features: Columns, entries: int) -> Given | None:
+        """None where a value is not of the kind that the model was made for."""
+        inputs = self.inputs
+        count = len(next(iter(features.values())))
+        rows = np.empty((count, entries), np.int64)
+        weights = np.empty((count, entries), np.float32) if inputs.bags else None
+        at = 0
+        for name in (*inputs.places, *inputs.bags):
+            values = features[name].reshape(count, -1)
+            start, size = inputs.ranges[name]
+            if values.dtype.kind not in "iu" or (count and (values.min() < 0 or values.max() >= size)):
+                return None
+            end = at + values.shape[1]
+            np.add(values, start, out=rows[:, at:end])
+            if weights is not None:
+                weights[:, at:end] = 1 if name in inputs.places else _shares(values, inputs.missing_first[name])
+            at = end
+        columns = [features[name].reshape(count, -1) for name in inputs.numbers]
+        if any(column.dtype != np.float32 for column in columns):
+            return None
+        numbers = np.concatenate(columns, 1) if columns else np.empty((count, 0), np.float32)
+        return Given(rows, weights, np.ascontiguousarray(numbers))
+
+
+def _shares(inside: Array, missing_first: bool) -> Array:
+    """What each entry of a list counts in its mean."""
+    there = (inside > 0).astype(np.float32) if missing_first else np.ones(inside.shape, np.float32)
+    shares: Array = there / np.maximum(there.sum(1, keepdims=True), 1)
+    return shares
+
+
+def _layout(inputs: Inputs) -> Layout:
+    fields = len(inputs.places)
+    field_of, alike_from = list(range(fields)), list(range(fields))
+    for name in inputs.bags:
+        alike_from += [len(field_of)] * inputs.lengths[name]
+        field_of += [fields] * inputs.lengths[name]
+        fields += 1
+    numbers = len(inputs.bin_starts)
+    alike_from += range(len(field_of), len(field_of) + numbers)
+    field_of += range(fields, fields + numbers)
+    statistics = inputs.normalised
+    return Layout(
+        np.array(field_of, np.int32),
+        np.array(alike_from, np.int32),
+        fields,
+        inputs.bin_starts.numpy().copy(),
+        BINS,
+        statistics.count,
+        statistics.mean,
+        statistics.variance,
+        MEMORY,
+    )

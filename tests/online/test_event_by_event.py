@@ -1,0 +1,288 @@
+"""Event by event: compiled code learns what torch learns from batches of one, for any rule and any size of chunks."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+import cadam
+from cadam.online import Events, Learner, Schema, models
+from cadam.online.event_by_event import EventByEvent
+from cadam.online.model_file import LOG_LOSS
+from cadam.online.training import Training
+
+SCHEMA = Schema(
+    {
+        "user": "hash:50?",
+        "item": "category:20",
+        "tags": "hash:9[3]?",
+        "at": "clock?",
+        "price": "number?",
+        "xy": "number[2]",
+    },
+    label="click",
+)
+RULES = ("Adam", "AdamW", "AmsGrad", "SGDM", "Lion", "RAdam", "AdaBelief", "Yogi")
+OPTIMIZERS = [*RULES, *(f"C{name}" for name in RULES)]
+
+
+def events(count: int, seed: int = 0) -> Events:
+    """Tags repeat within an event, prices are missing, and what is clicked depends on item and price."""
+    draw = np.random.default_rng(seed)
+    item = draw.integers(0, 20, count)
+    price = draw.lognormal(size=count)
+    clicks = draw.random(count) < 1 / (1 + np.exp(-(item - 10) / 5 + price / 4))
+    records = [
+        {
+            "user": int(draw.integers(100)),
+            "item": int(item[row]),
+            "tags": draw.choice(["a", "b", "c"], draw.integers(0, 4)).tolist(),
+            "at": 1_700_000_000.0 + 1800 * row,
+            "price": None if row % 7 == 0 else float(price[row]),
+            "xy": draw.normal(size=2).tolist(),
+            "click": int(clicks[row]),
+        }
+        for row in range(count)
+    ]
+    batch = SCHEMA.records(records, [""] * count)
+    assert batch.events is not None
+    assert not batch.rejected
+    return batch.events
+
+
+def started(model: str, optimizer: str, **options: Any) -> tuple[nn.Module, cadam.Optimizer]:
+    torch.manual_seed(0)
+    built = models.build(model, SCHEMA)
+    made = getattr(cadam, optimizer)(built.parameters(), lr=0.01, **options)
+    return built, made
+
+
+def by_torch(model: nn.Module, optimizer: cadam.Optimizer, given: Events) -> np.ndarray:
+    """Scores before learning, one event at a time through autograd."""
+    training, scores = Training(model, optimizer, LOG_LOSS), np.empty(len(given), np.float32)
+    for row in range(len(given)):
+        one = given.take(slice(row, row + 1))
+        scores[row] = training.score(one.features, 1)[0]
+        training.step(one.columns())
+    return scores
+
+
+def compiled(model: nn.Module, optimizer: cadam.Optimizer) -> EventByEvent:
+    made = EventByEvent.of(model, optimizer, LOG_LOSS)
+    assert isinstance(made, EventByEvent), made
+    return made
+
+
+def state(model: nn.Module, optimizer: cadam.Optimizer) -> dict[str, torch.Tensor]:
+    """Weights, statistics, moments and step counts by name."""
+    found = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, param in model.named_parameters():
+        found |= {f"{key} of {name}": value.clone() for key, value in optimizer.state[param].items()}
+    return found
+
+
+def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) -> None:
+    given, ours, torchs = events(count), started(model, optimizer, **options), started(model, optimizer, **options)
+    assert given.labels is not None
+    scores, learned = compiled(*ours).learn(given.features, given.labels)
+    assert learned == count
+    expected = by_torch(*torchs, given)
+    assert np.abs(scores - expected).max() < 1e-5
+    theirs = state(*torchs)
+    for name, value in state(*ours).items():
+        assert torch.allclose(value.double(), theirs[name].double(), rtol=1e-4, atol=1e-5), name
+    assert ours[1].alignment().total == torchs[1].alignment().total
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", ["linear", "fm"])
+def test_scores_weights_and_moments_are_those_of_torch_with_batches_of_one(model: str, optimizer: str) -> None:
+    check_same_as_torch(model, optimizer, 120)
+
+
+@pytest.mark.parametrize("optimizer", ["CAdam", "CSGDM"])
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}],
+    ids=["l2", "decoupled", "maximize"],
+)
+def test_options_count_as_with_torch(optimizer: str, options: dict[str, Any]) -> None:
+    check_same_as_torch("fm", optimizer, 60, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", ["linear", "fm"])
+def test_twenty_thousand_events_are_learnt_as_by_torch(model: str, optimizer: str) -> None:
+    check_same_as_torch(model, optimizer, 20_000)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_chunks_change_no_bit(size: int) -> None:
+    given, whole, cut = events(300), started("fm", "CAdam"), started("fm", "CAdam")
+    assert given.labels is not None
+    scores, _ = compiled(*whole).learn(given.features, given.labels)
+    parts = [given.take(slice(start, start + size)) for start in range(0, 300, size)]
+    engine = compiled(*cut)
+    again = np.concatenate([engine.learn(part.features, part.labels)[0] for part in parts if part.labels is not None])
+    assert np.array_equal(again, scores)
+    mine, other = state(*whole), state(*cut)
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def learner(model: str = "fm", *, own_path: bool = False, **options: Any) -> Learner:
+    built, optimizer = started(model, "CAdam")
+    made = Learner(built, optimizer, LOG_LOSS, one_by_one=True, **options)
+    if own_path:
+        made.by_event = "by torch: it is asked for"
+    return made
+
+
+def test_a_learner_counts_logs_and_measures_as_with_torch(tmp_path: Path) -> None:
+    given, found = events(200), []
+    for own_path in (False, True):
+        one = learner(own_path=own_path, log=tmp_path / str(own_path), log_rows=50)
+        for start in range(0, 200, 30):
+            one.take(given.take(slice(start, start + 30)))
+        one.finish()
+        assert one.log is not None
+        one.log.flush()
+        logged = pq.read_table(tmp_path / str(own_path)).to_pydict()
+        found.append((one.metrics(), logged))
+    (ours, log), (theirs, their_log) = found
+    assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6, nan_ok=True)
+    assert log["id"] == their_log["id"]
+    assert np.allclose(log["score"], their_log["score"], atol=1e-5)
+
+
+def test_an_event_that_is_not_for_it_gets_what_torch_gives_it() -> None:
+    """Labels that are missing or infinite, numbers beyond all bounds, an id that is no row."""
+    given = events(90)
+    assert given.labels is not None
+    given.labels[10], given.labels[20] = math.nan, math.inf
+    given.features["xy"][30] = 3e38
+    given.features["item"][40] = 99
+    found = []
+    for own_path in (False, True):
+        one = learner(own_path=own_path)
+        for start in range(0, 90, 45):
+            one.take(given.take(slice(start, start + 45)))
+        found.append(one)
+    ours, theirs = found
+    assert (ours.rejected, ours.learned, len(ours.pending)) == (theirs.rejected, theirs.learned, len(theirs.pending))
+    assert ours.rejections.reasons == theirs.rejections.reasons
+    assert ours.rejected == len(ours.pending) == 1
+    assert ours.progress.mean == pytest.approx(theirs.progress.mean, rel=1e-5)
+
+
+def test_a_run_can_go_from_one_way_to_the_other_at_any_event() -> None:
+    given, mixed, whole = events(200), learner(), learner()
+    mixed.take(given.take(slice(0, 100)))
+    mixed.by_event = "by torch: from here on"
+    mixed.take(given.take(slice(100, 150)))
+    mixed.by_event = whole.by_event and compiled(mixed.model, mixed.optimizer)  # type: ignore[arg-type]
+    mixed.take(given.take(slice(150, 200)))
+    whole.take(given)
+    assert mixed.progress.mean == pytest.approx(whole.progress.mean, rel=1e-6)
+    for one, other in zip(mixed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_what_learns_is_said_with_the_reason() -> None:
+    assert learner("linear").learning == "one event at a time, compiled"
+    assert learner("deepfm").learning.startswith("one event at a time, by torch: the model is DeepFM")
+    built, optimizer = started("fm", "CAdam")
+    assert Learner(built, optimizer, LOG_LOSS).learning == "by torch, in batches"
+
+    def own(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (scores - labels).square().mean()
+
+    assert "the loss is not" in Learner(built, optimizer, own, one_by_one=True).learning
+    groups = cadam.CAdam([{"params": [param]} for param in built.parameters()])
+    assert "more than one group" in Learner(built, groups, LOG_LOSS, one_by_one=True).learning
+    plain = torch.optim.SGD(built.parameters(), lr=0.1)
+    assert "SGD is not of cadam" in Learner(built, plain, LOG_LOSS, one_by_one=True).learning
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def stream(path: Path, rows: int) -> None:
+    draw = np.random.default_rng(3)
+    item = draw.integers(0, 300, rows)
+    table = {
+        "user": [f"u{n}" for n in draw.integers(0, 1000, rows)],
+        "item": [f"i{n}" for n in item],
+        "price": draw.lognormal(size=rows),
+        "click": (draw.random(rows) < 0.1 + 0.4 * (item % 2)).astype(int),
+    }
+    pq.write_table(pa.table(table), path)
+
+
+def run(folder: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "cadam.cli", "run", str(folder / "clicks.parquet"), "--label", "click"]
+    return [*command, "--batch-size", "1", "--model", "fm", "--lr", "0.01", "--quiet", *more]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(2, id="2"), pytest.param(20, id="20", marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(kills: int, tmp_path: Path) -> None:
+    stream(tmp_path / "clicks.parquet", 150_000 if kills < 10 else 600_000)
+    done = []
+    for name, deaths in (("whole", 0), ("killed", kills)):
+        command = run(tmp_path, "--checkpoint", str(tmp_path / name), "--every", "10000")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        moments, killed = random.Random(0), 0
+        while True:
+            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            if killed < deaths:
+                _wait_for_progress(tmp_path / name, process)
+                time.sleep(moments.uniform(0, 0.1))
+                if process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+                    killed += 1
+            _, error = process.communicate()
+            if process.returncode != -signal.SIGKILL:
+                assert process.returncode == 0, error
+                break
+        assert killed == deaths or deaths == 0
+        learned = _state(tmp_path / name)
+        done.append(learned)
+    whole, killed_state = done
+    assert whole.keys() == killed_state.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, killed_state[name]), name
+
+
+def _wait_for_progress(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until there is one more checkpoint than before, or the process has ended."""
+    before = {path.name for path in folder.glob("*")}
+    while process.poll() is None and {path.name for path in folder.glob("*")} <= before:
+        time.sleep(0.005)
+
+
+def _state(folder: Path) -> dict[str, torch.Tensor]:
+    from cadam.online.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(folder, 3)
+    found = checkpoints.newest()
+    checkpoints.close()
+    assert found is not None
+    content: dict[str, torch.Tensor] = dict(found[1]["model"])
+    for param, moments in found[1]["optimizer"]["state"].items():
+        content |= {f"{param} {name}": value for name, value in moments.items()}
+    content["loss"] = torch.tensor(found[1]["metrics"][0]["loss"], dtype=torch.float64)
+    return content
