@@ -172,6 +172,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-rates": rates,
     "images-ablation": ablation,
     "images-curves": curves,
+    "streams-answer": stream_tables.answer,
     "streams-ab": stream_tables.comparisons,
     "streams-rates": stream_tables.rates,
     "streams-tolerances": stream_tables.tolerances,
