@@ -18,43 +18,24 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.bench import deepfm_shapes
+from cadam.bench import captured, deepfm_shapes, optimizer
 
 BYTES = 7 * 4
 """Of an element: gradient, parameter and two moments are read, the last three written."""
-
-
-def captured(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Callable[[], None]:
-    params = [torch.randn(shape, device="cuda", requires_grad=True) for shape in deepfm_shapes(200_000, 16)]
-    for p in params:
-        p.grad = torch.randn_like(p)
-    optimizer = make(params)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            optimizer.step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        optimizer.step()
-    keep = (params, optimizer)
-
-    def replay(_: object = keep) -> None:
-        graph.replay()
-
-    return replay
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
-    steps = {
-        "torch Adam fused": captured(lambda p: torch.optim.Adam(p, fused=True, capturable=True)),
-        "cadam.Adam": captured(lambda p: cadam.Adam(p, capturable=True)),
-        "cadam.CAdam": captured(lambda p: cadam.CAdam(p, capturable=True)),
-        "cadam.CAdam, not counting": captured(lambda p: cadam.CAdam(p, capturable=True, track_alignment=False)),
+    shapes = deepfm_shapes(200_000, 16)
+    makers: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+        "torch Adam fused": lambda p: torch.optim.Adam(p, fused=True, capturable=True),
+        "cadam.Adam": lambda p: cadam.Adam(p, capturable=True),
+        "cadam.CAdam": lambda p: cadam.CAdam(p, capturable=True),
+        "cadam.CAdam, not counting": lambda p: cadam.CAdam(p, capturable=True, track_alignment=False),
     }
+    steps = {name: captured(optimizer(name, make, shapes, "cuda")).step for name, make in makers.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, repeat = random.Random(0), 50
     for number in range(rounds + 3):
@@ -67,7 +48,7 @@ def main() -> None:
             end.synchronize()
             if number >= 3:
                 times[name].append(start.elapsed_time(end) / repeat * 1e3)
-    elements = sum(torch.Size(shape).numel() for shape in deepfm_shapes(200_000, 16))
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {rounds} interleaved rounds")
     print(f"{elements:,} elements, {elements * BYTES / 1e6:.0f} MB a step")
     for name, step in steps.items():

@@ -41,7 +41,7 @@ def test_each_arm_is_judged_at_its_own_best_rate() -> None:
     own = rows["sudden 80°: each at its own best rate"]
     assert own.values["difference"] == pytest.approx(0.55)
     assert rows["sudden 80°: both at Adam's best rate, 0.0003"].values["difference"] < -4
-    assert rows["sudden 80°: both at three times that, 0.001"].values["difference"] > 5
+    assert rows["sudden 80°: both at 3 times that, 0.001"].values["difference"] > 5
     assert rows["sudden 80°: CAdam within 1 of its best"].values["best"] == 1e-3
     assert not EXPERIMENT.summary(found).warnings
     assert len(EXPERIMENT.figures(found)) == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -55,12 +56,21 @@ class Optimizer(torch.optim.Optimizer):
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Options that this class stands for: they can be neither passed nor loaded with another value."""
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Here only to say what was meant: Python refuses an option that no constructor names, without a hint."""
+        accepted = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+            for name in given.keys() - accepted.keys():
+                raise TypeError(f"{cls.__name__}: {options.unknown(name, set(accepted) - {'self', 'params'})}")
+        return super().__new__(cls)
+
     def __init__(self, params: Any, **given: Any) -> None:
         if not hasattr(type(self), "rule"):
             raise TypeError(f"{type(self).__name__} has no rule: subclass it and set `rule`, see docs/rules.md")
         if isinstance(params, torch.nn.Module) or callable(params):
             what = type(params).__name__
             raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
+        options.switch("CADAM_PREPARED")
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
         super().__init__(params, self._completed(defaults(self.rule), given))

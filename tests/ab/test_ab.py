@@ -21,6 +21,7 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
+from cadam.online import exposition
 from cadam.online.evidence import confidence_sequence, over_blocks
 from cadam.online.metrics import measure
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
@@ -816,3 +817,36 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
     came("Adam", 0.1, 1, 0.71)
     assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
+
+
+def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    pages: list[dict[str, float]] = []
+    closed: list[bool] = []
+
+    class Told:
+        """In place of the server: what it would be told."""
+
+        def __init__(self, address: str, title: str) -> None:
+            self.url = f"http://127.0.0.1:{address}/"
+
+        def tell(self, families: Any, point: Any) -> None:
+            found = parser.text_string_to_metric_families(exposition.text(families))
+            pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr("cadam.ab.watch.StatusServer", Told)
+    monkeypatch.chdir(place)
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--serve", "8000", "--json"]) == 0
+    assert closed == [True]
+    first, last = pages[0], pages[-1]
+    assert (first["cadam_ab_cells_done"], first["cadam_ab_seeds CAdam"]) == (0, 0)
+    assert last["cadam_ab_cells_done"] == last["cadam_ab_cells"] == last["cadam_ab_cells_computed_total"]
+    assert last["cadam_ab_cells_running"] == last["cadam_ab_cells_failed_total"] == 0
+    assert last["cadam_ab_seeds Adam"] == last["cadam_ab_seeds CAdam"] == 2
+    assert 0 < last["cadam_log_loss CAdam"] < 1
+    assert 0.5 < last["cadam_gauc_by_impressions CAdam"] < 1

@@ -30,7 +30,9 @@ def test_the_rate_that_explains_a_margin_is_the_lowest_at_which_the_difference_r
 
 
 def test_the_explanation_is_a_row_beside_the_papers_margin() -> None:
-    rows = {row.what: row for row in summary({"wind": pair(2.0)}, near=1.0).rows}
+    rows = {row.what: row for row in summary({"wind": pair(2.0)}, near=1.0, same_data=True).rows}
     row = rows["wind: the rate at which the difference is the paper's"]
     assert row.values["times the best"] == pytest.approx(10**0.5)
     assert row.paper == "+2.00"
+    other = [row.what for row in summary({"wind": pair(2.0)}, near=1.0, same_data=False).rows]
+    assert not any("the paper's" in what for what in other), "on other data a margin is not to be explained"

@@ -69,7 +69,7 @@ def pairs(results: Results) -> dict[str, Pair]:
 
 
 def summary(results: Results) -> Summary:
-    found = rate_pairs.summary(pairs(results), NEAR, digits=3)
+    found = rate_pairs.summary(pairs(results), NEAR, same_data=False, digits=3)
     return replace(found, verdict=f"{study.about(results)}{found.verdict}")
 
 

@@ -88,7 +88,7 @@ def pairs(results: Results, what: Curves) -> dict[str, Pair]:
 
 
 def summary(results: Results, what: Curves) -> Summary:
-    return rate_pairs.summary(pairs(results, what), NEAR)
+    return rate_pairs.summary(pairs(results, what), NEAR, same_data=True)
 
 
 def figures(results: Results, what: Curves) -> Mapping[str, Figure]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cadam.online.events import Batch
 from cadam.online.metrics import clicks
 from cadam.online.model_file import optimizer_of
 from cadam.online.schema import Schema
+from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
@@ -36,6 +37,7 @@ from ..trials.scoreboard import Scoreboard
 from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
+from .watch import Watch
 
 FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
@@ -77,6 +79,7 @@ def add_commands(commands: Any) -> None:
         metavar="FILE",
         help="the report; its numbers go beside it as JSON (default: a folder of its own, ab/NAME/report.html)",
     )
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
     parser.set_defaults(run=run)
 
 
@@ -103,7 +106,15 @@ def run(options: argparse.Namespace) -> int:
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
     request = Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))
-    code = command.with_scoreboard([request], board, Cache(options.cache), options.force, quiet=options.json)
+    try:
+        watch = Watch(options.serve, study, request, options.left_out) if options.serve else nullcontext()
+    except (ValueError, ImportError) as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+    with watch as told:
+        if told is not None:
+            print(f"status page: {told.server.url}", file=said)
+        code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
     found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
     text = json.dumps(found, indent=1, allow_nan=False)
     if code == DONE:
@@ -179,6 +190,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     check_columns(source, schema)
     asked.build()  # says what is wrong with it
     events, reasons, first = _count(source, options.data)
+    options.left_out = reasons
     if rejected := reasons.total():
         lost = guard.share(rejected, events)
         said = f"{rejected:,} of {events + rejected:,} events ({lost:.1%}) of {options.data} cannot be used"

@@ -49,7 +49,7 @@ def step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Tensor | None
     whole = job.options["differentiable"] or torch.compiler.is_compiling()
     parts = [(item, grad)] if whole else lists.blocks(item, grad)
     aligned = [_update(job, part, of_grad, c) for part, of_grad in parts]
-    return None if item.counts is None else reduce(add, aligned)
+    return None if aligned[0] is None else reduce(add, aligned)
 
 
 def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
@@ -59,6 +59,8 @@ def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
     param = item.param.to(work, copy=copy)
     state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
     moved = job.update(param, grad.to(work), state, c, Tensors)
+    if item.is_stand_in:
+        return None
     item.param.copy_(moved.param)
     for name, buffer in item.state.items():
         buffer.copy_(moved.state[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ class Foreach(Engine):
             coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
             step_of = None if on_device else lists.steps(job)
             pairs = list(job)
-            for item, grad in pairs:
-                if item.is_negated:
-                    lists.count([item], [eager.step(job, item, grad, coefficients(item.step))])
-            pairs = [pair for pair in pairs if not pair[0].is_negated]
+            alone = [item.is_negated or item.is_stand_in for item, _ in pairs]
+            for item, grad in compress(pairs, alone):
+                lists.count([item], [eager.step(job, item, grad, coefficients(item.step))])
+            pairs = [pair for pair, is_alone in zip(pairs, alone, strict=True) if not is_alone]
             for t, items, grads in _alike(pairs, read=not on_device):
                 step = lists.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
                 lists.count(items, step.run_lists(items, grads))

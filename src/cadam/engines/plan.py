@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..codegen.structure import Structure
 from ..defaults import defaults
-from ..options import HOW_IT_RUNS, check_kinds
+from ..options import HOW_IT_RUNS, check_kinds, pair
 from ..rules import Rule
 from ..update import Update
 from . import scalars
@@ -214,7 +214,10 @@ def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:
 
 def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
     """The groups and the options of these names; of the learning rate, which changes all the time, its type."""
-    options = [[type(group["lr"]), *[group[name] for name in names]] for group in groups]
+    options = [
+        [type(group["lr"]), *[pair(group[name]) if name == "betas" else group[name] for name in names]]
+        for group in groups
+    ]
     return list(map(id, groups)), options, grad_scale is None
 
 

@@ -7,6 +7,7 @@ in float32, ``1 - beta2**t`` is off by 1e-5 in the first steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -36,13 +37,11 @@ _NUMBERS = {float, int, bool, type(None)}
 
 
 def read(value: Any) -> Any:
-    """A number of a tensor on the CPU; anything else as it is."""
-    if isinstance(value, tuple):
+    """The numbers of a tensor on the CPU, an array or a sequence of such; anything else as it is."""
+    if isinstance(value, (tuple, list)):
         return tuple(read(v) for v in value)
-    if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
-        return value.item()
-    if isinstance(value, np.ndarray) and value.size == 1:
-        return value.item()
+    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+        return value.item() if math.prod(value.shape) == 1 else tuple(value.tolist())
     return value
 
 

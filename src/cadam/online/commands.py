@@ -22,7 +22,7 @@ import torch
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
-from . import given, guard
+from . import given, guard, serve
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
@@ -120,9 +120,16 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--rejected", type=Path, metavar="FILE", help="for rejected events")
     given.add_max_rejected(parser, None)
     parser.add_argument("--set-aside", type=Path, help=argparse.SUPPRESS)  # the name of --rejected before 0.2
-    parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
+    parser.add_argument(
+        "--take-over",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="begin with a torch.save'd model and optimizer, or SparseAdam and Adam as a list; several files: again",
+    )
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=serve.HELP)
     parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
     parser.add_argument("--seconds", type=float, default=30, metavar="N", help="between lines at most (default: 30)")
     parser.set_defaults(run=run)
@@ -366,7 +373,7 @@ def begin(learner: Learner, options: argparse.Namespace) -> None:
             learner.load_state_dict(state)
         learner.resumed = True
         if options.take_over:
-            logger.warning("--take-over %s is for a first run and not looked at: there is a state", options.take_over)
+            logger.warning("--take-over %s is for a first run and not looked at: there is a state", _files(options))
         logger.info("resumed from %s at %d events", path, learner.events)
         for group in learner.optimizer.param_groups:
             if group["lr"] != options.lr:
@@ -376,12 +383,16 @@ def begin(learner: Learner, options: argparse.Namespace) -> None:
         try:
             learner.take_over(options.take_over)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"--take-over {options.take_over} does not fit: {_in_one_line(error)}") from error
+            raise UsageError(f"--take-over {_files(options)} does not fit: {_in_one_line(error)}") from error
     if learner.log is not None:
         try:
             learner.log.check()
         except FileExistsError as error:
             raise UsageError(f"--log: {error}") from error
+
+
+def _files(options: argparse.Namespace) -> str:
+    return ", ".join(map(str, options.take_over))
 
 
 def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
@@ -423,6 +434,8 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
         reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
     if options.prometheus:
         reports.append(Prometheus(options.prometheus))
+    if options.serve:
+        reports.append(serve.Serve(options.serve, f"cadam run: {options.data or options.place}"))
     return reports
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ..alignment import Alignment, Ratio, Writer
+from . import exposition
 from .progress import LogLoss
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ HEAD = (
     ("events/s", 10),
     ("lag", 8),
 )
-BEFORE_0_2 = {"rejected": ("set_aside",), "orphan_labels": ("strange_labels",)}
-"""Old names under which Prometheus finds a metric too, until version 0.3."""
 UNDER = ("", "loss", "last", "best", "last", "touched", "", "", "", "s")
 
 
@@ -190,7 +189,7 @@ class Scalars:
         self.written = learner.events
         for name, value in {**learner.metrics(), **learner.health()}.items():
             if math.isfinite(value) and not name.startswith("alignment"):
-                self.writer.add_scalar(f"online/{_plain(name)}", value, learner.events)
+                self.writer.add_scalar(f"online/{exposition.plain(name)}", value, learner.events)
         self.window.since(learner).write(self.writer, learner.events, parameters=True)
 
 
@@ -201,6 +200,7 @@ class Prometheus:
     """
 
     def __init__(self, path: Path | str, seconds: float = 10.0) -> None:
+        exposition.check_installed()
         self.path, self.seconds = Path(path), seconds
         self.written, self.said = -math.inf, False
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,28 +223,5 @@ class Prometheus:
 
     @staticmethod
     def text(learner: Learner) -> str:
-        lines = []
-        for name, value in {**learner.metrics(), **learner.health()}.items():
-            if not name.startswith("alignment"):
-                for exposed in (_plain(name), *BEFORE_0_2.get(name, ())):
-                    lines += [f"# TYPE cadam_{exposed} gauge", f"cadam_{exposed} {_exposed(value)}"]
-        for over in ("over_all", "over_touched"):
-            rows = {_quoted(name): getattr(ratio, over) for name, ratio in learner.alignment().items()}
-            if rows:
-                lines.append(f"# TYPE cadam_alignment_{over} gauge")
-            lines += [f'cadam_alignment_{over}{{parameter="{name}"}} {_exposed(value)}' for name, value in rows.items()]
-        return "\n".join(lines) + "\n"
-
-
-def _plain(name: str) -> str:
-    """A name of letters, digits and underscores."""
-    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-
-
-def _quoted(text: str) -> str:
-    """The value of a label, as it stands between quotes."""
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _exposed(value: float) -> str:
-    return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN" if math.isnan(value) else repr(value))
+        new = exposition.families(learner)
+        return exposition.text([*new, *exposition.before_0_3(learner, new)])

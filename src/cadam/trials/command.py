@@ -214,12 +214,17 @@ def write_page(requests: Sequence[runner.Request], heading: report.Heading, outp
 
 
 def with_scoreboard(
-    requests: Sequence[runner.Request], board: Scoreboard, cache: Cache, force: bool, quiet: bool = False
+    requests: Sequence[runner.Request],
+    board: Scoreboard,
+    cache: Cache,
+    force: bool,
+    quiet: bool = False,
+    watch: runner.Tell | None = None,
 ) -> int:
-    """Compute, with a line for each seed as it comes in; then say what came out."""
+    """Compute, with a line for each seed as it comes in; then say what came out. `watch` is told of every cell too."""
     if quiet:
         with console.silent(requests) as tell:
-            return run(requests, cache, None, force, tell)
+            return run(requests, cache, None, force, _both(tell, watch))
     on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
 
@@ -232,6 +237,15 @@ def with_scoreboard(
                 print(board.text(line), flush=True)
             tell(event)
 
-        code = run(requests, cache, None, force, note)
+        code = run(requests, cache, None, force, _both(note, watch))
     print_lines([line for request in requests for line in summary_lines(request, cache.root)])
     return code
+
+
+def _both(first: runner.Tell, second: runner.Tell | None) -> runner.Tell:
+    def tell(event: runner.Event) -> None:
+        first(event)
+        if second is not None:
+            second(event)
+
+    return tell

@@ -81,8 +81,11 @@ def grown(
         grid = sorted({*grid, *more})
 
 
-def summary(pairs: Mapping[str, Pair], near: float, digits: int = 2) -> Summary:
-    """By condition: each at its own best rate, both at the baseline's best and at three times that, and tolerances."""
+def summary(pairs: Mapping[str, Pair], near: float, *, same_data: bool, digits: int = 2) -> Summary:
+    """By condition: each at its own best rate, both at the baseline's best and about three times that, and tolerances.
+
+    Where the data are the paper's, also the rate that would explain its margin.
+    """
     rows: list[Row] = []
     warnings, ahead = [], []
     for name, pair in pairs.items():
@@ -91,9 +94,10 @@ def summary(pairs: Mapping[str, Pair], near: float, digits: int = 2) -> Summary:
         rows.append(statistics.row(f"{name}: each at its own best rate", paper, own, seconds, digits))
         ahead.append(f"{name} {own.difference:+.{digits}f} ({own.verdict})")
         rate = base.best()
-        for words, at in ((f"{base.arm}'s best rate", rate), ("three times that", base.above(rate))):
+        above = base.above(rate)
+        for words, at in ((f"{base.arm}'s best rate", rate), (f"{above / rate:.0f} times that", above)):
             rows.append(statistics.row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
-        if pair.margin is not None:
+        if same_data and pair.margin is not None:
             rows.append(_explanation(name, pair))
         for curve in (pair.treatment, base):
             rows.append(tolerance_row(name, curve, near))
