@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from cadam.ab.recommendation import listed
@@ -81,11 +82,12 @@ def comparisons() -> list[str]:
 
 def rates() -> list[str]:
     """Both arms over learning rates: their best rates, and CAdam minus Adam there and at one rate for both."""
-    table = head("stream", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
+    table = head("stream", "seeds", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
     for label, experiment in _archived("rates"):
         best = ", ".join(f"{_near(experiment, arm)['best']:g}" for arm in ARMS)
         starts = (OWN, "both at Adam's best rate", "both at three times that")
-        table.append(line(label, best, *(_brackets(row(experiment, f"{MAIN}: {start}")) for start in starts)))
+        found = [row(experiment, f"{MAIN}: {start}") for start in starts]
+        table.append(line(label, str(found[0].seeds), best, *map(_brackets, found)))
     return table
 
 
@@ -126,7 +128,9 @@ def _near(experiment: str, arm: str) -> Mapping[str, float]:
 
 
 def _brackets(found: Row) -> str:
-    """A difference of four digits and its interval, in bold where that excludes 0."""
+    """A difference of four digits and its interval, in bold where that excludes 0; in words where there is none."""
     difference = interval(found)
+    if not math.isfinite(difference.low):
+        return f"{difference.mean:+.4f}, {found.verdict}"
     text = f"{difference:+.4f}"
     return f"**{text}**" if sign(difference) else text
