@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test test-torchrec lint unit demo bench docs clean
+.PHONY: test test-torchrec test-keras lint unit demo bench docs clean
 
 test: lint unit
 
@@ -21,6 +21,12 @@ unit: $(VENV)/ready
 # The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.
 test-torchrec: $(VENV)-torchrec/ready
 	$(VENV)-torchrec/bin/python -m pytest -q tests/torchrec -m "slow or not slow"
+
+# The Keras optimizers on each backend, in an environment of their own: TensorFlow is large.
+test-keras: $(VENV)-keras/ready
+	for backend in jax torch tensorflow; do \
+		KERAS_BACKEND=$$backend $(VENV)-keras/bin/python -m pytest -q tests/keras -m "slow or not slow" || exit 1; \
+	done
 
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
@@ -44,5 +50,10 @@ $(VENV)-torchrec/ready: $(VENV)/ready
 	$(VENV)-torchrec/bin/pip install --quiet --constraint constraints.txt --no-deps torchrec
 	touch $@
 
+$(VENV)-keras/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(VENV)-keras
+	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[keras]' pytest jax tensorflow-cpu
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-torchrec build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrec $(VENV)-keras build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -77,7 +77,9 @@ def rows_of(*names: str) -> list[Row]:
 
 def across_rates() -> set[str]:
     """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
-    tests = Results(published.archive().study("images").results()).tests()
+    plan = published.request("fig-image-noise").plan
+    archived = published.archive().study("images").results()
+    tests = Results([result for result in archived if result.cell.seed in plan.test_seeds()])
 
     def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
         return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)

@@ -38,7 +38,7 @@ def claims() -> list[Claim]:
     return [*_numerical(), *_vgg(), *_larger_models(), *_clicks(), *_production(), *_ablation(), *_theory()]
 
 
-def _judged(rows: Sequence[Row]) -> str:
+def judged(rows: Sequence[Row]) -> str:
     """Confirmed where all lines have the treatment better, and so on."""
     won, lost = ([each for each in rows if each.verdict_kind == kind] for kind in ("better", "worse"))
     small = sum(abs(each.values["difference"]) < each.values.get("noise floor", 0.0) for each in won)
@@ -70,7 +70,7 @@ def _numerical() -> Iterable[Claim]:
         "fig. 2, app. C.1",
         "lower in 6 of 6 panels",
         f"{_count(first, 'lower')} from the paper's start; {_count(starts, 'lower')} over random starts",
-        _judged([*first, *starts]),
+        judged([*first, *starts]),
     )
     ends = lines("fig-noise", "log10 of the loss at the end")
     paths = lines("fig-noise", "log10 of the length of the path")
@@ -79,7 +79,7 @@ def _numerical() -> Iterable[Claim]:
         "fig. 3",
         "none given",
         f"final loss {_count(ends, 'lower')}; path {_count(paths, 'shorter')}",
-        _judged([*ends, *paths]),
+        judged([*ends, *paths]),
     )
     calm = lines("fig-no-noise", "log10 of the loss at the end")
     yield Claim(
@@ -94,11 +94,11 @@ def _vgg() -> Iterable[Claim]:
         "fig. 4; table 4 at 80°",
         "+0.98 at 80°",
         f"both at Adam's rate: {_at(sudden)}; at 80°, {_own('sudden 80°')}",
-        _judged(sudden),
+        judged(sudden),
     )
     gain = row("fig-sudden", "CAdam's gain at 20 to 80° against that at 0°")
     yield Claim(
-        "The gap is larger than without rotation", "fig. 4", "none given", in_brackets(interval(gain)), _judged([gain])
+        "The gap is larger than without rotation", "fig. 4", "none given", in_brackets(interval(gain)), judged([gain])
     )
     falls = row("fig-sudden-detail", "CAdam: alignment")
     yield Claim(
@@ -114,7 +114,7 @@ def _vgg() -> Iterable[Claim]:
         "fig. 4, right",
         "none given",
         f"steps to recover: {_at(recovery)}; the drop itself was not measured",
-        _judged(recovery),
+        judged(recovery),
     )
     faster = [row("fig-continuous", f"CAdam's gain at 4° against that at {base}°") for base in ("0", "0.5")]
     speeds = [row("fig-continuous", f"continuous {speed}°: mean test accuracy") for speed in ("0.5", "1", "2", "4")]
@@ -123,14 +123,14 @@ def _vgg() -> Iterable[Claim]:
         "fig. 5, left",
         "none given",
         f"both at Adam's rate: {_at(speeds)}; gain at 4° minus gain at 0.5°: {in_brackets(interval(faster[1]))}",
-        f"{PARTLY}: larger at 4° than at 0.5°, but largest at 2°" if _judged(faster) == CONFIRMED else _judged(faster),
+        f"{PARTLY}: larger at 4° than at 0.5°, but largest at 2°" if judged(faster) == CONFIRMED else judged(faster),
     )
     yield Claim(
         "Ahead of Adam at 2° per step",
         "table 4",
         "+4.52",
         f"both at Adam's rate: {in_brackets(interval(speeds[2]))}; {_own('continuous 2°')}",
-        f"{_judged([speeds[2]])} at Adam's rate; ours is smaller",
+        f"{judged([speeds[2]])} at Adam's rate; ours is smaller",
     )
     levels = [row("fig-image-noise", f"noise {level}%: mean test accuracy") for level in (10, 20, 30, 40)]
     yield Claim(
@@ -138,7 +138,7 @@ def _vgg() -> Iterable[Claim]:
         "fig. 5, right; table 4 at 40%",
         "+3.34 at 40%",
         f"both at the rate chosen for Adam by 10 epochs: {_at(levels)}; at 40%, {_own('noise 40%')}",
-        _judged(levels),
+        judged(levels),
     )
     alignment = _alignment()
     yield Claim(
@@ -194,7 +194,7 @@ def _larger_models() -> Iterable[Claim]:
             "app. B.2",
             "none given",
             f"both at Adam's rate: {_at(found)}{own}; other strengths were not run",
-            _judged(found),
+            judged(found),
         )
 
 
@@ -207,7 +207,7 @@ def _clicks() -> Iterable[Claim]:
         "table 1",
         "AUC 80.94 and 80.96; Adam 80.92, AmsGrad 80.94",
         other + "; ".join(in_brackets(interval(each)) for each in found) if first else "",
-        _judged(found) if first else NOT_RUN,
+        judged(found) if first else NOT_RUN,
     )
     yield Claim("CAmsGrad is not consistently better than CAdam", "sec. 3.3", "better on average by 0.02", "", NOT_RUN)
     yield Claim(
@@ -265,7 +265,7 @@ def _ablation() -> Iterable[Claim]:
             "table 4",
             ", ".join(papers),
             f"both at the rate chosen for {baseline}: {_at(found)}{own}",
-            _judged(found),
+            judged(found),
         )
     done = is_archived("tab-ablation-criteo")
     found = lines("tab-ablation-criteo", "mean of the models") if done else []
@@ -274,7 +274,7 @@ def _ablation() -> Iterable[Claim]:
         "table 4",
         "SGDM +0.55, Adam +0.02, AmsGrad +0.02",
         "generated clicks, not Criteo's: " + _at(found) if done else "",
-        _judged(found) if done else NOT_RUN,
+        judged(found) if done else NOT_RUN,
     )
     lion = row("fig-shift", "CLion against Lion")
     yield Claim(

@@ -158,7 +158,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "shows": experiment.shows,
                 "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
                 "cuda": list(experiment.cuda),
-                "state": console.state(experiment, request),
+                "state": console.state(experiment, request, _published(request, cache)),
                 "seconds": dict(experiment.seconds),
             }
         )
@@ -267,11 +267,15 @@ def _from_archive(requests: Sequence[runner.Request], cache: Cache) -> list[str]
     """How many of the results were not computed here."""
     lines = []
     for request in requests:
-        places = [cache.path(request.experiment, result.cell) for result in request.results]
-        if published := sum(not place.exists() for place in places):
-            counted = f"{published} of {len(places)} results"
+        if published := _published(request, cache):
+            counted = f"{published} of {len(request.results)} results"
             lines.append(f"{request.experiment.name}: {counted} are published ones; --force computes them here.")
     return lines
+
+
+def _published(request: runner.Request, cache: Cache) -> int:
+    """How many results are there that were not computed here."""
+    return sum(not cache.path(request.experiment, result.cell).exists() for result in request.results)
 
 
 _NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
@@ -402,7 +406,7 @@ def archive(options: argparse.Namespace) -> int:
         return USAGE
     published, code = Archive(options.archive), DONE
     for experiment in experiments:
-        cache = Cache(options.cache, published)
+        cache = Cache(options.cache, published, any_versions=True)
         plan = _last(cache, experiment) or experiment.plan("quick")
         if options.scale or options.seeds:
             plan = experiment.plan(options.scale or "quick", options.seeds)

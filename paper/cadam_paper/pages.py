@@ -17,11 +17,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from cadam.trials import runner
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
-from cadam.trials.statistics import compare
 
 from . import catalogue, claims, evidence, stream_tables
 from .images import study
@@ -74,37 +71,6 @@ def rates() -> list[str]:
                 f"±{both.floor:.2f}",
             )
         )
-    return lines
-
-
-CURVE_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-CURVE_CONDITIONS = {
-    "clean": "without change",
-    "sudden 80": "sudden 80°",
-    "continuous 2": "continuous 2°",
-    "noise 40": "noise 40%",
-}
-
-
-def curves() -> list[str]:
-    """Adam and CAdam over learning rates: VGG-16, 30 epochs, and the difference over the seeds that both have."""
-    lines = head("condition", "", *map(short, CURVE_RATES))
-    tests = Results(archive().study("images").results()).tests().where(model="VGG-16", epochs=30)
-    for condition, label in CURVE_CONDITIONS.items():
-        found = [
-            {arm: tests.where(condition=condition, optimizer=arm, lr=lr).metric("accuracy") for arm in study.ARMS}
-            for lr in CURVE_RATES
-        ]
-        for arm in reversed(study.ARMS):
-            means = [f"{np.mean(list(at[arm].values())):.2f}" if at[arm] else "" for at in found]
-            lines.append(line(label if arm == "Adam" else "", arm, *means))
-        differences = [
-            in_brackets(compare(at["CAdam"], at["Adam"], names=study.ARMS, better="higher").difference)
-            if at["Adam"] and at["CAdam"]
-            else ""
-            for at in found
-        ]
-        lines.append(line("", "CAdam minus Adam", *differences))
     return lines
 
 
@@ -171,7 +137,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-densenet": lambda: strengths("-densenet"),
     "images-rates": rates,
     "images-ablation": ablation,
-    "images-curves": curves,
     "streams-answer": stream_tables.answer,
     "streams-ab": stream_tables.comparisons,
     "streams-rates": stream_tables.rates,
@@ -179,7 +144,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "streams-intervals": stream_tables.intervals,
     "evidence-answer": evidence.answer,
     "evidence-switch": evidence.switch,
+    "evidence-skipped": evidence.skipped,
     "evidence-rates": evidence.rate_table,
+    "evidence-floors": evidence.floors,
     "evidence-explanations": evidence.explanations,
     "evidence-findings": evidence.all_findings,
     "evidence-claims": claims.table,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from cadam.ab import rates, runs
 from cadam.ab.study import Study, experiment_of
 from cadam.online.events import Array, Batch, Events
+from cadam.online.models import pairs
 from cadam.trials.experiment import Cell, Data, Experiment, Outcome
 
 NEEDS = "real streams are Parquet files, which need pyarrow: pip install pyarrow"
@@ -76,10 +77,9 @@ class StreamDeepFM(nn.Module):
     def forward(self, **features: Tensor) -> Tensor:
         ids = torch.stack([features[name] for name in self.fields], 1) + self.starts
         embedded = self.table(ids)
-        pairs = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
         numbers = [features[name].unsqueeze(1) for name in self.numbers]
         deep = self.deep(torch.cat([embedded.flatten(1), *numbers], 1)).squeeze(1)
-        total: Tensor = pairs + self.linear(ids).sum((1, 2)) + deep
+        total: Tensor = pairs(embedded) + self.linear(ids).sum((1, 2)) + deep
         return total
 
 

@@ -245,6 +245,16 @@ def test_list_shows_state_and_time(cadam: Cadam) -> None:
     assert {row["name"]: row["state"] for row in rows} == {"walk": "done (quick, 2 seeds)", "tuned": "not run"}
 
 
+def test_list_tells_what_is_published_from_what_was_computed_here(cadam: Cadam) -> None:
+    def state(cache: str) -> str:
+        return str(json.loads(cadam("list", "--json", "--archive", "published", "--cache", cache)[1])[0]["state"])
+
+    cadam("reproduce", "walk", "--seeds", "2", "--cache", "here")
+    assert cadam("archive", "walk", "--dirty", "--archive", "published", "--cache", "here")[0] == 0
+    assert state("here") == "done (quick, 2 seeds)"
+    assert state("empty") == "published (quick, 2 seeds)"
+
+
 def test_report_shows_what_was_run(cadam: Cadam) -> None:
     code, _, err = cadam("report")
     assert code == 4
@@ -461,6 +471,17 @@ def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str)
         assert {cell.experiment for cell in cells} in ({name}, *shared)
         assert len(set(cells)) == len(cells) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0
+
+
+def test_without_the_paper_help_says_which_commands_need_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in cli.PAPER:
+        assert any(line.split()[:1] == [name] and "cadam-paper" in line for line in lines)
 
 
 def test_a_broken_command_of_another_package_leaves_ours(

@@ -68,7 +68,7 @@ def _parser(
     command.set_defaults(run=bench.run)
     for name in PAPER:
         if name not in commands.choices:
-            command = commands.add_parser(name, add_help=False)
+            command = commands.add_parser(name, add_help=False, help="needs cadam-paper, which is not installed")
             command.set_defaults(run=_not_installed)
     return parser, commands
 

@@ -593,6 +593,7 @@ def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
         (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
         (["--matters", "-1"], "--matters must be 0 or more, got -1"),
+        (["--tuning-share", "2"], "--tuning-share must lie between 0 and 1, got 2"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
         (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
         (["--data", "carrier-pigeon:coop"], "carrier-pigeon:coop"),

@@ -26,7 +26,7 @@ import torch
 from online_kafka import settings
 from online_streams import ITEMS, SCHEMA, files, learner, table, weights
 
-from cadam.online import KafkaSource, ParquetSource, RedisSource, Source
+from cadam.online import KafkaSource, ParquetSource, RedisSource, Source, models
 
 COUNT = 1500
 BATCH = 16
@@ -63,7 +63,10 @@ def learn(kind: str, place: str, folder: Path) -> None:
     """One life: go on from the checkpoint to the end, and write down what came out."""
     random.seed(0)
     np.random.seed(0)
+    torch.manual_seed(0)
+    name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
     ours = learner(
+        models.build(name, SCHEMA) if name else None,
         horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
         checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip

@@ -45,9 +45,11 @@ def redis_stream(server: Server) -> str:
     return server.url
 
 
-@pytest.mark.parametrize("kind", ["parquet", "redis"])
+@pytest.mark.parametrize(("kind", "model"), [("parquet", ""), ("redis", ""), ("parquet", "deepfm")])
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
-def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(kind: str, kills: int, tmp_path: Path) -> None:
+def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(
+    kind: str, model: str, kills: int, tmp_path: Path
+) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:
         place = parquet_stream(tmp_path / "data") if server is None else redis_stream(server)
@@ -57,7 +59,7 @@ def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(kind: str,
             capture_output=True,
             text=True,
             timeout=900,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "ONLINE_MODEL": model},
         )
         assert result.returncode == 0, result.stderr
     finally:

@@ -23,7 +23,7 @@ from test_sources import write_jsonl
 from torch import Tensor, nn
 
 from cadam import cli
-from cadam.online import DamagedCheckpointError, Events, load_model
+from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
 from cadam.online.export import export
 
 SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
@@ -54,8 +54,11 @@ def agree(found: np.ndarray, expected: np.ndarray) -> bool:
     return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 1e-6)
 
 
-def test_the_model_of_a_checkpoint_predicts_as_its_learner_does(state: Path) -> None:
+def test_the_model_of_a_checkpoint_predicts_as_its_learner_does(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = events(500, seed=9)
+    monkeypatch.chdir(tmp_path)  # the model's file is found from anywhere
     loaded = load_model(state)
     expected = learnt_scores(state, given)
     assert loaded.schema == SCHEMA
@@ -149,6 +152,70 @@ def test_the_exported_model_scores_as_the_learner_does_in_a_process_with_torch_a
     torch.export.load(exported / "model.pt2", extra_files=inside)
     assert json.loads(inside["schema.json"]) == json.loads((exported / "model.schema.json").read_text())
     assert sorted(path.name for path in exported.glob("*model*")) == ["model.pt", "model.pt2", "model.schema.json"]
+
+
+EVERY_KIND = Schema(
+    {
+        "user": "hash:100",
+        "item": "category:20",
+        "price": "number?",
+        "sizes": "number[3]",
+        "words": "hash:50[4]?",
+        "colour": "hash:9?",
+        "at": "clock:iso?",
+    },
+    label="click",
+)
+
+
+def raw_events(count: int, seed: int) -> list[dict[str, Any]]:
+    """Events of every kind of feature, some of whose values are missing."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        event = {
+            "user": f"user {random.integers(60)}",
+            "item": int(random.integers(20)),
+            "price": None if random.random() < 0.2 else float(random.lognormal()),
+            "sizes": random.normal(size=3).tolist(),
+            "words": [f"word {n}" for n in random.integers(30, size=random.integers(6))],
+            "colour": None if random.random() < 0.2 else str(random.integers(9)),
+            "at": None if random.random() < 0.2 else f"2026-01-{random.integers(1, 29):02d}T10:00:00",
+        }
+        found.append({**event, "click": int(event["item"] > 12)})
+    return found
+
+
+@pytest.mark.parametrize(
+    "kinds", [["deepfm"], pytest.param([*models.MODELS], marks=pytest.mark.slow)], ids=["default", "all"]
+)
+def test_ready_made_models_are_exported_and_score_as_their_learners_do(kinds: list[str], tmp_path: Path) -> None:
+    given, expected = raw_events(200, seed=1), {}
+    for name in kinds:
+        folder = tmp_path / name
+        torch.manual_seed(0)
+        model = models.build(name, EVERY_KIND)
+        ours = learner(model, checkpoint=folder)
+        for seed in range(2, 8):
+            ours.take(EVERY_KIND.records(raw_events(50, seed), [""] * 50))
+        ours.save()
+        ours.close()
+        EVERY_KIND.write(folder / "schema.json")
+        (folder / "model.json").write_text(json.dumps({"model": name}))
+        events = EVERY_KIND.records(given, [""] * 200).events
+        assert events is not None
+        expected[name] = ours.training.score(events.features, 200)
+        assert expected[name].std() > 0.001
+        loaded = load_model(folder)
+        assert agree(loaded.predict(given), expected[name])
+        export(loaded, folder / "model.pt2")
+        torch.save([{name: torch.from_numpy(v) for name, v in events.features.items()}], folder / "inputs.pt")
+    lines = "\n".join(f"    {line}" for line in TORCH_ALONE.splitlines())
+    names = sorted(expected)
+    code = f"import os\nfor name in {names}:\n    os.chdir(name)\n{lines}\n    os.chdir('..')"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True, timeout=120)
+    for name in names:
+        assert agree(torch.load(tmp_path / name / "scores.pt")[0].numpy(), expected[name]), name
 
 
 def test_a_model_that_cannot_be_exported_leaves_its_weights_and_a_reason(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from test_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
 from cadam import cli, folders, online
+from cadam.exits import NO_PACKAGE
 from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.log import PredictionLog
 from cadam.online.portion import Portion
@@ -371,7 +372,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_learnt(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     write_jsonl(tmp_path / "a.jsonl", table(10))
-    assert run("--data", "jsonl:a.jsonl", "--checkpoint", "state", *more) == 2
+    assert run("--data", "jsonl:a.jsonl", "--checkpoint", "state", *more) == NO_PACKAGE
     error = capsys.readouterr().err
     assert advice in error
     assert error.count("\n") == 1

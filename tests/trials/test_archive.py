@@ -82,6 +82,14 @@ def test_results_may_bring_new_metrics(archive: Archive) -> None:
     assert_same(archive.find(WALK, CELL), result())
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0), (2, 3)])
+def test_a_curve_of_rows_keeps_its_dimensions_though_it_is_empty(archive: Archive, shape: tuple[int, int]) -> None:
+    cell = make_cell("CAdam", 0.1, 9)
+    new = dataclasses.replace(result(cell), outcome=Outcome({}, {"table": np.ones(shape)}))
+    archive.add(WALK, [new])
+    assert_same(archive.find(WALK, cell), new)
+
+
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [

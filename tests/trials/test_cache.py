@@ -54,6 +54,21 @@ def test_what_is_saved_is_loaded_to_the_bit(cache: Cache) -> None:
         assert (found.dtype, found.shape, found.tobytes()) == (curve.dtype, curve.shape, curve.tobytes())
 
 
+def test_what_another_torch_computed_counts_only_where_any_version_does(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {**PROVENANCE.versions, "torch": "1.0"}
+    with monkeypatch.context() as other:
+        other.setattr(torch, "__version__", "1.0")
+        cache.save(WALK, dataclasses.replace(result(), provenance=dataclasses.replace(PROVENANCE, versions=versions)))
+    (cache.root / CELL.experiment / "plan.json").write_text("{}")
+    assert cache.load(WALK, CELL) is None
+    found = Cache(cache.root, any_versions=True).load(WALK, CELL)
+    assert found is not None
+    assert found.provenance.versions["torch"] == "1.0"
+    assert Cache(cache.root, any_versions=True).load(dataclasses.replace(WALK, version=9), CELL) is None
+
+
 def test_a_cell_that_was_not_saved_is_none(cache: Cache) -> None:
     cache.save(WALK, result())
     assert cache.load(WALK, make_cell("CAdam", 0.1, 4, depth=2)) is None

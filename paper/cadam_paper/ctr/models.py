@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from cadam.online.models import pairs
+
 EMBEDDING_STD = 1e-4
 
 
@@ -97,8 +99,7 @@ class DeepFM(WideDeep):
 
     def forward(self, ids: Tensor) -> Tensor:
         embedded = self.table(ids)
-        pairs = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
-        score: Tensor = self.score(embedded) + pairs + self.wide(ids).sum((1, 2)) + self.bias
+        score: Tensor = self.score(embedded) + pairs(embedded) + self.wide(ids).sum((1, 2)) + self.bias
         return score
 
 

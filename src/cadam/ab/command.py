@@ -270,6 +270,8 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
             )
         moments = [options.blocks // 3, 2 * options.blocks // 3]
         planted[f"with a change of {options.change}"] = {"change": {"feature": options.change, "blocks": moments}}
+    if not 0 < options.tuning_share < 1:
+        raise ValueError(f"--tuning-share must lie between 0 and 1, got {options.tuning_share:g}")
     if options.noise is not None and not 0 <= options.noise <= 1:
         raise ValueError(f"--noise must lie between 0 and 1, got {options.noise:g}")
     if options.delay is not None and not options.delay > 0:

@@ -65,3 +65,10 @@ def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
     for name, buffer in item.state.items():
         buffer.copy_(moved.state[name])
     return None if item.counts is None else (moved.alignment > 0).sum()
+
+
+def count(counts: Tensor, alignment: Tensor, touched: int, seen: int) -> None:
+    """Add one step to the alignment counters, on the device."""
+    counts[0].add_((alignment > 0).sum())
+    counts[1].add_(touched)
+    counts[2].add_(seen)

@@ -8,14 +8,13 @@ count of the parameter, as in torch.optim.SparseAdam.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import scalars
 from .base import Engine, Item, Job
-from .eager import Tensors
+from .eager import Tensors, count
 
 
 class Rows(Engine):
@@ -27,10 +26,9 @@ class Rows(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
             for item, grad in job:
                 item.step.add_(1)
-                _step(job, item, grad, coefficients(item.step))
+                _step(job, item, grad)
 
 
 def check_ids(jobs: Sequence[Job]) -> None:
@@ -61,19 +59,18 @@ def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor
     return tuple(wide.indices()), wide.values()
 
 
-def _step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> None:
+def _step(job: Job, item: Item, grad: Tensor) -> None:
     work = item.work_dtype
     where, values = summed(grad, work)
     if item.counts is not None and values.numel() == 0:
         item.counts[2].add_(item.param.numel())
     if values.numel() == 0:
         return
+    c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
     state = {name: buffer[where].to(work) for name, buffer in item.state.items()}
     moved = job.update(item.param[where].to(work), values, state, c, Tensors)
     item.param[where] = moved.param.to(item.param.dtype)
     for name, buffer in item.state.items():
         buffer[where] = moved.state[name].to(buffer.dtype)
     if item.counts is not None:
-        item.counts[0].add_((moved.alignment > 0).sum())
-        item.counts[1].add_(values.numel())
-        item.counts[2].add_(item.param.numel())
+        count(item.counts, moved.alignment, values.numel(), item.param.numel())

@@ -62,3 +62,8 @@ def of_steps(update: Update, options: Options, grad_scale: Tensor | None) -> Cal
         return update.coefficients(step, numbers, Scalars, scale)
 
     return lambda step: known(step.item())
+
+
+def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor | None) -> dict[str, Any]:
+    """The coefficients of one parameter's step."""
+    return of_steps(update, options, grad_scale)(step)

@@ -13,6 +13,7 @@ from .metrics import StreamMetrics, measure, recompute
 from .progress import LogLoss, Metric
 from .reports import Console, Prometheus, Scalars
 from .schema import Schema
+from .serve import Serve
 from .sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Rejected",
     "Scalars",
     "Schema",
+    "Serve",
     "Source",
     "StreamMetrics",
     "SuddenChange",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import folders
-from ..exits import DONE, FAILED, INTERRUPTED, USAGE
+from ..exits import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
 from . import given, guard, serve
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
@@ -149,7 +149,7 @@ def run_schema(options: argparse.Namespace) -> int:
         found = given.inferred(uri, options)
     except (ValueError, OSError, ImportError) as error:
         print(f"cadam schema: {error}", file=sys.stderr)
-        return USAGE
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     given.show(found)
     found.schema.write(options.output, ignored=found.ignored())
     data = shlex.quote(options.place or options.data)
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
         learner.reports.append(watch)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
-        return USAGE
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     except KeyboardInterrupt:
         print("cadam run: interrupted before anything was done", file=sys.stderr)
         return INTERRUPTED

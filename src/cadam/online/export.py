@@ -161,8 +161,9 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     batch = torch.export.Dim("batch")
     examples = {name: _example(kind) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
+    model = Scores(loaded.model).eval()
     try:
-        program = torch.export.export(Scores(loaded.model).eval(), (examples,), dynamic_shapes=shapes, strict=False)
+        program = _traced(model, examples, shapes)
     except Exception as error:  # whatever the model does that cannot be traced
         raise RuntimeError(
             f"torch.export does not take this model ({type(error).__name__}: {str(error).splitlines()[0]}); "
@@ -170,6 +171,14 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
         ) from error
     _replace(path, lambda new: _save(program, new, text))
     return [path, state, schema]
+
+
+def _traced(model: nn.Module, examples: Any, shapes: Any) -> Any:
+    """By the model's code, which lets the number of events be any that is asked for by `len`; else by a call of it."""
+    try:
+        return torch.export.export(model, (examples,), dynamic_shapes=shapes, strict=True)
+    except Exception:  # the code has something that only Python itself can do
+        return torch.export.export(model, (examples,), dynamic_shapes=shapes, strict=False)
 
 
 def _example(kind: Any) -> Tensor:

@@ -119,7 +119,13 @@ class Given:
     def write(self, folder: Path) -> None:
         """What `read` finds in the folder."""
         self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
-        (folder / MODEL).write_text(json.dumps({"model": self.model, **self.settings}, indent=2) + "\n")
+        (folder / MODEL).write_text(json.dumps({"model": absolute(self.model), **self.settings}, indent=2) + "\n")
+
+
+def absolute(place: str) -> str:
+    """A model as it is found from any folder: its file with the whole path."""
+    file, _, function = place.rpartition(":")
+    return f"{Path(file).resolve()}:{function}" if file else place
 
 
 def builder(place: str, schema: Schema, settings: Mapping[str, Any]) -> tuple[Callable[[], nn.Module], Loss]:

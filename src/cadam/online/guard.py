@@ -91,7 +91,7 @@ def alike(reason: str) -> str:
     if not colon:
         return reason
     rest = re.sub(r"'(?:[^'\\]|\\.)*'|\"[^\"]*\"", "'...'", rest)
-    return f"{head}: {re.sub(r'(?<![^ ])-?[0-9][0-9.e+]*(?= is |$| as )', '...', rest)}"[:200]
+    return f"{head}: {re.sub(r'^-?[0-9][0-9.e+-]*(?= )|(?<=of )[0-9]+', '...', rest)}"[:200]
 
 
 def cure(counted: Mapping[str, int], schema: Schema) -> str:

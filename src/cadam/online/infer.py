@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -218,17 +219,19 @@ def _floats(written: Sequence[str]) -> list[float] | None:
 
 
 def _number_column(column: Column) -> Column:
-    """Numbers that are times: by name, and by where they lie."""
-    if not is_named(column.name, TIME):
+    """Numbers that are times: by name or because they rise, and by where they lie."""
+    numbers = [float(v) for v in column.counts]
+    named = is_named(column.name, TIME)
+    rises = len(numbers) > 1 and all(a <= b for a, b in pairwise(numbers))  # counted in the order of the rows
+    if not named and not rises:
         return column
-    if column.form == "integer":
+    if column.form == "integer" and named:
         written = [str(v).removesuffix(".0") for v in column.counts]
         lengths = {len(v) for v in written}
         if len(lengths) == 1 and (length := lengths.pop()) in DIGITS:
             for form in DIGITS[length]:
                 if _all_parse(written, form):
                     return replace(column, form="time", time_form=form)
-    numbers = [float(v) for v in column.counts]
     for unit, scale in UNITS.items():
         if all(SINCE <= v / scale < UNTIL for v in numbers):
             return replace(column, form="time", time_form="" if unit == "s" else unit)
@@ -253,7 +256,7 @@ def _all_parse(written: Sequence[str], form: str) -> bool:
 
 def places(distinct: int) -> int:
     """Places of a table for so many values: room enough that few share one, and that new ones find theirs."""
-    wanted = distinct * (64 if distinct <= 1_000 else 16 if distinct <= 100_000 else 4)
+    wanted = distinct * (64 if distinct <= 10_000 else 16 if distinct <= 100_000 else 4)
     digits: int = 10 ** max(0, len(str(wanted)) - 2)
     return min(MOST_PLACES, max(100, -(-wanted // digits) * digits))
 
@@ -261,8 +264,8 @@ def places(distinct: int) -> int:
 # Choices -------------------------------------------------------------------------------------------------------
 
 
-def feature(column: Column, total: int | None) -> Choice:
-    """The kind of a feature, or why it is left out."""
+def feature(column: Column, total: int | None, named: bool = False) -> Choice:
+    """The kind of a feature, or why it is left out; `named`: its integers are known to name something."""
     name, estimated = column.name, column.estimated(total)
     share = f", {column.missing / len(column.values):.1%} missing" if column.missing else ""
 
@@ -290,7 +293,8 @@ def feature(column: Column, total: int | None) -> Choice:
     if column.form == "float":
         return Choice(name, "number?", f"numbers{_range(column)}{share}")
     if column.form == "integer":
-        return _integer(column, about, estimated, total, left, hashed)
+        coded = named or is_named(column.name, CODE | USER) or tokens(column.name)[-1:] == ["id"]
+        return _integer(column, about, estimated, total, coded, left, hashed)
     words = _mean_words(column)
     if words >= 3 and column.distinct > FEW:
         return hashed(f"text of {words:.0f} words on average, {about}: words hashed", f"[{WORDS}]")
@@ -308,11 +312,11 @@ def _integer(
     about: str,
     estimated: int,
     total: int | None,
+    coded: bool,
     left: Callable[..., Choice],
     hashed: Callable[..., Choice],
 ) -> Choice:
     rows = len(column.values) if total is None else total
-    coded = is_named(column.name, CODE | USER) or tokens(column.name)[-1:] == ["id"]
     if column.unique and coded:
         return left(f"nearly unique: {column.distinct:,} values in {column.known:,} rows say nothing of the next")
     if coded:
@@ -398,11 +402,12 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
         if key is not None and name == key.partition(":")[0]:
             choices[name] = Choice(name, "id", why_key)
             continue
-        chosen = feature(column, sample.total)
+        of_user = user is not None and name == user.partition(":")[0]
+        chosen = feature(column, sample.total, named=of_user)
         if chosen.kind:
             features[name] = chosen.kind
         role = ""
-        if user is not None and name == user.partition(":")[0]:
+        if of_user:
             role = f"user ({why_user}); "
         if time is not None and name == time.partition(":")[0]:
             role = f"time of the event ({why_time}); "
@@ -411,7 +416,7 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
         raise CannotInferError(f"{place} has no column to predict {label!r} from: {_reasons(choices)}")
     blanks = sorted({blank for column in columns.values() for blank in column.blanks})
     schema = Schema(features, label, key, user, time, separator=sample.separator, header=sample.header, missing=blanks)
-    warnings += _odd(schema, columns, sample, wishes)
+    warnings += _odd(schema, columns, sample)
     ordered = [choices[name] for name in columns]
     return Inferred(schema, ordered, f"{place}: {sample.how}", warnings)
 
@@ -573,8 +578,15 @@ def _once_each(column: Column, label: Column) -> bool:
 # What is odd ---------------------------------------------------------------------------------------------------
 
 
-def _odd(schema: Schema, columns: dict[str, Column], sample: Sample, wishes: Wishes) -> list[str]:
+def _odd(schema: Schema, columns: dict[str, Column], sample: Sample) -> list[str]:
     found = []
+    for column in columns.values():
+        other = column.time_form.replace("%d/%m/", "%m/%d/")
+        if other != column.time_form and _all_parse([str(v) for v in column.counts], other):
+            found.append(
+                f"in {column.name!r} days and months cannot be told apart: {column.time_form} was taken; write {other} "
+                "in the schema if months come first"
+            )
     if schema.time is not None:
         column = columns[schema.time.partition(":")[0]]
         if (order := _sorted(column)) < 0.999:

@@ -205,7 +205,8 @@ def _curve(value: Any, metadata: Mapping[bytes, bytes]) -> Array:
     """A list, or a list of lists, as the array it was."""
     dtype = np.dtype(metadata[b"dtype"].decode())
     if metadata[b"ndim"] == b"2":
-        return np.array(value.as_py(), dtype)
+        rows = np.array(value.as_py(), dtype)
+        return rows if rows.ndim == 2 else rows.reshape(0, 0)  # no rows: how wide they would be is not known
     array: Array = value.values.to_numpy(zero_copy_only=False)
     return array.astype(dtype)
 

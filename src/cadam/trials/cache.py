@@ -21,8 +21,9 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,16 @@ def _identity(cell: Cell, version: int, versions: Mapping[str, str]) -> str:
 
 
 class Cache:
-    """The results under one folder, and behind them those of an archive, which is never written here."""
+    """The results under one folder, and behind them those of an archive, which is never written here.
 
-    def __init__(self, root: Path | str, archive: Archive | None = None) -> None:
+    With `any_versions`, results that other versions of cadam or torch computed count too, as they do in the archive:
+    so what another machine has computed can be published here.
+    """
+
+    def __init__(self, root: Path | str, archive: Archive | None = None, *, any_versions: bool = False) -> None:
         self.root = Path(root).absolute()
         self.archive = archive
+        self.any_versions = any_versions
 
     def path(self, experiment: Experiment, cell: Cell) -> Path:
         return self.root / cell.experiment / f"{identity(experiment, cell)}.json"
@@ -69,6 +75,8 @@ class Cache:
     def load(self, experiment: Experiment, cell: Cell) -> Result | None:
         """The result of a cell, or None if neither the cache nor the archive has one."""
         path = self.path(experiment, cell)
+        if self.any_versions and not path.exists():
+            path = self._by_cell.get((cell.key(), experiment.version), path)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -79,6 +87,16 @@ class Cache:
         if result.cell != cell:
             raise DamagedCellError(f"{path}: holds {result.cell}, not {cell}")
         return result
+
+    @cached_property
+    def _by_cell(self) -> dict[tuple[str, int], Path]:
+        """Where the result of each cell and version is, whatever computed it; a damaged file is nowhere."""
+        found = {}
+        for path in self.root.glob("*/*.json"):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
+                body = json.loads(path.read_bytes())
+                found[Cell(**body["cell"]).key(), body["version"]] = path
+        return found
 
     def _archived(self, experiment: Experiment, cell: Cell) -> Result | None:
         try:

@@ -185,12 +185,14 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and find_spec("rich") is not None
 
 
-def state(experiment: Experiment, request: Request) -> str:
-    """How much of an experiment there is, in a few words."""
+def state(experiment: Experiment, request: Request, published: int = 0) -> str:
+    """How much of an experiment there is, in a few words; `published` results of it were not computed here."""
     if request.unknown:
         return f"not known: {request.unknown}"
     if request.complete:
-        return f"done ({request.plan.scale}, {request.plan.seeds} seeds)"
+        what = "published" if published == len(request.results) else "done"
+        some = f", {published} of {len(request.results)} results published" if what == "done" and published else ""
+        return f"{what} ({request.plan.scale}, {request.plan.seeds} seeds{some})"
     data = experiment.needed(request.plan.scale)
     if data is not None and data.missing():
         return "data missing"

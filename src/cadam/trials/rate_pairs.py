@@ -131,6 +131,7 @@ def figure(pairs: Mapping[str, Pair], metric: str, *, same_data: bool, digits: i
         below.set_xlabel("learning rate")
         for panel in (above, below):
             panel.minorticks_off()
+            panel.set_xticks(pair.baseline.rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in pair.baseline.rates])
     axes[0, 0].set_ylabel(metric)
     arms = next(iter(pairs.values()))
     axes[1, 0].set_ylabel(f"{arms.treatment.arm} minus {arms.baseline.arm}, same rate")
@@ -158,7 +159,7 @@ def _differences(axes: Axes, pair: Pair, digits: int) -> None:
     if all(math.isfinite(each.low) for each in found):
         axes.vlines(rates, [each.low for each in found], [each.high for each in found], color=palette.INK, lw=1)
     span = float(np.ptp(means)) or 1.0
-    low, high = min(means) - 0.15 * span, max(means) + 0.15 * span
+    low, high = min(0.0, *means) - 0.15 * span, max(0.0, *means) + 0.15 * span
     if pair.margin is not None:
         low, high = min(low, pair.margin - 0.1 * span), max(high, pair.margin + 0.1 * span)
         axes.axhline(pair.margin, color=palette.CADAM, lw=1, ls="--")

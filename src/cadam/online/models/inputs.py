@@ -57,9 +57,10 @@ class Normalised(nn.Module):
 class Inputs(nn.Module):
     """The fields of a schema's features: an embedding (batch, fields, width) and the linear term of each event.
 
-    Categories and hashes are places in one table with sparse gradients; a list is the mean of what is in it; a time is
-    two fields, its hour and its day of the week. A number x is a field, too: x v + u, where v is a vector of its own,
-    and u that of the bin that x lies in, or of a missing one. With width 0 there are linear terms only.
+    Categories and hashes are places in one table with sparse gradients. A list is one field, the mean of what is in it,
+    and so is a time, the mean of its hour and its day of the week. A number x is a field, too: x v + u, where v is a
+    vector of its own, and u that of the bin that x lies in, or of a missing one. With width 0 there are linear terms
+    only.
     """
 
     starts: Tensor
@@ -68,15 +69,15 @@ class Inputs(nn.Module):
     def __init__(self, schema: Schema, width: int, linear: bool = True) -> None:
         super().__init__()
         kinds = schema.kinds
-        self.places = [name for name, kind in kinds.items() if kind.size and (not kind.length or kind.name == "clock")]
-        self.bags = [name for name, kind in kinds.items() if kind.size and kind.length and kind.name != "clock"]
+        self.places = [name for name, kind in kinds.items() if kind.size and not kind.length]
+        self.bags = [name for name, kind in kinds.items() if kind.size and kind.length]
         self.missing_first = {name: kinds[name].optional for name in self.bags}
         self.numbers = [name for name, kind in kinds.items() if kind.name == "number"]
         count = sum(kinds[name].length or 1 for name in self.numbers)
         starts: list[int] = []
         rows = 0
         for name in self.places:
-            starts += [rows] * (kinds[name].length or 1)
+            starts.append(rows)
             rows += kinds[name].size
         self.bag_starts = {}
         for name in self.bags:
@@ -98,9 +99,9 @@ class Inputs(nn.Module):
         """Embeddings (batch, fields, width) and linear terms (batch,)."""
         embedded: list[Tensor] = []
         terms: list[Tensor] = [self.bias]
-        ids = [features[name].reshape(len(features[name]), -1) for name in self.places]
-        if ids:
-            self._look_up(torch.cat(ids, 1) + self.starts, embedded, terms)
+        if self.places:
+            ids = torch.stack([features[name] for name in self.places], 1)
+            self._look_up(ids + self.starts, embedded, terms)
         for name in self.bags:
             inside = features[name]
             weights = (inside > 0).float() if self.missing_first[name] else torch.ones_like(inside, dtype=torch.float32)

@@ -125,7 +125,7 @@ def usual_hidden(inputs: int) -> tuple[int, ...]:
     return (32 if inputs <= 128 else 64 if inputs <= 1024 else 128,)
 
 
-def build(name: str, schema: Schema, *, width: int | None = None, hidden: Sequence[int] | None = None) -> nn.Module:
+def build(name: str, schema: Schema, *, width: int | None = None, hidden: Sequence[int] | None = None) -> Linear:
     """A model for the features of a schema, with weights drawn from torch's generator.
 
     Args:

@@ -1,0 +1,78 @@
+"""The page of evidence: what it says follows from the results, and what is drawn is what the archive has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cadam.trials.experiment import Row
+from cadam.trials.statistics import Interval
+from cadam.trials.verdict import Kind
+from cadam_paper import claims, evidence, published
+
+
+def compared(kind: Kind, difference: float = 1.0, floor: float = 0.0) -> Row:
+    values = {"difference": difference, "noise floor": floor}
+    return Row("", "", "", "", 3, 0.0, verdict_kind=kind, values=values)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "verdict"),
+    [
+        (["better", "better"], "confirmed"),
+        (["better", "inconclusive"], "partly: better in 1 of 2, worse in 0"),
+        (["better", "worse", "inconclusive"], "partly: better in 1 of 3, worse in 1"),
+        (["worse", "inconclusive"], "not confirmed: worse in 1 of 2"),
+        (["inconclusive"], "undecided"),
+    ],
+)
+def test_a_claim_is_judged_by_all_of_its_comparisons(kinds: list[Kind], verdict: str) -> None:
+    assert claims.judged([compared(kind) for kind in kinds]) == verdict
+
+
+def test_a_gain_below_the_noise_floor_is_said_to_be_one() -> None:
+    assert claims.judged([compared("better", 1.0, 1.5)]) == "confirmed; below the noise floor"
+    assert (
+        claims.judged([compared("better", 1.0, 1.5), compared("better", 2.0, 1.5)])
+        == "confirmed; 1 below the noise floor"
+    )
+
+
+def test_every_claim_has_a_verdict_and_what_was_not_run_says_so() -> None:
+    found = claims.claims()
+    assert len(found) == len({claim.claim for claim in found}) >= 25
+    assert all(claim.verdict and claim.place and claim.paper for claim in found)
+    run = [claim for claim in found if claim.ours]
+    assert all(claim.verdict in (claims.NOT_RUN, claims.PRIVATE) for claim in found if claim not in run)
+    assert not any(claim.verdict == claims.NOT_RUN for claim in run)
+
+
+def test_findings_are_of_every_archived_study_on_data() -> None:
+    found = evidence.findings()
+    assert {each.unit for each in found} == {evidence.ACCURACY, evidence.AUC, evidence.GAUC}
+    archived = [label for name, label in evidence.STREAMS.items() if published.is_archived(f"ab-{name}")]
+    assert {each.study for each in evidence.as_they_are()} == set(archived)
+    assert {each.condition for each in found if each.study == "VGG-16, CAdam"} == set(evidence.image_pairs())
+    assert all(math.isfinite(each.difference.mean) and each.rates in evidence.RATES_SAID for each in found)
+
+
+def test_each_stream_counts_once_at_its_own_best_rates_where_those_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finding(study: str, rates: str, mean: float) -> evidence.Finding:
+        gap = Interval(mean, mean - 1, mean + 1, 3)
+        return evidence.Finding(evidence.GAUC, study, "as it is", gap, "inconclusive", rates)
+
+    found = (
+        finding("a", evidence.OWN, 1),
+        finding("a", evidence.FIRST_FIFTH, 9),
+        finding("b", evidence.FIRST_FIFTH, 2),
+    )
+    monkeypatch.setattr(evidence, "findings", lambda: found)
+    assert [each.difference.mean for each in evidence.as_they_are()] == [1, 2]
+
+
+def test_a_figure_of_other_numbers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "docs/img/evidence-forest.png"
+    assert evidence.is_current(path)
+    monkeypatch.setitem(evidence.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
+    assert not evidence.is_current(path)

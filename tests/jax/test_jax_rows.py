@@ -1,0 +1,127 @@
+"""Row updates in JAX: those of the torch engine, on touched rows only, in place."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from family import FAMILY
+from jax_cases import LR, NAMES, OF_RULES, alignment, largest_difference
+
+import cadam
+import cadam.jax
+from cadam.jax import rows
+
+ROWS, WIDTH, STEPS = 9, 4, 20
+
+
+def batches(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids with repetition, the last row never among them, and their gradients: sixteenths."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, ROWS - 1, 6), rng.integers(-16, 17, (6, WIDTH)) / 16) for _ in range(STEPS)]
+
+
+def jitted(optimizer: Any) -> Any:
+    return jax.jit(partial(rows.update, optimizer=optimizer), donate_argnums=(0, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_move_as_in_the_torch_engine(name: str) -> None:
+    cls = {key.lower(): cls for key, cls in FAMILY.items()}[name]
+    start = np.random.default_rng(1).uniform(-1, 1, (ROWS, WIDTH)).astype(np.float32)
+    theirs = torch.tensor(start)
+    buffers, counts = cadam.rows.new_state(theirs, cls), torch.zeros(3, dtype=torch.int64)
+    optimizer = getattr(cadam.jax, name)(LR)
+    table = jnp.asarray(start)
+    state, step = optimizer.init(table), jitted(optimizer)
+    for number, (ids, grads) in enumerate(batches(), 1):
+        counts.zero_()
+        given = torch.tensor(ids), torch.tensor(grads, dtype=torch.float32)
+        cadam.rows.update_(theirs, buffers, *given, step=number, optimizer=cls, counts=counts, lr=LR)
+        table, state = step(table, state, jnp.asarray(ids), jnp.asarray(grads, jnp.float32))
+        assert alignment(state) == pytest.approx(int(counts[0]) / int(counts[1]), rel=1e-6)
+    assert largest_difference(table, theirs.numpy()) < 1e-6
+    for buffer, value in optax.tree_utils.tree_get(state, "moments").items():
+        assert largest_difference(value, buffers[buffer].numpy()) < 1e-6
+    assert jnp.array_equal(table[-1], start[-1])  # never looked up
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_every_row_with_one_gradient_is_a_dense_step(name: str) -> None:
+    optimizer = getattr(cadam.jax, name)(LR, weight_decay=0.1)
+    rng = np.random.default_rng(2)
+    table = dense = jnp.asarray(rng.uniform(-1, 1, (ROWS, WIDTH)), jnp.float32)
+    state = of_dense = optimizer.init(table)
+    for _ in range(3):
+        grads = jnp.asarray(rng.integers(-16, 17, (ROWS, WIDTH)) / 16, jnp.float32)
+        order = rng.permutation(ROWS)
+        table, state = rows.update(table, state, jnp.asarray(order), grads[order], optimizer=optimizer)
+        updates, of_dense = optimizer.update(grads, of_dense, dense)
+        dense = optax.apply_updates(dense, updates)
+    for ours, theirs in zip(*map(jax.tree.leaves, ((table, state), (dense, of_dense))), strict=True):
+        assert largest_difference(ours, theirs) < 1e-7
+
+
+def test_ids_that_are_no_rows_are_padding() -> None:
+    table = jnp.ones((4, 2))
+    state = rows.DEFAULT.init(table)
+    padded = rows.update(table, state, jnp.array([-1, 2, 4, 2, 99]), jnp.ones((5, 2)))
+    alone = rows.update(table, state, jnp.array([2, 2]), jnp.ones((2, 2)))
+    for ours, theirs in zip(*map(jax.tree.leaves, (padded, alone)), strict=True):
+        assert jnp.array_equal(ours, theirs)
+    assert alignment(padded[1]) == 1
+    assert jnp.array_equal(padded[0][jnp.array([0, 1, 3])], jnp.ones((3, 2)))
+
+
+def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
+    table = jnp.ones((4, 2))
+    after, state = rows.update(table, rows.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))
+    assert jnp.array_equal(after, table)
+    assert int(optax.tree_utils.tree_get(state, "RuleState").count) == 1
+
+
+def test_half_precision_sums_and_updates_in_float32() -> None:
+    """256 + 1 + 1 is 256 in bfloat16, added one by one."""
+    optimizer, table = cadam.jax.csgdm(1.0, momentum=0.0), jnp.zeros((2, 1), jnp.bfloat16)
+    grads = jnp.array([[256.0], [1.0], [1.0]], jnp.bfloat16)
+    table, _ = rows.update(table, optimizer.init(table), jnp.array([1, 1, 1]), grads, optimizer=optimizer)
+    assert table.dtype == jnp.bfloat16
+    assert float(table[1, 0]) == -258
+
+
+def test_donated_tables_are_updated_in_place() -> None:
+    """No copy of the table is made, however large it is: what an update needs goes by the batch."""
+    table = jax.ShapeDtypeStruct((100_000, 16), jnp.float32)
+    state = jax.eval_shape(rows.DEFAULT.init, table)
+    batch = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    memory = jitted(rows.DEFAULT).lower(table, state, *batch).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= 3 * 100_000 * 16 * 4
+    assert memory.temp_size_in_bytes < 100_000
+
+
+def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
+    optimizer, table = optax.adam(0.1), jnp.zeros((3, 2))
+    table, state = rows.update(table, optimizer.init(table), jnp.array([1, 1]), jnp.ones((2, 2)), optimizer=optimizer)
+    assert table[1] == pytest.approx(-0.1, rel=1e-5)
+    assert not jnp.any(table[jnp.array([0, 2])])
+    assert state[0].mu[1] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "grads", "message"),
+    [
+        (jnp.zeros(2), jnp.ones((2, 2)), "array of integers"),
+        (jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 2)), "one-dimensional"),
+        (jnp.zeros(2, jnp.int32), jnp.ones((3, 2)), r"shape \(2, 2\), got \(3, 2\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(ids: Any, grads: Any, message: str) -> None:
+    table = jnp.ones((4, 2))
+    with pytest.raises(ValueError, match=message):
+        rows.update(table, rows.DEFAULT.init(table), ids, grads)

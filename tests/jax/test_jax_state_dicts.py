@@ -1,0 +1,122 @@
+"""Moments go from torch to JAX and back, and training goes on as if it had stayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from family import FAMILY
+from jax_cases import LR, NAMES, largest_difference
+
+import cadam
+import cadam.jax
+
+CLASSES: dict[str, Any] = {name.lower(): cls for name, cls in FAMILY.items()}
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+
+def grads(step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    return {name: (rng.integers(-16, 17, p.shape) / 16).astype(np.float32) for name, p in model().named_parameters()}
+
+
+def nested(flat: dict[str, Any]) -> Any:
+    """As a JAX model would hold them: by layer, then by name."""
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        layer, own = name.split(".")
+        tree.setdefault(layer, {})[own] = jnp.asarray(value)
+    return tree
+
+
+def torch_steps(net: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        for name, p in net.named_parameters():
+            p.grad = torch.from_numpy(grads(step)[name])
+        optimizer.step()
+
+
+def values(net: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_goes_on_in_the_other_framework_and_back(name: str) -> None:
+    stayed, net = model(), model()
+    there, ours = (CLASSES[name](m.named_parameters(), lr=LR) for m in (stayed, net))
+    torch_steps(stayed, there, 0, 9)
+
+    torch_steps(net, ours, 0, 3)
+    params, tx = nested(values(net)), getattr(cadam.jax, name)(LR)
+    state = cadam.jax.from_torch(ours.state_dict(), tx.init(params))
+    step = jax.jit(lambda p, s, g: (lambda u, s: (optax.apply_updates(p, u), s))(*tx.update(g, s, p)))
+    for number in range(3, 6):
+        params, state = step(params, state, nested(grads(number)))
+
+    back = model()
+    for key, p in back.named_parameters():
+        layer, own = key.split(".")
+        p.data = torch.from_numpy(np.array(params[layer][own]))
+    again = CLASSES[name](back.named_parameters(), lr=LR)
+    again.load_state_dict(cadam.jax.to_torch(state, again.state_dict()))
+    torch_steps(back, again, 6, 9)
+    for key, value in values(stayed).items():
+        assert largest_difference(values(back)[key], value) < 1e-6, key
+
+
+def test_a_state_dict_of_torchs_own_adam_fits() -> None:
+    net = model()
+    weight = next(net.parameters())
+    theirs = torch.optim.Adam(net.named_parameters())
+    torch_steps(net, theirs, 0, 2)
+    state = cadam.jax.from_torch(theirs.state_dict(), cadam.jax.cadam(LR).init(nested(values(net))))
+    assert int(optax.tree_utils.tree_get(state, "RuleState").count) == 2
+    exp_avg = theirs.state[weight]["exp_avg"]
+    assert largest_difference(optax.tree_utils.tree_get(state, "exp_avg")["0"]["weight"], exp_avg.numpy()) == 0
+    new = torch.optim.Adam(net.named_parameters())
+    new.load_state_dict(cadam.jax.to_torch(state, new.state_dict()))
+    assert torch.equal(new.state[weight]["exp_avg"], exp_avg)
+
+
+def test_names_may_differ() -> None:
+    net = torch.nn.Linear(2, 1, bias=False)
+    ours = cadam.CAdam(net.named_parameters())
+    net.weight.grad = torch.ones(1, 2)
+    ours.step()
+    state = cadam.jax.cadam(LR).init({"kernel": jnp.zeros((1, 2))})
+    state = cadam.jax.from_torch(ours.state_dict(), state, rename={"kernel": "weight"}.__getitem__)
+    assert optax.tree_utils.tree_get(state, "exp_avg")["kernel"] == pytest.approx(0.1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    net = model()
+    params, tx = nested(values(net)), cadam.jax.cadam(LR)
+    unnamed, named = cadam.CAdam(net.parameters()), cadam.CAdam(net.named_parameters())
+    with pytest.raises(ValueError, match=r"group 0 has no names: construct the torch optimizer with model.named"):
+        cadam.jax.from_torch(unnamed.state_dict(), tx.init(params))
+    with pytest.raises(ValueError, match=r"no exp_avg of '0.bias'; there are '0.weight', '0.bias'"):
+        cadam.jax.from_torch(named.state_dict(), tx.init(params))
+    torch_steps(net, named, 0, 1)
+    with pytest.raises(ValueError, match=r"no exp_avg_var of '0.bias'; it has step, exp_avg, exp_avg_sq"):
+        cadam.jax.from_torch(named.state_dict(), cadam.jax.adabelief(LR).init(params))
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \(2, 3\) there and \(3, 2\) here"):
+        cadam.jax.from_torch(named.state_dict(), tx.init({"0": {"weight": jnp.zeros((3, 2))}}))
+    with pytest.raises(ValueError, match=r"no parameter '2.weight'; it has 0.weight"):
+        cadam.jax.to_torch(tx.init({"2": {"weight": jnp.zeros(1)}}), named.state_dict())
+    net[1].bias.grad = None
+    named.step()
+    with pytest.raises(ValueError, match=r"'1.bias' has taken 1 steps"):
+        cadam.jax.from_torch(named.state_dict(), tx.init(params))
+    raw = torch.optim.Adam(net.named_parameters(), amsgrad=True)
+    raw.step()
+    with pytest.raises(ValueError, match=r"go through a cadam.AmsGrad"):
+        cadam.jax.to_torch(cadam.jax.amsgrad(LR).init(params), raw.state_dict())

@@ -1,0 +1,350 @@
+"""The optimizers of cadam.jax against the float64 oracle, in everything that JAX and optax do with them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from family import FAMILY
+from jax_cases import (
+    LR,
+    NAMES,
+    OF_RULES,
+    RULE_OF,
+    alignment,
+    arrays,
+    followed,
+    is_confident,
+    is_decoupled,
+    largest_difference,
+    optimizer,
+    rule_of,
+    trained,
+    variants,
+)
+
+import cadam
+import cadam.jax
+from cadam.defaults import defaults
+from cadam.rules import RULES, Rule, Step
+from cadam.update import Scalars, Update
+from cadam.xla import of_step
+
+FLOAT32, FLOAT64 = 5e-6, 1e-12
+
+
+# The mathematics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "options", "decay"), list(variants()))
+def test_200_jitted_steps_agree_with_the_oracle(name: str, options: dict[str, Any], decay: str) -> None:
+    run = followed(name, options, decay)
+    params, state = trained(optimizer(name, options, decay), *arrays(run))
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+    moments = optax.tree_utils.tree_get(state, "moments")
+    assert moments.keys() == run.oracle.state.keys()
+    for buffer, value in moments.items():
+        scale = max(1.0, float(np.abs(run.oracle.state[buffer]).max()))
+        assert largest_difference(value, run.oracle.state[buffer]) < FLOAT32 * scale, buffer
+    assert int(optax.tree_utils.tree_get(state, "RuleState").count) == len(run.grads)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_steps_that_are_not_jitted_agree_with_the_oracle(name: str) -> None:
+    run = followed(name)
+    params, state = trained(optimizer(name, {}), *arrays(run), jit=False)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options", "decay"), [case for case in variants() if "=" in case.id])
+def test_float64_agrees_with_the_oracle_to_its_rounding(name: str, options: dict[str, Any], decay: str) -> None:
+    run = followed(name, options, decay)
+    with jax.enable_x64(True):
+        params, state = trained(optimizer(name, options, decay), *arrays(run, jnp.float64))
+    assert params.dtype == jnp.float64
+    assert largest_difference(params, run.param) < FLOAT64
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_bfloat16_is_rounded_once_a_step(name: str) -> None:
+    """Each step gives what a float32 parameter of the same value would become, rounded; moments are float32."""
+    decay = "decoupled" if is_confident(name) else "l2"
+    run, tx = followed(name), optimizer(name, {}, decay)
+    params, grads = arrays(run, jnp.bfloat16)
+    state = tx.init(params)
+    step = jax.jit(lambda p, s, g: (lambda u, s: (optax.apply_updates(p, u), s))(*tx.update(g, s, p)))
+    for grad in grads[:20]:
+        wide, of_wide = step(params.astype(jnp.float32), state, grad.astype(jnp.float32))
+        params, state = step(params, state, grad)
+        assert params.dtype == jnp.bfloat16
+        assert jnp.array_equal(params, wide.astype(jnp.bfloat16))
+        assert all(map(jnp.array_equal, jax.tree.leaves(state), jax.tree.leaves(of_wide)))
+    assert all(m.dtype == jnp.float32 for m in jax.tree.leaves(optax.tree_utils.tree_get(state, "moments")))
+
+
+@pytest.mark.parametrize(
+    ("b2", "given"), [(0.95, "arrays"), (0.999, "numbers"), (0.999, "arrays"), (0.9999, "numbers")]
+)
+@pytest.mark.parametrize("name", RULES)
+def test_coefficients_keep_their_digits(name: str, b2: float, given: str) -> None:
+    """In float32, ``1 - 0.9999**t`` would be off by 1e-4, and RAdam would leave its warm-up at another step."""
+    rule = RULES[name]
+    o = {**defaults(rule), **({"betas": (0.9, b2)} if "betas" in rule.defaults else {}), "lr": -1.0}
+    update = Update.of(rule, True, o)
+    traced: Any = jax.tree.map(jnp.asarray, o["betas"]) if given == "arrays" and "betas" in o else o.get("betas")
+    ours = jax.jit(lambda count: of_step(update, count, {**o, "betas": traced} if "betas" in o else o))
+    for t in (1, 2, 4, 5, 6, 7, 100, 1024, 1025, 5000):
+        exact = dict(o)
+        if given == "arrays" and "betas" in o:
+            exact["betas"] = tuple(float(beta) for beta in traced)
+        expected = update.coefficients(float(t), exact, Scalars)
+        for key, value in ours(jnp.int32(t)).items():
+            tolerance = 1e-3 if name == "radam" and key == "adaptive" and given == "arrays" else 2e-6
+            assert float(value) == pytest.approx(expected[key], rel=tolerance), (key, t)
+
+
+def test_a_nan_shows_in_the_parameter() -> None:
+    tx = cadam.jax.cadam(0.1)
+    params, grads = jnp.ones(2), jnp.array([[1.0, 1.0], [jnp.nan, 1.0]])
+    params, _ = trained(tx, params, grads)
+    assert jnp.isnan(params[0])
+    assert not jnp.isnan(params[1])
+
+
+def test_a_rule_of_ones_own_runs_too() -> None:
+    def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+        square = s.square_avg * c.alpha + g * g * c.rest
+        return Step(g / (f.sqrt(square / c.seen) + c.eps), g, {"square_avg": square})
+
+    rule = Rule(
+        name="rms",
+        defaults={"lr": 1e-2, "alpha": 0.5, "eps": 1.0},
+        state=lambda o: {"square_avg": 0.0},
+        coefficients=lambda t, o, f: {
+            "alpha": o["alpha"],
+            "rest": 1 - o["alpha"],
+            "eps": o["eps"] + (t - t),
+            "seen": 1 - o["alpha"] ** t,
+        },
+        update=update,
+    )
+    tx = optax.chain(cadam.jax.scale_by_rule(rule, alpha=0.75), optax.scale(-0.5))
+    params, state = trained(tx, jnp.zeros(1), jnp.full((1, 1), 2.0))
+    assert float(params[0]) == pytest.approx(-0.5 * 2 / 3)
+    assert alignment(state) == 1
+
+
+# What JAX does with them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_vmap_trains_each_as_it_would_alone(name: str) -> None:
+    run, tx = followed(name), optimizer(name, {})
+    starts, grads = arrays(run)
+    params, state = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(starts, grads)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert float(jnp.mean(optax.tree_utils.tree_get(state, "alignment"))) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_nested_trees_agree_with_the_oracle(name: str) -> None:
+    run = followed(name)
+    (start, grads), tx = arrays(run), optimizer(name, {})
+
+    def nested(x: Any) -> Any:
+        return {"layer": [{"w": x[..., :1, :]}, (x[..., 1, 0], None)], "rest": x[..., 1, 1:]}
+
+    params, state = trained(tx, nested(start), nested(grads))
+    expected = nested(run.param)
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    assert all(
+        largest_difference(a, e) < FLOAT32 for a, e in zip(*map(jax.tree.leaves, (params, expected)), strict=True)
+    )
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+SHARDED = """
+import jax, numpy as np, optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax_cases import OF_RULES, alignment, arrays, followed, is_confident, largest_difference, optimizer, trained
+assert jax.device_count() == 4
+mesh = Mesh(np.array(jax.devices()), "d")
+for name in filter(is_confident, OF_RULES):
+    run = followed(name, steps=20, shape=(2, 64))
+    start, grads = arrays(run)
+    start = jax.device_put(start, NamedSharding(mesh, PartitionSpec(None, "d")))
+    grads = jax.device_put(grads, NamedSharding(mesh, PartitionSpec(None, None, "d")))
+    params, state = trained(optimizer(name, {}), start, grads)
+    for each in jax.tree.leaves((params, optax.tree_utils.tree_get(state, "moments"))):
+        assert len(each.sharding.device_set) == 4 and not each.sharding.is_fully_replicated, name
+    assert largest_difference(params, run.param) < 5e-6, name
+    assert abs(alignment(state) - run.alignment) < 1e-6, name
+print("same")
+"""
+
+
+def test_parameters_sharded_over_four_devices_come_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, cadam.jax; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+# What optax does with them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_in_a_chain(name: str) -> None:
+    run = followed(name)
+    start, grads = arrays(run)
+    tx = optax.chain(optax.clip(1.0), optimizer(name, {}), optax.scale(1.0))
+    params, state = trained(tx, start, grads)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_in_multi_transform(name: str) -> None:
+    run = followed(name)
+    start, grads = arrays(run)
+    tx = optax.multi_transform({"ours": optimizer(name, {}), "still": optax.set_to_zero()}, {"a": "ours", "b": "still"})
+    params, state = trained(tx, {"a": start, "b": start}, {"a": grads, "b": grads})
+    assert largest_difference(params["a"], run.param) < FLOAT32
+    assert jnp.array_equal(params["b"], start)
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_in_inject_hyperparams(name: str) -> None:
+    """Every number is an array then, the betas and the momentum too; a rate set in the state counts from then on."""
+    run = followed(name)
+    start, grads = arrays(run)
+    tx = optax.inject_hyperparams(getattr(cadam.jax, name))(LR, **({"weight_decay": 0.0} if "adamw" in name else {}))
+    params, state = trained(tx, start, grads)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+    state.hyperparams["learning_rate"] = jnp.zeros(())
+    updates, _ = tx.update(grads[0], state, params)
+    assert not jnp.any(updates)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_in_multi_steps(name: str) -> None:
+    """Two gradients make a step, and the count is that of steps."""
+    run = followed(name)
+    start, grads = arrays(run)
+    twice = jnp.stack([grads * 2, jnp.zeros_like(grads)], 1).reshape(-1, *start.shape)
+    params, state = trained(optax.MultiSteps(optimizer(name, {}), 2), start, twice)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_RULES)
+def test_in_apply_if_finite(name: str) -> None:
+    """A gradient that is not finite leaves no trace."""
+    run = followed(name)
+    start, grads = arrays(run)
+    broken = jnp.concatenate([grads[:7], jnp.full_like(grads[:1], jnp.nan), grads[7:]])
+    params, state = trained(optax.apply_if_finite(optimizer(name, {}), 3), start, broken)
+    assert largest_difference(params, run.param) < FLOAT32
+    assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+def test_a_schedule_and_a_mask_of_the_decay() -> None:
+    """Rates are those of optax's schedule, counted from 0; what the mask leaves out does not decay."""
+    schedule = optax.piecewise_constant_schedule(0.5, {1: 0.5})
+    tx = cadam.jax.cadamw(schedule, weight_decay=0.1, mask={"w": True, "b": False})
+    params = {"w": jnp.ones(1), "b": jnp.ones(1)}
+    params, _ = trained(tx, params, {"w": jnp.zeros((2, 1)), "b": jnp.zeros((2, 1))})
+    assert float(params["w"][0]) == pytest.approx((1 - 0.5 * 0.1) * (1 - 0.25 * 0.1))
+    assert float(params["b"][0]) == 1
+
+
+def test_the_first_moment_has_the_dtype_asked_for() -> None:
+    params = jnp.ones(3)
+    for tx in (cadam.jax.cadam(LR, mu_dtype=jnp.bfloat16), cadam.jax.csgdm(LR, accumulator_dtype="bfloat16")):
+        _, state = trained(tx, params, jnp.ones((2, 3)))
+        moments = list(optax.tree_utils.tree_get(state, "moments").values())
+        assert [m.dtype for m in moments] == [jnp.bfloat16, jnp.float32][: len(moments)]
+
+
+def test_parameters_are_not_needed_without_decay() -> None:
+    tx = cadam.jax.cadam(0.1)
+    updates, _ = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    assert updates == pytest.approx(-0.1, rel=1e-6)
+
+
+def test_moments_are_found_as_trees_like_the_parameters() -> None:
+    """What makes shardings of a state out of those of parameters finds ours."""
+    tx, params = cadam.jax.cadam(LR), {"a": jnp.ones(2), "b": jnp.ones(3)}
+    named = optax.tree_utils.tree_map_params(tx, lambda _, name: name, tx.init(params), {"a": "x", "b": "y"})
+    assert optax.tree_utils.tree_get(named, "moments") == {
+        "exp_avg": {"a": "x", "b": "y"},
+        "exp_avg_sq": {"a": "x", "b": "y"},
+    }
+
+
+def test_without_tracking_nothing_is_counted() -> None:
+    _, state = trained(cadam.jax.cadam(LR, track_alignment=False), jnp.ones(2), jnp.ones((3, 2)))
+    assert alignment(state) == 0
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (31,), (32,), (3, 40), (33, 16), (2, 64), (70, 1)], ids=str)
+def test_every_element_counts_once(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    grads = jnp.asarray(rng.integers(-1, 2, (1, *shape)), jnp.float32)
+    _, state = trained(cadam.jax.cadam(LR), jnp.ones(shape), grads)
+    assert alignment(state) == pytest.approx(np.count_nonzero(grads) / max(grads.size, 1), rel=1e-6)
+
+
+# The family ------------------------------------------------------------------------------------------------
+
+CLASSES: dict[str, Any] = {name.lower(): cls for name, cls in FAMILY.items()}
+
+
+def test_the_family_is_that_of_torch_with_its_defaults() -> None:
+    assert set(NAMES) == CLASSES.keys()
+    assert set(NAMES) <= set(cadam.jax.__all__)
+    for name, cls in CLASSES.items():
+        assert (RULES[rule_of(name)], is_confident(name)) == (cls.rule, cls.confidence)
+        theirs = {k: p.default for k, p in inspect.signature(cls).parameters.items()}
+        ours = {k: p.default for k, p in inspect.signature(getattr(cadam.jax, name)).parameters.items()}
+        if "betas" in theirs:
+            assert (ours["b1"], ours["b2"]) == theirs["betas"], name
+        for option in ("eps", "momentum", "dampening", "nesterov", "weight_decay", "track_alignment"):
+            assert ours.get(option) == theirs.get(option), (name, option)
+        assert ours.get("initial_accumulator_value") == theirs.get("initial_accumulator")
+        assert ours.get("decoupled_weight_decay", is_decoupled(name)) == theirs["decoupled_weight_decay"]
+    assert RULE_OF.keys() == {name for name in NAMES if not is_confident(name)}
+
+
+def test_what_cannot_be_optimized_is_refused() -> None:
+    with pytest.raises(TypeError, match="real floating-point arrays, got complex64"):
+        cadam.jax.cadam(LR).init({"w": jnp.ones(2, jnp.complex64)})
+    with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
+        cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
+    with pytest.raises(ValueError, match="Nesterov momentum requires"):
+        cadam.jax.csgdm(LR, momentum=0.0, nesterov=True)
+
+
+def test_alignment_of_pure_noise() -> None:
+    """1/2 + asin(sqrt(1 - beta1^2)) / pi, as with torch."""
+    grads = jax.random.normal(jax.random.key(0), (60, 20_000))
+    _, state = trained(cadam.jax.cadam(LR), jnp.zeros(20_000), grads)
+    assert alignment(state) == pytest.approx(0.5 + math.asin(math.sqrt(1 - 0.9**2)) / math.pi, abs=0.02)

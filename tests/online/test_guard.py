@@ -1,0 +1,208 @@
+"""Nothing is lost quietly: rejected events are counted by reason, and said with the cure; too many end a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from online_redis import Server
+from online_streams import Replayed, events, learner
+from test_sources import write_csv
+
+from cadam import cli
+from cadam.online import Batch, Console, Rejected, Schema, guard
+from cadam.online.guard import Guard, alike, cure, reasons
+from cadam.online.reports import Bar
+
+
+def clicks(path: Path, count: int, **change: Any) -> Path:
+    random = np.random.default_rng(0)
+    item = random.integers(0, 40, count)
+    columns = {
+        "user": random.integers(0, 50, count),
+        "item": item,
+        "device": np.array(["ios", "android"])[item % 2],
+        "click": (item % 4 == 0).astype(np.int64),
+    }
+    write_csv(path, {**columns, **change})
+    return path
+
+
+def run(*arguments: Any) -> int:
+    return cli.main(["run", *map(str, arguments)])
+
+
+def schema_file(path: Path, **features: str) -> Path:
+    given = {"user": "hash:1000", "item": "hash:1000", **features}
+    path.write_text(json.dumps({"features": given, "label": "click"}))
+    return path
+
+
+def test_a_file_and_the_name_of_the_label_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = clicks(tmp_path / "clicks.csv", 3000).read_text().splitlines(keepends=True)
+    (tmp_path / "clicks.csv").write_text("".join(lines[:2001]))
+    assert run("clicks.csv", "--label", "click") == 0
+    told = capsys.readouterr()
+    assert "integers that repeat" in told.out
+    assert "the stream has ended at 2,000 events; the state is in runs/clicks" in told.err
+    assert json.loads((tmp_path / "runs/clicks/model.json").read_text()) == {"model": "deepfm"}
+    schema = Schema.read(tmp_path / "runs/clicks/schema.json")
+    assert set(schema.features) == {"user", "item", "device"}
+    (tmp_path / "clicks.csv").write_text("".join(lines))
+    assert run("clicks.csv", "--label", "click") == 0
+    told = capsys.readouterr()
+    assert "the schema is runs/clicks/schema.json" in told.err
+    assert "3,000 events" in told.err
+    assert run("clicks.csv", "--label", "device==ios") == 2
+    assert "says otherwise" in capsys.readouterr().err
+
+
+def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = clicks(tmp_path / "clicks.csv", 2000)
+    schema = schema_file(tmp_path / "schema.json", item="category:22")
+    assert run(data, "--schema", schema, "--checkpoint", tmp_path / "state") == 1
+    told = capsys.readouterr().err
+    assert "rejected (4" in told
+    assert "x item: ... is not from 0 to 21" in told
+    assert "what to do: column 'item' has values beyond category:22: write hash:88 in the schema" in told
+    assert run(data, "--schema", schema, "--checkpoint", tmp_path / "b", "--max-rejected", "50%") == 0
+
+
+def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_started_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "FIRST", 1000)
+    data = clicks(tmp_path / "clicks.csv", 3000)
+    schema = schema_file(tmp_path / "schema.json", item="category:5")
+    arguments = (data, "--schema", schema, "--checkpoint", tmp_path / "state", "--model", "linear")
+    assert run(*arguments) == 1
+    told = capsys.readouterr().err
+    assert "stopped: " in told
+    assert "nothing was kept" in told
+    assert int(told.partition(" events were rejected")[0].rpartition(" of ")[2].replace(",", "")) < 1500
+    schema_file(schema)
+    assert run(*arguments) == 0
+    assert "ended at 3,000 events" in capsys.readouterr().err
+
+
+def source(count: int, rejected: int) -> Replayed:
+    """Batches of 20 events, and so many that are rejected beside each."""
+    bad = [Rejected("item: 7 is not from 0 to 5", "here", "", 0)] * rejected
+    return Replayed([Batch(events(20, seed=n % 7, first=20 * n), rejected=bad) for n in range(count)])
+
+
+def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "FIRST", 1000)
+    stream = source(120, 1)
+    warned = Guard(None, follow=True)
+    ours = learner(reports=[warned])
+    with caplog.at_level(logging.WARNING):
+        ours.run(stream)
+    assert not ours.stopped
+    assert "item: ... is not from 0 to 5" in caplog.text
+    assert ours.metrics()["rejected_share"] == pytest.approx(1 / 21)
+    told = []
+    for _ in range(2):
+        watch = Guard(0.01, follow=True)
+        ours = learner(reports=[watch], checkpoint=tmp_path)
+        ours.run(stream if ours.resumed else source(120, 1))
+        told.append((ours.events, watch.stopped))
+        ours.close()
+    assert told[0][0] < told[1][0]
+    assert all(why for _, why in told)
+    assert ours.rejections.reasons.total() == ours.rejected == ours.events // 20
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("item: ... is not from 0 to 9", "write hash:40 in the schema"),
+        ("missing field 'price'", "write number? in the schema"),
+        ("missing field 'user'", "leave it out of the schema"),
+        ("price: text '...', not a number", "write hash:1000 in the schema"),
+        ("not readable: ... fields, not 5", "separator"),
+        ("when: '...' is no time of the form iso", "--time 'when:%d/%m/%Y"),
+        ("something else", "cadam schema"),
+    ],
+)
+def test_the_cure_is_that_of_the_most_frequent_reason(reason: str, words: str) -> None:
+    schema = Schema({"item": "category:10", "price": "number"}, label="click", user="user", time="when:iso")
+    assert words in cure({"another": 3, reason: 5}, schema)
+    assert reasons({"a": 1, "b": 3, "c": 2, "d": 5}, 2) == "5 x d; 3 x b and 2 more reasons"
+
+
+def test_reasons_that_differ_in_the_value_are_one() -> None:
+    assert alike("item: 7 is not from 0 to 5") == alike("item: -12 is not from 0 to 5")
+    assert alike("device: text 'a', not a number") == alike("device: text 'b c', not a number")
+    assert alike('device: text "a\'s", not a number') == alike("device: text 'b c', not a number")
+    assert alike("missing field 'a'") != alike("missing field 'b'")
+    assert alike("item: 7 is not from 0 to 5") != alike("item: 7 is not from 0 to 6")
+
+
+def test_a_model_that_is_no_better_than_a_constant_is_said() -> None:
+    watch = Guard(None)
+    ours = learner(reports=[watch])
+    for group in ours.optimizer.param_groups:
+        group["lr"] = 0.0
+    ours.run(Replayed([events(20, seed=n, first=20 * n) for n in range(300)]))
+    assert "Try a higher --lr" in watch.constant(ours)
+    watch = Guard(None)
+    ours = learner(reports=[watch])
+    ours.run(Replayed([events(20, seed=n % 5, first=20 * n) for n in range(300)]))
+    assert watch.constant(ours) == ""
+
+
+def test_a_mistyped_redis_stream_is_named_beside_those_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(tmp_path)
+    try:
+        for row in range(300):
+            server.client.xadd("clicks", {"user": str(row % 9), "item": str(row % 7), "click": str(int(row % 7 == 0))})
+        uri = server.url.replace("/0", "")
+        assert cli.main(["schema", f"{uri}/klicks", "--label", "click", "--output", str(tmp_path / "s.json")]) == 2
+        assert "Redis has no stream 'klicks'; is clicks meant?" in capsys.readouterr().err
+        schema = ("--schema", schema_file(tmp_path / "schema.json"))
+        assert run(f"{uri}/klicks", *schema, "--checkpoint", tmp_path / "state") == 2
+        assert "Redis has no stream 'klicks'; is clicks meant?" in capsys.readouterr().err
+        assert run(f"{uri}/clicks", "--label", "click", "--checkpoint", tmp_path / "state") == 0
+        assert "ended at 300 events" in capsys.readouterr().err
+    finally:
+        server.stop()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_a_file_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "EVERY", 0.0)
+    out = Terminal()
+    batches = Replayed([events(20, seed=n, first=20 * n) for n in range(50)])
+    batches.share = 0.25  # type: ignore[attr-defined]
+    learner(reports=[Console(out)]).run(batches)
+    assert "25%, 1,000 events" in out.getvalue()
+    plain = io.StringIO()
+    batches.position = 0
+    learner(reports=[Console(plain)]).run(batches)
+    assert "%" not in plain.getvalue()
+
+
+def test_a_line_comes_after_some_seconds_even_if_events_have_not_doubled() -> None:
+    out = io.StringIO()
+    learner(reports=[Console(out, seconds=0.0)]).run(Replayed([events(20, seed=n, first=20 * n) for n in range(9)]))
+    lines = [line.split()[0] for line in out.getvalue().splitlines() if line and line.split()[0].isdigit()]
+    assert lines[:9] == [str(20 * n) for n in range(1, 10)]

@@ -1,0 +1,350 @@
+"""A schema from the data: kinds, times, labels, roles, and what is odd."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cadam.online import Schema, open_source, sample
+from cadam.online.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
+from cadam.online.schema import Kind, Target, convert
+from cadam.online.sources.uri import uri_of
+
+START = datetime(2024, 3, 1, tzinfo=UTC)
+ROWS = 600
+
+
+def times(form: str) -> list[str]:
+    return [(START + timedelta(minutes=47 * row)).strftime(form) for row in range(ROWS)]
+
+
+def column(kind: str) -> list[Any]:
+    chance = random.Random(kind)
+    made: dict[str, Any] = {
+        "user": lambda row: chance.randrange(1, 80),
+        "price": lambda row: round(chance.lognormvariate(2, 1), 2),
+        "device": lambda row: chance.choice(["android", "ios", "web"]),
+        "click": lambda row: int(chance.random() < 0.3),
+        "hex": lambda row: f"{chance.getrandbits(64):016x}",
+        "one": lambda row: "x",
+        "title": lambda row: f"the {chance.choice('abcdef')} of the {chance.random():.6f} day",
+        "genres": lambda row: "|".join(chance.sample(["Action", "Comedy", "Drama", "War"], chance.randint(1, 3))),
+        "rating": lambda row: chance.choice([0.5, 1, 2, 3, 4, 5]),
+    }
+    return [made[kind](row) for row in range(ROWS)]
+
+
+def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], separator: str = ",", header: bool = True) -> Path:
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator)
+    if header:
+        writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    data = text.getvalue().encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def inferred(path: Path | str, **wishes: Any) -> Inferred:
+    return infer(sample.take(uri_of(str(path))), Wishes(**wishes), str(path))
+
+
+def read(path: Path, schema: Schema) -> tuple[int, list[str]]:
+    """How many events can be used by the schema, and why others cannot."""
+    batches: list[Any] = list(open_source(uri_of(str(path)), schema))
+    return sum(len(b.events) for b in batches if b.events), [r.reason for b in batches for r in b.rejected]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.csv.gz"])
+def test_csv_is_read_whatever_its_separator_quotes_and_compression(name: str, separator: str, tmp_path: Path) -> None:
+    quoted = [f'a "{value}"{separator} b' for value in column("device")]
+    given = {"user_id": column("user"), "price": column("price"), "note": quoted, "click": column("click")}
+    path = write_csv(tmp_path / name, given, separator)
+    schema = inferred(path).schema
+    assert schema.separator == separator
+    assert schema.features["price"] == "number?"
+    assert schema.features["user_id"].startswith("hash:")
+    assert (schema.label, schema.user) == ("click", "user_id")
+    assert read(path, schema) == (ROWS, [])
+
+
+FORMS = (
+    "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%d/%m/%Y %H:%M", "%m/%d/%Y %I:%M:%S %p", "%d.%m.%Y",
+    "%d-%b-%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%d/%b/%Y:%H:%M:%S %z", "%Y年%m月%d日", "%Y%m%d",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_times_are_found_in_their_usual_forms(form: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", {"when": times(form), "item": column("device"), "click": column("click")})
+    schema = inferred(path).schema
+    assert schema.time is not None
+    assert schema.time.partition(":")[0] == "when"
+    batch = next(iter(open_source(uri_of(str(path)), schema)))
+    expected = [datetime.strptime(text, form).replace(tzinfo=UTC).timestamp() for text in times(form)]
+    assert batch.events.time.tolist() == expected  # type: ignore[union-attr]
+    hour, day = batch.events.features["when"][100].tolist()  # type: ignore[union-attr]
+    moment = datetime.fromtimestamp(expected[100], UTC)
+    assert (hour, day) == (1 + moment.hour, 1 + 24 + moment.weekday())
+
+
+@pytest.mark.parametrize(("scale", "form"), [(1, ""), (1_000, ":ms"), (1_000_000, ":us")])
+def test_numbers_are_times_by_name_and_size(scale: int, form: str, tmp_path: Path) -> None:
+    seconds = [int(START.timestamp()) + 60 * row for row in range(ROWS)]
+    given = {"ts": [scale * one for one in seconds], "item": column("device"), "click": column("click")}
+    path = write_csv(tmp_path / "a.csv", given)
+    schema = inferred(path).schema
+    assert schema.time == f"ts{form}"
+    batch = next(iter(open_source(uri_of(str(path)), schema)))
+    assert batch.events.time.tolist() == seconds  # type: ignore[union-attr]
+
+
+def test_days_and_months_that_cannot_be_told_apart_are_said(tmp_path: Path) -> None:
+    dates = [f"{1 + row % 12:02d}/{1 + row % 12:02d}/2024" for row in range(ROWS)]
+    path = write_csv(tmp_path / "a.csv", {"date": dates, "item": column("device"), "click": column("click")})
+    assert any("days and months" in warning for warning in inferred(path).warnings)
+
+
+def test_a_file_without_a_header_gets_names_that_the_schema_keeps(tmp_path: Path) -> None:
+    given = {"a": column("click"), "b": column("user"), "c": column("device")}
+    path = write_csv(tmp_path / "a.csv", given, header=False)
+    found = inferred(path, label="c1", user="c2")
+    assert found.schema.header == ["c1", "c2", "c3"]
+    assert read(path, found.schema) == (ROWS, [])
+    found.schema.write(tmp_path / "schema.json", ignored=found.ignored())
+    assert Schema.read(tmp_path / "schema.json") == found.schema
+
+
+def test_names_may_be_in_any_script(tmp_path: Path) -> None:
+    given = {
+        "时间": times("%Y/%m/%d %H:%M:%S"),
+        "用户": column("user"),
+        "城市": column("device"),
+        "点击": column("click"),
+    }
+    path = write_csv(tmp_path / "a.csv", given)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    schema = inferred(path).schema
+    assert (schema.label, schema.user, schema.time) == ("点击", "用户", "时间:%Y/%m/%d %H:%M:%S")
+    assert read(path, schema) == (ROWS, [])
+
+
+def test_json_lines_have_booleans_lists_nested_objects_and_gaps(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    lines = []
+    for row, user in enumerate(column("user")):
+        event = {
+            "userId": f"u{user}",
+            "mobile": row % 3 == 0,
+            "geo": {"lat": 1},
+            "price": row / 7,
+            "label": row % 2 == 0,
+        }
+        event["tags"] = chance.sample("abcde", chance.randint(0, 4))
+        if row % 4 == 0:
+            del event["price"]
+        lines.append(json.dumps(event))
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    found = inferred(path)
+    assert found.schema.features["tags"].endswith("[4]?")
+    assert found.schema.features["price"] == "number?"
+    assert found.schema.user == "userId:text"
+    assert "nested" in found.ignored()["geo"]
+    assert read(path, found.schema) == (ROWS, [])
+    batch = next(iter(open_source(f"jsonl:{path}", found.schema)))
+    price, mobile = batch.events.features["price"], batch.events.features["mobile"]  # type: ignore[union-attr]
+    assert np.isnan(price[:8]).tolist() == [row % 4 == 0 for row in range(8)]
+    assert len(set(mobile.tolist())) == 2
+
+
+def test_parquet_has_lists_nulls_timestamps_and_decimals(tmp_path: Path) -> None:
+    moments = [START + timedelta(minutes=row) for row in range(ROWS)]
+    history = [None if row % 9 == 0 else list(range(row % 25)) for row in range(ROWS)]
+    table = pa.table(
+        {
+            "event_time": pa.array(moments, pa.timestamp("us", "UTC")),
+            "user": column("user"),
+            "vector": pa.array([[row * 0.5, 1.5] for row in range(ROWS)], pa.list_(pa.float32(), 2)),
+            "history": pa.array(history, pa.list_(pa.int64())),
+            "city": pa.array([["Oslo", "Rome", None][row % 3] for row in range(ROWS)]).dictionary_encode(),
+            "cost": pa.array([f"{row}.25" for row in range(ROWS)]).cast(pa.decimal128(10, 2)),
+            "paid": pa.array([row % 2 == 0 for row in range(ROWS)]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    schema = inferred(tmp_path / "a.parquet", label="paid").schema
+    assert schema.features["vector"] == "number[2]?"
+    assert schema.features["history"].endswith("[16]?")
+    assert schema.features["cost"] == "number?"
+    assert (schema.time, schema.user) == ("event_time", "user")
+    assert read(tmp_path / "a.parquet", schema) == (ROWS, [])
+
+
+def test_what_says_nothing_is_left_out_and_what_is_odd_is_said(tmp_path: Path) -> None:
+    click = column("click")
+    given = {
+        "id": column("hex"),
+        "constant": column("one"),
+        "when": times("%Y-%m-%d %H:%M:%S")[::-1],
+        "title": column("title"),
+        "genres": column("genres"),
+        "seconds": [row % 50 + 1 if one else "" for row, one in enumerate(click)],
+        "bid": ["NA" if row % 10 == 0 else row / 3 for row in range(ROWS)],
+        "click": click,
+    }
+    path = write_csv(tmp_path / "a.csv", given)
+    found = inferred(path)
+    assert set(found.ignored()) == {"id", "constant"}
+    assert found.schema.features["title"].endswith("[16]?")
+    assert found.schema.features["genres"].endswith("[16]?")
+    assert found.schema.features["bid"] == "number?"
+    assert list(found.schema.missing) == ["NA"]
+    for word in ("not sorted", "'seconds' alone predicts the label", "no column names the user"):
+        assert any(word in warning for warning in found.warnings), word
+    assert not any("'bid' alone" in warning for warning in found.warnings)
+    assert read(path, found.schema) == (ROWS, [])
+
+
+def test_columns_are_left_out_on_request_and_unknown_ones_are_named(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", {"a": column("price"), "b": column("device"), "click": column("click")})
+    assert list(inferred(path, ignore=("a",)).schema.features) == ["b"]
+    for wishes in ({"ignore": ("c",)}, {"label": "clicks"}, {"user": "c"}, {"time": "c"}):
+        with pytest.raises(CannotInferError, match="it has a, b, click"):
+            inferred(path, **wishes)
+    with pytest.raises(CannotInferError, match="no column to predict 'click' from"):
+        inferred(path, ignore=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "label", "share"),
+    [
+        ([0, 1], "y", "y", 0.5),
+        ([-1, 1], "y", "y>0", 0.5),
+        (["yes", "no"], "y", "y==yes", 0.5),
+        (["True", "False"], "y", "y", 0.5),
+        ([1, 2, 3, 4, 5], "y>=4", "y>=4", 0.4),
+        (["sold", "lost", "open"], "y==sold", "y==sold", 1 / 3),
+        (["sold", "lost", "open"], "y!=sold", "y!=sold", 2 / 3),
+    ],
+)
+def test_a_label_is_made_of_a_column(values: list[Any], wanted: str, label: str, share: float, tmp_path: Path) -> None:
+    y = [values[row % len(values)] for row in range(ROWS)]
+    path = write_csv(tmp_path / "a.csv", {"item": column("device"), "y": y})
+    schema = inferred(path, label=wanted).schema
+    assert schema.label == label
+    batch = next(iter(open_source(f"csv:{path}", schema)))
+    assert batch.events.labels.mean() == pytest.approx(share, abs=0.01)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [([0.5, 1, 2, 3, 4, 5], "--label 'y>=3'"), (["sold", "lost"], "--label 'y==sold'"), ([7], "nothing to learn")],
+)
+def test_a_label_that_is_not_clear_says_what_to_give(values: list[Any], advice: str, tmp_path: Path) -> None:
+    y = [values[row % len(values)] for row in range(ROWS)]
+    path = write_csv(tmp_path / "a.csv", {"item": column("device"), "y": y})
+    with pytest.raises(CannotInferError) as said:
+        inferred(path, label="y")
+    assert advice in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'[{"a": 1}]', "one JSON array"),
+        (b"PK\3\4" + bytes(40), "Excel"),
+        ("a,click\n1,0\n".encode("utf-16"), "UTF-16"),
+        (b"", "empty"),
+        (b"a,b\n1,2\n", "which column"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_do(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.data"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        inferred(path)
+
+
+def test_a_long_file_is_sampled_from_several_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users come and go: the beginning alone would show a tenth of them."""
+    monkeypatch.setattr(sample, "BYTES", 1 << 14)
+    rows = 40_000
+    given = {"user_id": [row // 40 for row in range(rows)], "item": [row % 7 for row in range(rows)]}
+    path = write_csv(tmp_path / "a.csv", {**given, "click": [row % 3 == 0 for row in range(rows)]})
+    taken = sample.take(f"csv:{path}")
+    assert taken.rows < 3000
+    assert taken.total == pytest.approx(rows, rel=0.1)
+    users = taken.columns["user_id"]
+    assert users[0] == "0"
+    assert int(users[-1]) > 990
+    kind = Kind.of(infer(taken, Wishes("click")).schema.features["user_id"])
+    assert kind.size > 2 * 1000
+
+
+def test_there_is_room_for_more_values_than_were_seen() -> None:
+    for distinct in (2, 100, 5_000, 80_000, 1_000_000):
+        assert places(distinct) >= 4 * distinct
+    assert places(10**9) == 10_000_000
+
+
+def test_names_are_told_into_words() -> None:
+    assert tokens("userId") == tokens("user_id") == tokens("USER-ID") == ["user", "id"]
+
+
+# Kinds ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_value_has_place_0_and_the_others_move_up() -> None:
+    given = [3, None, 0, 3]
+    assert convert(given, Kind.of("category:5?"))[0].tolist() == [4, 0, 1, 4]
+    plain, optional = convert([3, 0], Kind.of("hash:9"))[0], convert(given, Kind.of("hash:10?"))[0]
+    assert optional.tolist() == [plain[0] + 1, 0, plain[1] + 1, plain[0] + 1]
+    numbers, bad = convert(["1.5", None, "x"], Kind.of("number?"), text=True)
+    assert numbers[0] == 1.5
+    assert np.isnan(numbers[1])
+    assert list(bad) == [2]
+    assert convert([4], Kind.of("category:5?"))[1]
+
+
+def test_a_list_may_be_shorter_and_only_its_first_values_count() -> None:
+    array, bad = convert([[1, 2], None, [1, 2, 3, 4], "1|2"], Kind.of("hash:50[3]?"))
+    assert not bad
+    assert array[0].tolist() == [*array[2][:2].tolist(), 0]
+    assert array[1].tolist() == [0, 0, 0]
+    assert array[3].tolist() == array[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["number?", "hash:10?", "category:3[2]?", "clock", "clock:iso?", "clock:%d/%m/%Y %H:%M?"]
+)
+def test_a_kind_is_written_as_it_is_read(text: str) -> None:
+    assert str(Kind.of(text)) == text
+
+
+@pytest.mark.parametrize("text", ["clock:nonsense", "hash:1?", "number??", "category?"])
+def test_a_kind_that_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"kind|form"):
+        Kind.of(text)
+
+
+def test_a_comparison_leaves_missing_values_open_and_is_exact_at_the_threshold() -> None:
+    labels, bad = Target.of("x>0.1").labels([0.1, 0.2, None], text=False)
+    assert labels[:2].tolist() == [0, 1]
+    assert np.isnan(labels[2])
+    assert bad == {2: ""}
+    with pytest.raises(ValueError, match="can only be == or !="):
+        Target.of("status>sold")

@@ -1,0 +1,36 @@
+"""The guide "Your data" is true: its commands run, one after the other, on the file that it writes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cadam import cli
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your_data.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param([c for c in COMMANDS if not c.startswith("cadam ab")], id="run"),
+        pytest.param([c for c in COMMANDS if c.startswith("cadam ab")], id="ab", marks=pytest.mark.slow),
+    ],
+)
+def test_the_commands_of_the_guide_run(
+    commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], {})
+    assert commands
+    for line in commands:
+        assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        told = capsys.readouterr()
+        assert "rejected (" not in told.err
+        if line.startswith("cadam schema"):
+            shown = " ".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].split())
+            assert shown in " ".join(told.out.split())
