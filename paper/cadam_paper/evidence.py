@@ -32,8 +32,8 @@ POINTS = 100.0
 """GAUC is archived as a share and written in points."""
 STREAMS = {
     "flights": "flights",
-    "movielens": "film ratings, 100,000",
-    "movielens-1m": "film ratings, a million",
+    "movielens": "100,000 film ratings",
+    "movielens-1m": "a million film ratings",
     "electricity": "electricity prices",
     "forest": "forest cover",
     "retrosheet": "baseball",

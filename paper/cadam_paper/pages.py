@@ -137,6 +137,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-densenet": lambda: strengths("-densenet"),
     "images-rates": rates,
     "images-ablation": ablation,
+    "streams-answer": stream_tables.answer,
     "streams-ab": stream_tables.comparisons,
     "streams-rates": stream_tables.rates,
     "streams-tolerances": stream_tables.tolerances,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
+from cadam.ab.recommendation import listed
 from cadam.trials.experiment import Row
-from cadam.trials.verdict import sign
+from cadam.trials.verdict import KINDS, sign
 
 from .evidence import STREAMS
 from .published import head, interval, is_archived, line, lines, request, row, summary
@@ -14,6 +16,57 @@ MAIN = "GAUC by impressions"
 OWN = "each at its own best rate"
 AS_IT_IS = "as it is"
 ARMS = ("Adam", "CAdam")
+
+
+def answer() -> list[str]:
+    """What the streams say, in a few sentences."""
+    curves = dict(_archived("rates"))
+    own = {label: row(name, f"{MAIN}: {OWN}") for label, name in curves.items()}
+    high = {label: row(name, f"{MAIN}: both at three times that") for label, name in curves.items()}
+    chosen = {label: row(name, f"{AS_IT_IS}: {MAIN} (") for label, name in _archived("ab")}
+    times = {label: _near(name, "CAdam")["best"] / _near(name, "Adam")["best"] for label, name in curves.items()}
+    higher = [label for label in times if times[label] > 1]
+    lower = [label for label in times if times[label] < 1]
+    lines = [
+        f"- **Each at its own best rate**: {_by_side(own)}.",
+        f"- **Both at three times Adam's best rate**: {_by_side(high)}.",
+        f"- **Rates chosen on the first fifth**: {_by_side(chosen)}.",
+        f"- **All three intervals together**, best against best: {_by_kind(own)}.",
+        f"- **All three intervals together**, rates chosen on the first fifth: {_by_kind(chosen)}.",
+        f"- **CAdam's best rate** is higher than Adam's on {_named(higher)}, and lower on {_named(lower)}.",
+    ]
+    left_out = [label for label in STREAMS.values() if label not in curves]
+    return lines + ([f"- Not run over learning rates: {listed(left_out)}."] if left_out else [])
+
+
+def _by_side(found: Mapping[str, Row]) -> str:
+    """On which streams the seeds put CAdam ahead, and by how many points."""
+    sides = {1: "ahead", -1: "behind", 0: "open"}
+    parts = []
+    for side, word in sides.items():
+        points = {
+            label: 100 * each.values["difference"] for label, each in found.items() if sign(interval(each)) == side
+        }
+        if points:
+            said = listed(f"{label} ({point:+.2f})" for label, point in points.items())
+            parts.append(f"over seeds CAdam is {word} on {said}" if side else f"the seeds leave open {said}")
+    return "; ".join(parts) + ", in points of GAUC" if parts else "not run"
+
+
+def _by_kind(found: Mapping[str, Row]) -> str:
+    words = {
+        "better": "CAdam better",
+        "worse": "CAdam worse",
+        "equivalent": "no practical difference",
+        "inconclusive": "undecided",
+    }
+    kinds = {kind: [label for label, each in found.items() if each.verdict_kind == kind] for kind in KINDS}
+    parts = [f"{words.get(kind, kind)} on {listed(labels)}" for kind, labels in kinds.items() if labels]
+    return "; ".join(parts) or "not run"
+
+
+def _named(labels: Sequence[str]) -> str:
+    return listed(labels) if labels else "none"
 
 
 def comparisons() -> list[str]:
@@ -29,11 +82,12 @@ def comparisons() -> list[str]:
 
 def rates() -> list[str]:
     """Both arms over learning rates: their best rates, and CAdam minus Adam there and at one rate for both."""
-    table = head("stream", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
+    table = head("stream", "seeds", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
     for label, experiment in _archived("rates"):
         best = ", ".join(f"{_near(experiment, arm)['best']:g}" for arm in ARMS)
         starts = (OWN, "both at Adam's best rate", "both at three times that")
-        table.append(line(label, best, *(_brackets(row(experiment, f"{MAIN}: {start}")) for start in starts)))
+        found = [row(experiment, f"{MAIN}: {start}") for start in starts]
+        table.append(line(label, str(found[0].seeds), best, *map(_brackets, found)))
     return table
 
 
@@ -74,7 +128,9 @@ def _near(experiment: str, arm: str) -> Mapping[str, float]:
 
 
 def _brackets(found: Row) -> str:
-    """A difference of four digits and its interval, in bold where that excludes 0."""
+    """A difference of four digits and its interval, in bold where that excludes 0; in words where there is none."""
     difference = interval(found)
+    if not math.isfinite(difference.low):
+        return f"{difference.mean:+.4f}, {found.verdict}"
     text = f"{difference:+.4f}"
     return f"**{text}**" if sign(difference) else text
