@@ -64,6 +64,15 @@ def element(structure: Structure) -> str:
 def header(rules: Iterable[Rule] = RULES.values()) -> str:
     """The whole of rules.h, with a kernel for every structure of these rules: those of the catalogue, or others."""
     wanted = structures(rules)
-    listed = " \\\n".join(f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)})" for s in wanted)
-    listing = f"/* X(name, buffers, coefficients) */\n#undef RULES\n#define RULES(X) \\\n{listed}\n"
+    listed = [f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {int(bool(s.kinds))})" for s in wanted]
+    coded = [f"    X({s.name}, {len(s.kinds)}, {s.kinds[0]}, {s.kinds[-1]})" for s in wanted if s.kinds]
+    listing = "\n".join(
+        [
+            "/* X(name, buffers, coefficients, is its state coded in other storages?) */",
+            " \\\n".join(["#undef RULES\n#define RULES(X)", *listed]),
+            "/* X(name, buffers, the kinds of the first and the last) */",
+            " \\\n".join(["#undef CODED_RULES\n#define CODED_RULES(X)", *coded]),
+            "",
+        ]
+    )
     return "\n\n".join([PREFACE, *map(element, wanted), listing])

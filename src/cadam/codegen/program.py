@@ -89,6 +89,9 @@ class Trace:
     def sqrt(self, x: Value) -> Value:
         return self.record("sqrt", x)
 
+    def square(self, x: Value) -> Value:
+        return self.record("mul", x, x)
+
     def sign(self, x: Value) -> Value:
         return self.record("sign", x)
 

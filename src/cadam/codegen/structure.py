@@ -33,6 +33,12 @@ class Structure:
         return "_".join([self.rule.name, *more, *(f"without_{b}" for b in usual.buffers if b not in self.buffers)])
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its buffers, if these are one or two and all can be coded in fewer bytes."""
+        kinds = tuple(self.rule.moments.get(buffer, "") for buffer in self.buffers)
+        return kinds if len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"} else ()
+
+    @property
     def program(self) -> Program:
         """The one program that covers every option, `Update.general`."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")

@@ -191,7 +191,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
         return aligned;                                                                                            \
     }
 
-#define LOOPS(rule, buffers, coefficients)                                                                         \
+#define LOOPS(rule, buffers, coefficients, codes)                                                                         \
     LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
     LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
     LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
@@ -280,7 +280,7 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
         return aligned;                                                                                            \
     }
 
-#define ALL_ROWS(rule, buffers, coefficients)                                                                      \
+#define ALL_ROWS(rule, buffers, coefficients, codes)                                                                      \
     ROWS(rule, buffers, F32, float, int32_t, rule##_f32_rows)                                                      \
     ROWS(rule, buffers, F64, double, int64_t, rule##_f64_rows)                                                     \
     ROWS(rule, buffers, BF16, float, int32_t, rule##_bf16_rows)                                                    \
@@ -323,11 +323,229 @@ SQUARES(F64, double, squares_f64)
 SQUARES(BF16, float, squares_bf16)
 SQUARES(F16, float, squares_f16)
 
-#define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
+/* Coded moments -------------------------------------------------------------------------------------------- */
+
+static inline uint32_t scramble(uint32_t x)
+{
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return x ^ (x >> 16);
+}
+
+/* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
+enum { SHIFT_signed = 21, SHIFT_positive = 20 };
+
+static inline void decode_int8_signed(float *restrict x, const uint8_t *restrict q, uint32_t exponent, int64_t n)
+{
+    const uint32_t base = (exponent - 31) << 23, broken = exponent == 255 ? 0x7fc00000u : 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t code = q[i], size = code & 0x7f;
+        x[i] = from_bits((size ? ((size << SHIFT_signed) + base) | (code & 0x80) << 24 : 0) | broken);
+    }
+}
+
+static inline void decode_int8_positive(float *restrict x, const uint8_t *restrict q, uint32_t exponent, int64_t n)
+{
+    const uint32_t base = (exponent - 31) << 23, broken = exponent == 255 ? 0x7fc00000u : 0;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = from_bits((q[i] ? ((uint32_t)q[i] << SHIFT_positive) + base : 0) | broken);
+}
+
+static inline uint32_t encode_int8_signed(float x, uint32_t noise, uint32_t base, float smallest)
+{
+    const uint32_t bits = to_bits(x), size = bits & 0x7fffffff;
+    const uint32_t code = (size - base + (noise << 5)) >> SHIFT_signed;
+    const uint32_t up = from_bits(size) > (float)(int32_t)noise * 0x1p-16f * smallest;
+    return ((int32_t)size < (int32_t)(base + (1u << SHIFT_signed)) ? up : code) | bits >> 31 << 7;
+}
+
+static inline uint32_t encode_int8_positive(float x, uint32_t noise, uint32_t base, float smallest)
+{
+    const uint32_t size = to_bits(x);
+    const uint32_t code = (size - base + (noise << 4)) >> SHIFT_positive;
+    (void)smallest;
+    return (int32_t)size < (int32_t)(base + (1u << SHIFT_positive)) ? (uint32_t)(x > 0) : code;
+}
+
+static inline void decode_bf16(float *restrict x, const uint16_t *restrict q, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = from_bits((uint32_t)q[i] << 16);
+}
+
+static inline uint32_t encode_bf16_signed(float x, uint32_t noise)
+{
+    const uint32_t bits = to_bits(x), size = bits & 0x7fffffff;
+    const uint32_t special = size > 0x7f800000 ? 0x7fc0 : bits >> 16;
+    return (int32_t)size < 0x7f800000 ? (bits + noise) >> 16 : special;
+}
+
+static inline uint32_t encode_bf16_positive(float x, uint32_t noise)
+{
+    const uint32_t code = encode_bf16_signed(x, noise);
+    return x > 0 && code == 0 ? 1 : code;
+}
+
+/* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
+static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, int64_t n)
+{
+    int32_t largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t size = (int32_t)(to_bits(x[i]) & 0x7fffffff);
+        largest = size > largest ? size : largest;
+    }
+    const uint32_t exponent = ((uint32_t)largest + (1u << shift)) >> 23;
+    return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
+}
+
+/* The same for a rule's one or two buffers: the first takes the lower half of the noise. */
+#define ROOM_1 float x0[room];
+#define ROOM_2 float x0[room], x1[room];
+#define ROOMS(k) , &x##k[j]
+
+#define DECODE_INT8(k, kind) decode_int8_##kind(x##k, (const uint8_t *)s[k] + i, scales[k][at], m);
+#define SCALE_INT8(k, kind)                                                                                        \
+    const uint32_t exponent##k = shared_exponent(x##k, SHIFT_##kind, m), base##k = (exponent##k - 31) << 23;       \
+    const float smallest##k = from_bits(base##k + (1u << SHIFT_##kind));                                           \
+    uint8_t *restrict q##k = (uint8_t *)s[k] + i;                                                                  \
+    scales[k][at] = (uint8_t)exponent##k;
+#define ENCODE_INT8(k, kind)                                                                                       \
+    q##k[j] = (uint8_t)(exponent##k == 255 ? 0 : encode_int8_##kind(x##k[j], noise >> (16 * k) & 0xffff, base##k, smallest##k));
+
+#define DECODE_BF16(k, kind) decode_bf16(x##k, (const uint16_t *)s[k] + i, m);
+#define SCALE_BF16(k, kind) uint16_t *restrict q##k = (uint16_t *)s[k] + i;
+#define ENCODE_BF16(k, kind) q##k[j] = (uint16_t)encode_bf16_##kind(x##k[j], noise >> (16 * k) & 0xffff);
+
+#define EACH_1(DO, kind0, kind1) DO(0, kind0)
+#define EACH_2(DO, kind0, kind1) DO(0, kind0) DO(1, kind1)
+
+/* Update m elements from i on, at most `room`, that share their scales number `at`. */
+#define CODED(rule, n_buffers, kind0, kind1, STORAGE, NAME)                                                        \
+    static inline __attribute__((always_inline)) int32_t NAME(                                                     \
+        const struct rule##_float_c *c, float *restrict p, const float *restrict g, void *const *s,                \
+        uint8_t *const *scales, int64_t i, int64_t at, int64_t m, uint64_t place, uint32_t key, const int64_t room) \
+    {                                                                                                              \
+        ROOM_##n_buffers                                                                                           \
+        int32_t count = 0;                                                                                         \
+        (void)scales, (void)at;                                                                                    \
+        EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                           \
+        _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
+        {                                                                                                          \
+            float alignment;                                                                                       \
+            rule##_float(c, &p[j], g[j] BUFFERS_##n_buffers(ROOMS), &alignment);                                   \
+            count += alignment > 0;                                                                                \
+        }                                                                                                          \
+        EACH_##n_buffers(SCALE_##STORAGE, kind0, kind1)                                                            \
+        const uint32_t low = (uint32_t)place, inner = scramble((uint32_t)(place >> 32) ^ key);                     \
+        _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
+        {                                                                                                          \
+            const uint32_t noise = scramble((low + (uint32_t)j) ^ inner);                                          \
+            EACH_##n_buffers(ENCODE_##STORAGE, kind0, kind1)                                                       \
+        }                                                                                                          \
+        return count;                                                                                              \
+    }
+
+#define PREFETCH_CODED(k) prefetch(s[k], i + ahead, size);
+
+#define CODED_LOOP(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+    static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
+                        uint32_t key, const void *c_)                                                              \
+    {                                                                                                              \
+        const struct rule##_float_c values = *(const struct rule##_float_c *)c_, *c = &values;                     \
+        const int64_t size = bytes;                                                                                \
+        int64_t aligned = 0, i = 0;                                                                                \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK) {                                                           \
+            for (int64_t ahead = 0; ahead < CODED_BLOCK; ahead += BLOCK) {                                         \
+                prefetch(p, i + ahead, sizeof *p);                                                                 \
+                prefetch(g, i + ahead, sizeof *g);                                                                 \
+                BUFFERS_##n_buffers(PREFETCH_CODED)                                                                \
+            }                                                                                                      \
+            aligned += BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, \
+                                CODED_BLOCK);                                                                      \
+        }                                                                                                          \
+        if (i < n)                                                                                                 \
+            aligned += BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key,   \
+                                CODED_BLOCK);                                                                      \
+        return aligned;                                                                                            \
+    }
+
+#define SUM_ROW(ignored, m)                                                                                        \
+    {                                                                                                              \
+        SUM(F32, float, m)                                                                                         \
+        memcpy(sums + i, total, sizeof total);                                                                     \
+        i += m;                                                                                                    \
+    }
+
+#define PREFETCH_CODED_ROW(k) prefetch_row(rows->s[k], next, width * size);
+
+/* The rows of a table: their gradients are summed, then each is updated as a block of its own. */
+#define CODED_ROWS(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+    static inline __attribute__((always_inline)) int64_t NAME##_of(const row_batch *rows, const void *c_,          \
+                                                                   const int64_t width, const int64_t room)        \
+    {                                                                                                              \
+        typedef float real_t;                                                                                      \
+        const struct rule##_float_c values = *(const struct rule##_float_c *)c_, *c = &values;                     \
+        const float *grads = rows->grads;                                                                          \
+        const int64_t size = bytes, last = rows->count ? rows->ends[rows->count - 1] : 0;                          \
+        int64_t aligned = 0, begin = 0;                                                                            \
+        float sums[room];                                                                                          \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
+            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+        for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
+            if (r + ROWS_AHEAD < rows->count) {                                                                    \
+                const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
+                prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
+                BUFFERS_##n_buffers(PREFETCH_CODED_ROW)                                                            \
+                if (size == 1)                                                                                     \
+                    for (int k = 0; k < n_buffers; k++)                                                            \
+                        prefetch_row(rows->scales[k], next, 1);                                                    \
+            }                                                                                                      \
+            if (r < 0)                                                                                             \
+                continue;                                                                                          \
+            const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
+            if (begin + GRADS_AHEAD < last)                                                                        \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            int64_t i = 0;                                                                                         \
+            STRIPS(SUM_ROW, 0)                                                                                     \
+            aligned += BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width, \
+                                rows->place + (uint64_t)(row * width), rows->key, room);                           \
+            begin = end;                                                                                           \
+        }                                                                                                          \
+        return aligned;                                                                                            \
+    }                                                                                                              \
+    static int64_t NAME(const row_batch *rows, const void *c)                                                      \
+    {                                                                                                              \
+        switch (rows->width) { /* the usual ones as vector code of a known length */                               \
+        case 16:                                                                                                   \
+            return NAME##_of(rows, c, 16, 16);                                                                     \
+        case 32:                                                                                                   \
+            return NAME##_of(rows, c, 32, 32);                                                                     \
+        case 64:                                                                                                   \
+            return NAME##_of(rows, c, 64, 64);                                                                     \
+        default:                                                                                                   \
+            return NAME##_of(rows, c, rows->width, WIDEST);                                                        \
+        }                                                                                                          \
+    }
+
+#define ALL_CODED(rule, n_buffers, kind0, kind1)                                                                   \
+    CODED(rule, n_buffers, kind0, kind1, BF16, rule##_coded_bf16)                                                  \
+    CODED(rule, n_buffers, kind0, kind1, INT8, rule##_coded_int8)                                                  \
+    CODED_LOOP(rule, n_buffers, rule##_coded_bf16, 2, rule##_dense_bf16)                                           \
+    CODED_LOOP(rule, n_buffers, rule##_coded_int8, 1, rule##_dense_int8)                                           \
+    CODED_ROWS(rule, n_buffers, rule##_coded_bf16, 2, rule##_rows_bf16)                                            \
+    CODED_ROWS(rule, n_buffers, rule##_coded_int8, 1, rule##_rows_int8)
+CODED_RULES(ALL_CODED)
+
+#define HAS_CODES_0(rule)
+#define HAS_CODES_1(rule)                                                                                          \
+    .coded = {0, rule##_dense_bf16, rule##_dense_int8}, .coded_rows = {0, rule##_rows_bf16, rule##_rows_int8},
+
+#define ENTRY(rule, n_buffers, n_coefficients, codes)                                                                     \
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
+        HAS_CODES_##codes(rule)                                                                                    \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
 
