@@ -24,7 +24,7 @@ TEMPLATES = {
 PREFACE = """\
 /* Generated from the rules in cadam/rules.
  *
- * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
+ * An element function for each rule, in terms of `real`, and a list of them. A `real` is a number, a `scalar`, or a vector. Every option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""
 
 
@@ -34,16 +34,16 @@ def element(structure: Structure) -> str:
     body = lines(
         program,
         TEMPLATES,
-        "    const real {name} = {value};",
+        "    const __auto_type {name} = {value};",
         {c: f"c->{c}" for c in structure.coefficients},
-        "(real){!r}",
+        "(scalar){!r}",
     )
     if program.alignment is None:
         raise AssertionError("the general update always computes its alignment")
     return "\n".join(
         [
             f"struct COEFFICIENTS({name}) {{",
-            f"    real {', '.join(structure.coefficients)};",
+            f"    scalar {', '.join(structure.coefficients)};",
             "};",
             "",
             f"static inline void ELEMENT({name})(",

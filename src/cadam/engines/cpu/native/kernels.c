@@ -121,6 +121,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #define HOLD(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
 
 #define real float
+#define scalar float
 #define SQRT(x) __builtin_sqrtf(x)
 #define ELEMENT(name) name##_float
 #define COEFFICIENTS(name) name##_float_c
@@ -128,9 +129,11 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #undef COEFFICIENTS
 #undef ELEMENT
 #undef SQRT
+#undef scalar
 #undef real
 
 #define real double
+#define scalar double
 #define SQRT(x) __builtin_sqrt(x)
 #define ELEMENT(name) name##_double
 #define COEFFICIENTS(name) name##_double_c
@@ -138,6 +141,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #undef COEFFICIENTS
 #undef ELEMENT
 #undef SQRT
+#undef scalar
 #undef real
 
 /* The buffers by number, so that the compiler sees them as separate streams. */
@@ -323,127 +327,298 @@ SQUARES(F64, double, squares_f64)
 SQUARES(BF16, float, squares_bf16)
 SQUARES(F16, float, squares_f16)
 
-/* Coded moments -------------------------------------------------------------------------------------------- */
+/* Coded moments, as cadam/moments.py defines them -------------------------------------------------------------
+ *
+ * Sixteen elements at a time, as vectors: decoded, updated and, where they share no scale, coded again in registers. */
 
-static inline uint32_t scramble(uint32_t x)
+enum { LANES = 16 };
+typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
+typedef int32_t mask_t __attribute__((vector_size(4 * LANES)));
+typedef float floats_t __attribute__((vector_size(4 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test & yes) | (~(bits_t)test & no); }
+
+/* What the compiler does not find by itself for AVX-512. */
+#ifdef __AVX512F__
+INLINE int any_below(bits_t x, uint32_t limit) /* is one, taken as a number without a sign? */
+{
+    return _mm512_cmplt_epu32_mask((__m512i)x, _mm512_set1_epi32((int32_t)limit)) != 0;
+}
+
+INLINE bits_t unless_zero(bits_t size, bits_t x) /* x, and zero where the size is */
+{
+    return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
+}
+
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm512_min_epu32((__m512i)x, (__m512i)y); }
+INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE floats_t root(floats_t x) { return (floats_t)_mm512_sqrt_ps((__m512)x); }
+
+INLINE bits_t widen(const void *q, int64_t size) /* codes of one byte or two */
+{
+    return (bits_t)(size == 1 ? _mm512_cvtepu8_epi32(_mm_loadu_si128(q)) : _mm512_cvtepu16_epi32(_mm256_loadu_si256(q)));
+}
+
+INLINE void narrow(void *q, bits_t x, int64_t size)
+{
+    if (size == 1)
+        _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x));
+    else
+        _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x));
+}
+#else
+INLINE int any_below(bits_t x, uint32_t limit)
+{
+    uint32_t found = 0;
+    for (int k = 0; k < LANES; k++)
+        found |= x[k] < limit;
+    return found != 0;
+}
+
+INLINE bits_t unless_zero(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
+
+INLINE int32_t largest_of(mask_t x)
+{
+    int32_t largest = x[0];
+    for (int k = 1; k < LANES; k++)
+        largest = x[k] > largest ? x[k] : largest;
+    return largest;
+}
+
+INLINE floats_t root(floats_t x)
+{
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < LANES; k++)
+        lanes[k] = __builtin_sqrtf(lanes[k]);
+    memcpy(&x, lanes, sizeof x);
+    return x;
+}
+
+INLINE bits_t widen(const void *q, int64_t size)
+{
+    uint32_t lanes[LANES];
+    for (int k = 0; k < LANES; k++)
+        lanes[k] = size == 1 ? ((const uint8_t *)q)[k] : ((const uint16_t *)q)[k];
+    bits_t x;
+    memcpy(&x, lanes, sizeof x);
+    return x;
+}
+
+INLINE void narrow(void *q, bits_t x, int64_t size)
+{
+    uint32_t lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < LANES; k++)
+        if (size == 1)
+            ((uint8_t *)q)[k] = (uint8_t)lanes[k];
+        else
+            ((uint16_t *)q)[k] = (uint16_t)lanes[k];
+}
+#endif
+
+/* The first n of them from memory, and back. */
+INLINE floats_t read_floats(const float *x, int64_t n)
+{
+    floats_t lanes = {0};
+    memcpy(&lanes, x, (size_t)(n < LANES ? n : LANES) * sizeof *x);
+    return lanes;
+}
+
+INLINE void write_floats(float *x, floats_t lanes, int64_t n)
+{
+    memcpy(x, &lanes, (size_t)(n < LANES ? n : LANES) * sizeof *x);
+}
+
+INLINE bits_t read_codes(const void *q, int64_t n, int64_t size)
+{
+    uint16_t room[LANES] = {0};
+    return widen(n < LANES ? memcpy(room, q, (size_t)(n * size)) : q, size);
+}
+
+INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
+{
+    uint16_t room[LANES];
+    narrow(n < LANES ? room : q, x, size);
+    if (n < LANES)
+        memcpy(q, room, (size_t)(n * size));
+}
+
+/* The element functions once more, of vectors. */
+#pragma push_macro("MAXIMUM")
+#pragma push_macro("SIGN")
+#pragma push_macro("SCALED")
+#pragma push_macro("HOLD")
+#undef MAXIMUM
+#undef SIGN
+#undef SCALED
+#undef HOLD
+#define MAXIMUM(x, y) (floats_t) choose(((x) > (y)) | ((x) != (x)), (bits_t)(x), (bits_t)(y))
+#define SIGN(x) ((floats_t)((bits_t)((x) > 0) & 0x3f800000) - (floats_t)((bits_t)((x) < 0) & 0x3f800000))
+#define SCALED(x, factor) ((factor) == 0 ? (floats_t){0} : (x) * (factor))
+#define HOLD(alignment, step) (floats_t)(~(bits_t)((alignment) <= c->threshold) & (bits_t)(step))
+#define real floats_t
+#define scalar float
+#define SQRT(x) root(x)
+#define ELEMENT(name) name##_lanes
+#define COEFFICIENTS(name) name##_lanes_c
+#include "rules.h"
+#undef COEFFICIENTS
+#undef ELEMENT
+#undef SQRT
+#undef scalar
+#undef real
+#pragma pop_macro("MAXIMUM")
+#pragma pop_macro("SIGN")
+#pragma pop_macro("SCALED")
+#pragma pop_macro("HOLD")
+
+/* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
+enum { SHIFT_signed = 21, SHIFT_positive = 20 };
+
+INLINE bits_t decode_signed(bits_t code, uint32_t base)
+{
+    const bits_t size = code & 0x7f;
+    return unless_zero(size, ((size << SHIFT_signed) + base) | (code & 0x80) << 24);
+}
+
+INLINE bits_t decode_positive(bits_t code, uint32_t base)
+{
+    return unless_zero(code, (code << SHIFT_positive) + base);
+}
+
+/* Few are below the smallest code: what these need is done only where there are some. */
+INLINE bits_t encode_signed(bits_t bits, bits_t noise, uint32_t base)
+{
+    const bits_t size = bits & 0x7fffffff;
+    const uint32_t least = base + (1u << SHIFT_signed);
+    bits_t code = (size - base + (noise << 5)) >> SHIFT_signed;
+    if (any_below(size, least)) {
+        const float smallest = from_bits(least) * 0x1p-16f;
+        const bits_t up = (bits_t)((floats_t)size > __builtin_convertvector((mask_t)noise, floats_t) * smallest) & 1;
+        code = choose((mask_t)size < (int32_t)least, up, code);
+    }
+    return code | (bits >> 24 & 0x80);
+}
+
+INLINE bits_t encode_positive(bits_t size, bits_t noise, uint32_t base)
+{
+    const uint32_t least = base + (1u << SHIFT_positive);
+    const bits_t code = (size - base + (noise << 4)) >> SHIFT_positive;
+    if (any_below(size, least))
+        return choose((mask_t)size < (int32_t)least, (bits_t)((floats_t)size > 0) & 1, code);
+    return code;
+}
+
+/* To bfloat16. A NaN that has all bits must not overflow. */
+INLINE bits_t upper_half(bits_t bits, bits_t noise)
+{
+    bits = lower(bits, (bits_t){0} + 0xffc00000u);
+    bits = (bits_t)smaller((mask_t)bits, (mask_t){0} + 0x7fc00000);
+    return (bits + noise) >> 16;
+}
+
+/* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
+INLINE uint32_t shared_exponent(mask_t sizes, uint32_t shift)
+{
+    const uint32_t exponent = ((uint32_t)largest_of(sizes) + (1u << shift)) >> 23;
+    return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
+}
+
+INLINE uint32_t scramble(uint32_t x)
 {
     x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
     x = (x ^ (x >> 13)) * 0xC2B2AE35u;
     return x ^ (x >> 16);
 }
 
-/* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
-enum { SHIFT_signed = 21, SHIFT_positive = 20 };
-
-static inline void decode_int8_signed(float *restrict x, const uint8_t *restrict q, uint32_t exponent, int64_t n)
+/* The noise of the elements from `place` on; `inner` is what key and the upper half of the place make of it. */
+INLINE bits_t noise_at(uint64_t place, uint32_t inner)
 {
-    const uint32_t base = (exponent - 31) << 23, broken = exponent == 255 ? 0x7fc00000u : 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t code = q[i], size = code & 0x7f;
-        x[i] = from_bits((size ? ((size << SHIFT_signed) + base) | (code & 0x80) << 24 : 0) | broken);
-    }
+    bits_t x = (bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)place;
+    x ^= inner;
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return x ^ (x >> 16);
 }
 
-static inline void decode_int8_positive(float *restrict x, const uint8_t *restrict q, uint32_t exponent, int64_t n)
-{
-    const uint32_t base = (exponent - 31) << 23, broken = exponent == 255 ? 0x7fc00000u : 0;
-    for (int64_t i = 0; i < n; i++)
-        x[i] = from_bits((q[i] ? ((uint32_t)q[i] << SHIFT_positive) + base : 0) | broken);
-}
-
-static inline uint32_t encode_int8_signed(float x, uint32_t noise, uint32_t base, float smallest)
-{
-    const uint32_t bits = to_bits(x), size = bits & 0x7fffffff;
-    const uint32_t code = (size - base + (noise << 5)) >> SHIFT_signed;
-    const uint32_t up = from_bits(size) > (float)(int32_t)noise * 0x1p-16f * smallest;
-    return ((int32_t)size < (int32_t)(base + (1u << SHIFT_signed)) ? up : code) | bits >> 31 << 7;
-}
-
-static inline uint32_t encode_int8_positive(float x, uint32_t noise, uint32_t base, float smallest)
-{
-    const uint32_t size = to_bits(x);
-    const uint32_t code = (size - base + (noise << 4)) >> SHIFT_positive;
-    (void)smallest;
-    return (int32_t)size < (int32_t)(base + (1u << SHIFT_positive)) ? (uint32_t)(x > 0) : code;
-}
-
-static inline void decode_bf16(float *restrict x, const uint16_t *restrict q, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        x[i] = from_bits((uint32_t)q[i] << 16);
-}
-
-static inline uint32_t encode_bf16_signed(float x, uint32_t noise)
-{
-    const uint32_t bits = to_bits(x), size = bits & 0x7fffffff;
-    const uint32_t special = size > 0x7f800000 ? 0x7fc0 : bits >> 16;
-    return (int32_t)size < 0x7f800000 ? (bits + noise) >> 16 : special;
-}
-
-static inline uint32_t encode_bf16_positive(float x, uint32_t noise)
-{
-    const uint32_t code = encode_bf16_signed(x, noise);
-    return x > 0 && code == 0 ? 1 : code;
-}
-
-/* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
-static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, int64_t n)
-{
-    int32_t largest = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const int32_t size = (int32_t)(to_bits(x[i]) & 0x7fffffff);
-        largest = size > largest ? size : largest;
-    }
-    const uint32_t exponent = ((uint32_t)largest + (1u << shift)) >> 23;
-    return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
-}
-
-/* The same for a rule's one or two buffers: the first takes the lower half of the noise. */
-#define ROOM_1 float x0[room];
-#define ROOM_2 float x0[room], x1[room];
-#define ROOMS(k) , &x##k[j]
-
-#define DECODE_INT8(k, kind) decode_int8_##kind(x##k, (const uint8_t *)s[k] + i, scales[k][at], m);
-#define SCALE_INT8(k, kind)                                                                                        \
-    const uint32_t exponent##k = shared_exponent(x##k, SHIFT_##kind, m), base##k = (exponent##k - 31) << 23;       \
-    const float smallest##k = from_bits(base##k + (1u << SHIFT_##kind));                                           \
-    uint8_t *restrict q##k = (uint8_t *)s[k] + i;                                                                  \
-    scales[k][at] = (uint8_t)exponent##k;
-#define ENCODE_INT8(k, kind)                                                                                       \
-    q##k[j] = (uint8_t)(exponent##k == 255 ? 0 : encode_int8_##kind(x##k[j], noise >> (16 * k) & 0xffff, base##k, smallest##k));
-
-#define DECODE_BF16(k, kind) decode_bf16(x##k, (const uint16_t *)s[k] + i, m);
-#define SCALE_BF16(k, kind) uint16_t *restrict q##k = (uint16_t *)s[k] + i;
-#define ENCODE_BF16(k, kind) q##k[j] = (uint16_t)encode_bf16_##kind(x##k[j], noise >> (16 * k) & 0xffff);
-
+/* A rule has one or two coded buffers: the first takes the lower half of the noise. */
 #define EACH_1(DO, kind0, kind1) DO(0, kind0)
 #define EACH_2(DO, kind0, kind1) DO(0, kind0) DO(1, kind1)
+#define LANES_OF(k) , &x##k
+#define NOISE(k) (noise >> (16 * k) & 0xffff)
+#define CODES(k) (char *)s[k] + (i + j) * size
+
+#define PREPARE_BF16(k, kind)
+#define DECODE_BF16(k, kind) floats_t x##k = (floats_t)(read_codes(CODES(k), left, size) << 16);
+#define ENCODE_BF16(k, kind) write_codes(CODES(k), upper_half((bits_t)x##k, NOISE(k)), left, size);
+#define FINISH_BF16(k, kind)
+#define AGAIN_BF16 0
+
+#define PREPARE_INT8(k, kind)                                                                                      \
+    floats_t room##k[room / LANES];                                                                                \
+    mask_t sizes##k = {0};                                                                                         \
+    const uint32_t old##k = scales[k][at], base##k = (old##k - 31) << 23;                                          \
+    const uint32_t broken##k = old##k == 255 ? 0x7fc00000u : 0;
+#define DECODE_INT8(k, kind)                                                                                       \
+    floats_t x##k = (floats_t)(decode_##kind(read_codes(CODES(k), left, size), base##k) | broken##k);
+#define ENCODE_INT8(k, kind)                                                                                       \
+    room##k[j / LANES] = x##k;                                                                                     \
+    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));
+#define FINISH_INT8(k, kind)                                                                                       \
+    const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind), from##k = (new##k - 31) << 23;                \
+    scales[k][at] = (uint8_t)new##k;
+#define CODE_INT8(k, kind)                                                                                         \
+    write_codes(CODES(k), encode_##kind((bits_t)room##k[j / LANES], NOISE(k), from##k) & (new##k == 255 ? 0 : ~0u), \
+                left, size);
+#define AGAIN_INT8 1
+#define CODE_BF16(k, kind)
 
 /* Update m elements from i on, at most `room`, that share their scales number `at`. */
-#define CODED(rule, n_buffers, kind0, kind1, STORAGE, NAME)                                                        \
-    static inline __attribute__((always_inline)) int32_t NAME(                                                     \
-        const struct rule##_float_c *c, float *restrict p, const float *restrict g, void *const *s,                \
-        uint8_t *const *scales, int64_t i, int64_t at, int64_t m, uint64_t place, uint32_t key, const int64_t room) \
+#define CODED(rule, n_buffers, kind0, kind1, STORAGE, bytes, NAME)                                                 \
+    INLINE void NAME(const struct rule##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s,   \
+                     uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
+                     const int64_t room, mask_t *count)                                                            \
     {                                                                                                              \
-        ROOM_##n_buffers                                                                                           \
-        int32_t count = 0;                                                                                         \
-        (void)scales, (void)at;                                                                                    \
-        EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                           \
-        _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
-        {                                                                                                          \
-            float alignment;                                                                                       \
-            rule##_float(c, &p[j], g[j] BUFFERS_##n_buffers(ROOMS), &alignment);                                   \
-            count += alignment > 0;                                                                                \
-        }                                                                                                          \
-        EACH_##n_buffers(SCALE_##STORAGE, kind0, kind1)                                                            \
-        const uint32_t low = (uint32_t)place, inner = scramble((uint32_t)(place >> 32) ^ key);                     \
-        _Pragma("GCC ivdep") for (int64_t j = 0; j < m; j++)                                                       \
-        {                                                                                                          \
-            const uint32_t noise = scramble((low + (uint32_t)j) ^ inner);                                          \
+        const int64_t size = bytes;                                                                                \
+        const int is_whole = __builtin_constant_p(m) && m % LANES == 0;                                            \
+        const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
+        (void)scales, (void)at, (void)room;                                                                        \
+        EACH_##n_buffers(PREPARE_##STORAGE, kind0, kind1)                                                          \
+        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
+            const int64_t left = is_whole ? LANES : m - j;                                                         \
+            floats_t p_ = read_floats(p + j, left), alignment;                                                     \
+            EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                       \
+            rule##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &alignment);              \
+            write_floats(p + j, p_, left);                                                                         \
+            *count -= alignment > 0;                                                                               \
+            const bits_t noise = AGAIN_##STORAGE ? (bits_t){0} : noise_at(place + (uint64_t)j, inner);             \
+            (void)noise;                                                                                           \
             EACH_##n_buffers(ENCODE_##STORAGE, kind0, kind1)                                                       \
         }                                                                                                          \
-        return count;                                                                                              \
+        EACH_##n_buffers(FINISH_##STORAGE, kind0, kind1)                                                           \
+        for (int64_t j = 0; AGAIN_##STORAGE && j < m; j += LANES) {                                                \
+            const int64_t left = is_whole ? LANES : m - j;                                                         \
+            const bits_t noise = noise_at(place + (uint64_t)j, inner);                                             \
+            (void)left, (void)noise;                                                                               \
+            EACH_##n_buffers(CODE_##STORAGE, kind0, kind1)                                                         \
+        }                                                                                                          \
     }
+
+INLINE int64_t total_of(mask_t count)
+{
+    int64_t total = 0;
+    for (int k = 0; k < LANES; k++)
+        total += count[k];
+    return total;
+}
 
 #define PREFETCH_CODED(k) prefetch(s[k], i + ahead, size);
 
@@ -451,22 +626,22 @@ static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, 
     static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
                         uint32_t key, const void *c_)                                                              \
     {                                                                                                              \
-        const struct rule##_float_c values = *(const struct rule##_float_c *)c_, *c = &values;                     \
+        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
         const int64_t size = bytes;                                                                                \
-        int64_t aligned = 0, i = 0;                                                                                \
+        int64_t i = 0;                                                                                             \
+        mask_t count = {0};                                                                                        \
         for (; i + CODED_BLOCK <= n; i += CODED_BLOCK) {                                                           \
             for (int64_t ahead = 0; ahead < CODED_BLOCK; ahead += BLOCK) {                                         \
                 prefetch(p, i + ahead, sizeof *p);                                                                 \
                 prefetch(g, i + ahead, sizeof *g);                                                                 \
                 BUFFERS_##n_buffers(PREFETCH_CODED)                                                                \
             }                                                                                                      \
-            aligned += BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, \
-                                CODED_BLOCK);                                                                      \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, CODED_BLOCK, \
+                     &count);                                                                                      \
         }                                                                                                          \
         if (i < n)                                                                                                 \
-            aligned += BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key,   \
-                                CODED_BLOCK);                                                                      \
-        return aligned;                                                                                            \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, &count); \
+        return total_of(count);                                                                                    \
     }
 
 #define SUM_ROW(ignored, m)                                                                                        \
@@ -478,17 +653,17 @@ static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, 
 
 #define PREFETCH_CODED_ROW(k) prefetch_row(rows->s[k], next, width * size);
 
-/* The rows of a table: their gradients are summed, then each is updated as a block of its own. */
+/* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
 #define CODED_ROWS(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
-    static inline __attribute__((always_inline)) int64_t NAME##_of(const row_batch *rows, const void *c_,          \
-                                                                   const int64_t width, const int64_t room)        \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t room)       \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
-        const struct rule##_float_c values = *(const struct rule##_float_c *)c_, *c = &values;                     \
+        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
         const float *grads = rows->grads;                                                                          \
         const int64_t size = bytes, last = rows->count ? rows->ends[rows->count - 1] : 0;                          \
-        int64_t aligned = 0, begin = 0;                                                                            \
-        float sums[room];                                                                                          \
+        int64_t begin = 0;                                                                                         \
+        mask_t count = {0};                                                                                        \
+        float sums[room] __attribute__((aligned(64)));                                                             \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
             prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
         for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
@@ -496,9 +671,8 @@ static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, 
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
                 BUFFERS_##n_buffers(PREFETCH_CODED_ROW)                                                            \
-                if (size == 1)                                                                                     \
-                    for (int k = 0; k < n_buffers; k++)                                                            \
-                        prefetch_row(rows->scales[k], next, 1);                                                    \
+                for (int k = 0; size == 1 && k < n_buffers; k++)                                                   \
+                    prefetch_row(rows->scales[k], next, 1);                                                        \
             }                                                                                                      \
             if (r < 0)                                                                                             \
                 continue;                                                                                          \
@@ -507,19 +681,17 @@ static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, 
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
-            aligned += BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width, \
-                                rows->place + (uint64_t)(row * width), rows->key, room);                           \
+            BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
+                     rows->place + (uint64_t)(row * width), rows->key, room, &count);                              \
             begin = end;                                                                                           \
         }                                                                                                          \
-        return aligned;                                                                                            \
+        return total_of(count);                                                                                    \
     }                                                                                                              \
     static int64_t NAME(const row_batch *rows, const void *c)                                                      \
     {                                                                                                              \
         switch (rows->width) { /* the usual ones as vector code of a known length */                               \
         case 16:                                                                                                   \
             return NAME##_of(rows, c, 16, 16);                                                                     \
-        case 32:                                                                                                   \
-            return NAME##_of(rows, c, 32, 32);                                                                     \
         case 64:                                                                                                   \
             return NAME##_of(rows, c, 64, 64);                                                                     \
         default:                                                                                                   \
@@ -528,8 +700,8 @@ static inline uint32_t shared_exponent(const float *restrict x, uint32_t shift, 
     }
 
 #define ALL_CODED(rule, n_buffers, kind0, kind1)                                                                   \
-    CODED(rule, n_buffers, kind0, kind1, BF16, rule##_coded_bf16)                                                  \
-    CODED(rule, n_buffers, kind0, kind1, INT8, rule##_coded_int8)                                                  \
+    CODED(rule, n_buffers, kind0, kind1, BF16, 2, rule##_coded_bf16)                                               \
+    CODED(rule, n_buffers, kind0, kind1, INT8, 1, rule##_coded_int8)                                               \
     CODED_LOOP(rule, n_buffers, rule##_coded_bf16, 2, rule##_dense_bf16)                                           \
     CODED_LOOP(rule, n_buffers, rule##_coded_int8, 1, rule##_dense_int8)                                           \
     CODED_ROWS(rule, n_buffers, rule##_coded_bf16, 2, rule##_rows_bf16)                                            \
