@@ -2,21 +2,22 @@
 
 Arithmetic is float32, whatever the storage: a step decodes the moments, updates them and codes the new ones.
 
-- ``bfloat16``: the upper half of a float32.
+- ``bfloat16``: the upper half of a float32, which has its range: nothing but subnormal numbers rounds to zero.
 - ``int8``: a small floating-point number of one byte. The rows of a table, or blocks of `BLOCK` elements of any other
   parameter, share an exponent, a byte too. A code reaches 32 powers of two down from it: so an element that is small
   beside others of its row keeps its sign and its size, and confidence compares the gradient with what it should.
   ``signed`` codes (first moments) have a sign and two bits of mantissa, ``positive`` ones (second moments) have three.
 
 All are rounded stochastically: to one of the two neighbours, the more often the nearer it is, so that the mean of many
-roundings is the value itself. Below the smallest code, a first moment is rounded to it or to zero; a second moment is
-rounded up to it, since the step divides by its square root.
+roundings is the value itself. Below the smallest code a first moment is zero; a second moment is rounded up to the
+smallest code, since the step divides by its square root.
 
 The random bits are a hash of the seed of the parameter, the step and the place of the element, so every engine and any
 number of threads finds the same. The first coded buffer of a rule takes the lower 16 bits of it, the second the upper.
 
 With e the shared exponent (that of the largest element, as float32 has it), a code q of k mantissa bits is the float32
-with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits.
+with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits. Where
+an element is no finite number, e is `BROKEN`, and every code but zero is NaN.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ BLOCK = 256
 LOWEST = 32
 """The lowest shared exponent: below it, codes would be subnormal numbers."""
 BROKEN = 255
-"""The shared exponent of a row or block with an element that is no finite number: all of it is NaN."""
+"""The shared exponent of a row or block with an element that is no finite number."""
+BROKEN_BASE = 0x78000000
+"""What is taken off the bits to code such a one: all that is not finite gets a code above zero."""
 SEED = "rounding_seed"
 """What the state calls the seed of a parameter."""
 ROW_STEPS = "row_steps"

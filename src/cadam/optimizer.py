@@ -338,9 +338,11 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 seen = None if grad is None else real_local_grad(grad, param)
                 update = Update.of(self.rule, self.confidence, group)
-                choice = choose(update, self._preview(param, group), seen, group)
+                item = self._preview(param, group)
+                choice = choose(update, item, seen, group)
                 engine, passed_over = choice.engine.name, choice.passed_over
-            rows.append(Explained(name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over))
+            about = name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over
+            rows.append(Explained(*about, None if fixed is not None else codes.mixed_scales(item)))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
         return Explanation(rows, self._how_prepared() if by_kernels else None)
 
@@ -418,6 +420,8 @@ class Explained:
     gradient: str
     engine: str
     passed_over: Mapping[str, str]
+    warning: str | None = None
+    """What is not well with how its moments are stored."""
 
 
 class Explanation(list[Explained]):
@@ -439,6 +443,8 @@ class Explanation(list[Explained]):
             # That an engine is for other devices or gradients explains nothing here.
             reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, NotMeant)}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
+            if row.warning is not None:
+                lines.append(f"    warning: {row.warning}")
         if self.steps is not None:
             lines.append(f"Steps are {self.steps}")
         return "\n".join(lines)

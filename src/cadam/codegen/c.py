@@ -24,7 +24,8 @@ TEMPLATES = {
 PREFACE = """\
 /* Generated from the rules in cadam/rules.
  *
- * An element function for each rule, in terms of `real`, and a list of them. A `real` is a number, a `scalar`, or a vector. Every option of a rule is a
+ * An element function for each rule and a list of them. A `real` is a number or a vector, a `scalar` a number. Every
+ * option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import moments
 from ..memory import filled_like
-from ..moments import BLOCK, BROKEN, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
+from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
 from ..rules import Options, Rule
 from .base import Item
 
@@ -30,15 +30,11 @@ def encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tens
     largest = size.amax(1, keepdim=True) if size.shape[1] else size.new_zeros(len(size), 1)
     exponent = ((largest + (1 << shift)) >> 23).clamp_min(LOWEST)
     exponent = torch.where(exponent >= 254, BROKEN, exponent)
-    base = (exponent - 31) << 23
+    base = torch.where(exponent == BROKEN, BROKEN_BASE, (exponent - 31) << 23)
     codes = (size - base + (noise << (shift - 16))) >> shift
-    smallest = (base + (1 << shift)).view(torch.float32)
-    below = size < base + (1 << shift)
-    up = values.abs() > (noise * 2.0**-16) * smallest if kind == "signed" else values > 0
-    codes = torch.where(below, up.int(), codes)
+    codes = torch.maximum(codes, size.clamp(max=1) if kind == "positive" else torch.zeros_like(size))
     if kind == "signed":
         codes = codes | (bits >> 31 & 1) << 7
-    codes = torch.where(exponent == BROKEN, 0, codes)
     return codes.to(torch.uint8), exponent[:, 0].to(torch.uint8)
 
 
@@ -50,16 +46,14 @@ def decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
     bits = (size << shift) + ((exponent - 31) << 23)
     if kind == "signed":
         bits = bits | (codes >> 7) << 31
-    values = torch.where(size == 0, 0.0, bits.view(torch.float32))
-    return torch.where(exponent == BROKEN, math.nan, values)
+    values = torch.where(exponent == BROKEN, math.nan, bits.view(torch.float32))
+    return torch.where(size == 0, 0.0, values)
 
 
-def to_bfloat16(kind: str, values: Tensor, noise: Tensor | int) -> Tensor:
+def to_bfloat16(values: Tensor, noise: Tensor | int) -> Tensor:
     """Float32 values in bfloat16; `noise` is 16 bits for each."""
     bits = values.contiguous().view(torch.int32)
     rounded = (bits + noise) >> 16 << 16
-    if kind != "signed":
-        rounded = torch.where((rounded == 0) & (values > 0), 1 << 16, rounded)
     rounded = torch.where(values.isfinite(), rounded, bits)
     return torch.where(values.isnan(), math.nan, rounded.view(torch.float32)).to(torch.bfloat16)
 
@@ -128,9 +122,9 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         values, kind = values.float(), item.kinds[name]
         if item.moments == "bfloat16":
             if where is None:
-                flat(buffer).copy_(to_bfloat16(kind, flat(_laid_out(values, item.param)), noise))
+                flat(buffer).copy_(to_bfloat16(flat(_laid_out(values, item.param)), noise))
             else:
-                buffer[where] = to_bfloat16(kind, values, noise.view(values.shape))
+                buffer[where] = to_bfloat16(values, noise.view(values.shape))
         elif where is None:
             _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
         else:
@@ -192,6 +186,31 @@ def _encode_into(kind: str, values: Tensor, noise: Tensor | int, codes: Tensor, 
     else:
         flat(codes).copy_(made.reshape(-1)[: codes.numel()])
     scales.view(-1).copy_(exponents)
+
+
+MIXED = 10.0
+"""How many times the median column's momentum another one may be before a row mixes scales."""
+SAMPLE = 1000
+
+
+def mixed_scales(item: Item) -> str | None:
+    """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
+    by_rows = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
+    first = next((name for name in item.state if name not in by_rows), None)
+    if not by_rows or first is None or item.planned or item.param.dim() != 2:
+        return None
+    updated = item.state[by_rows[0]].flatten().nonzero()[:SAMPLE, 0]
+    if not len(updated):
+        return None
+    sizes = load(item, (updated,), torch.float32)[first].square().mean(0).sqrt()
+    column, usual = int(sizes.argmax()), float(sizes.median())
+    times = float(sizes[column]) / usual if usual else math.inf
+    if times <= MIXED:
+        return None
+    return (
+        f"column {column} has {times:.0f} times the momentum of the median column, and second_moment='row' makes it "
+        "decide for the whole row: keep it in a table of its own, or use second_moment='element'"
+    )
 
 
 # State ------------------------------------------------------------------------------------------------------------

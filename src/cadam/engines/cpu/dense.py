@@ -123,7 +123,7 @@ class DenseStep:
     grads: Watched
     steps: Watched
     buffers: list[tuple[list[int] | slice, int, Watched]]
-    """The first buffers, the second..., then their scales: the rows and the column they belong in, and they themselves."""
+    """The first buffers, the second..., then their scales: rows and column that they belong in, and they themselves."""
     strided: dict[int, tuple[int, ...]]
     """The strides of parameters that are not contiguous."""
     disjoint: bool
@@ -155,7 +155,9 @@ class DenseStep:
             watched_grads(params.tensors, [grad for job in jobs for grad in job.gradients()], threads=True),
             Watched([item.step for item in items], threads=True),
             [_nth([item.state for item in items], k, S) for k in range(max(len(item.state) for item in items))]
-            + [_nth([item.scales for item in items], k, SCALES) for k in range(max(len(item.scales) for item in items))],
+            + [
+                _nth([item.scales for item in items], k, SCALES) for k in range(max(len(item.scales) for item in items))
+            ],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
             _disjoint(params),
         )

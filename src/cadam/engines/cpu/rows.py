@@ -131,7 +131,9 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
     ids, values = ids.contiguous(), values.contiguous()
     n, width = values.shape
     if rows and width:
-        table = np.array([0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 2), np.int64)
+        table = np.array(
+            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 2), np.int64
+        )
         failed = library.c.cadam_rows_squares(
             table.ctypes.data,
             ids.data_ptr(),

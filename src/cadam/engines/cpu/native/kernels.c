@@ -342,14 +342,27 @@ INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test 
 
 /* What the compiler does not find by itself for AVX-512. */
 #ifdef __AVX512F__
-INLINE int any_below(bits_t x, uint32_t limit) /* is one, taken as a number without a sign? */
-{
-    return _mm512_cmplt_epu32_mask((__m512i)x, _mm512_set1_epi32((int32_t)limit)) != 0;
-}
-
 INLINE bits_t unless_zero(bits_t size, bits_t x) /* x, and zero where the size is */
 {
     return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
+}
+
+INLINE floats_t sign_of(floats_t x)
+{
+    const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1);
+    const __m512 up = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, zero, _CMP_GT_OQ), one);
+    return (floats_t)_mm512_mask_mov_ps(up, _mm512_cmp_ps_mask((__m512)x, zero, _CMP_LT_OQ), _mm512_set1_ps(-1));
+}
+
+INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+{
+    const __mmask16 goes = _mm512_cmp_ps_mask((__m512)alignment, _mm512_set1_ps(threshold), _CMP_NLE_UQ);
+    return (floats_t)_mm512_maskz_mov_ps(goes, (__m512)step);
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    return __builtin_popcount(_mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ));
 }
 
 INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
@@ -371,12 +384,23 @@ INLINE void narrow(void *q, bits_t x, int64_t size)
         _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x));
 }
 #else
-INLINE int any_below(bits_t x, uint32_t limit)
+INLINE floats_t sign_of(floats_t x)
 {
-    uint32_t found = 0;
+    return (floats_t)((bits_t)(x > 0) & 0x3f800000) - (floats_t)((bits_t)(x < 0) & 0x3f800000);
+}
+
+INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+{
+    return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    const mask_t positive = x > 0;
+    int32_t count = 0;
     for (int k = 0; k < LANES; k++)
-        found |= x[k] < limit;
-    return found != 0;
+        count -= positive[k];
+    return count;
 }
 
 INLINE bits_t unless_zero(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
@@ -461,9 +485,9 @@ INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
 #undef SCALED
 #undef HOLD
 #define MAXIMUM(x, y) (floats_t) choose(((x) > (y)) | ((x) != (x)), (bits_t)(x), (bits_t)(y))
-#define SIGN(x) ((floats_t)((bits_t)((x) > 0) & 0x3f800000) - (floats_t)((bits_t)((x) < 0) & 0x3f800000))
+#define SIGN(x) sign_of(x)
 #define SCALED(x, factor) ((factor) == 0 ? (floats_t){0} : (x) * (factor))
-#define HOLD(alignment, step) (floats_t)(~(bits_t)((alignment) <= c->threshold) & (bits_t)(step))
+#define HOLD(alignment, step) hold(alignment, c->threshold, step)
 #define real floats_t
 #define scalar float
 #define SQRT(x) root(x)
@@ -494,27 +518,17 @@ INLINE bits_t decode_positive(bits_t code, uint32_t base)
     return unless_zero(code, (code << SHIFT_positive) + base);
 }
 
-/* Few are below the smallest code: what these need is done only where there are some. */
-INLINE bits_t encode_signed(bits_t bits, bits_t noise, uint32_t base)
+/* Both with the 16 bits of noise number k. */
+INLINE bits_t encode_signed(bits_t bits, bits_t noise, int k, uint32_t base)
 {
-    const bits_t size = bits & 0x7fffffff;
-    const uint32_t least = base + (1u << SHIFT_signed);
-    bits_t code = (size - base + (noise << 5)) >> SHIFT_signed;
-    if (any_below(size, least)) {
-        const float smallest = from_bits(least) * 0x1p-16f;
-        const bits_t up = (bits_t)((floats_t)size > __builtin_convertvector((mask_t)noise, floats_t) * smallest) & 1;
-        code = choose((mask_t)size < (int32_t)least, up, code);
-    }
-    return code | (bits >> 24 & 0x80);
+    const bits_t more = (k ? noise >> 11 : noise << 5) & 0x1fffe0, size = bits & 0x7fffffff;
+    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_signed, (mask_t){0}) | (bits >> 24 & 0x80);
 }
 
-INLINE bits_t encode_positive(bits_t size, bits_t noise, uint32_t base)
+INLINE bits_t encode_positive(bits_t bits, bits_t noise, int k, uint32_t base)
 {
-    const uint32_t least = base + (1u << SHIFT_positive);
-    const bits_t code = (size - base + (noise << 4)) >> SHIFT_positive;
-    if (any_below(size, least))
-        return choose((mask_t)size < (int32_t)least, (bits_t)((floats_t)size > 0) & 1, code);
-    return code;
+    const bits_t more = (k ? noise >> 12 : noise << 4) & 0xffff0, size = bits & 0x7fffffff;
+    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_positive, (mask_t)lower(size, (bits_t){0} + 1));
 }
 
 /* To bfloat16. A NaN that has all bits must not overflow. */
@@ -539,11 +553,10 @@ INLINE uint32_t scramble(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* The noise of the elements from `place` on; `inner` is what key and the upper half of the place make of it. */
-INLINE bits_t noise_at(uint64_t place, uint32_t inner)
+/* The noise of elements; `inner` is what the key and the upper half of their place make of it. */
+INLINE bits_t noise_at(bits_t place, uint32_t inner)
 {
-    bits_t x = (bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)place;
-    x ^= inner;
+    bits_t x = place ^ inner;
     x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
     x = (x ^ (x >> 13)) * 0xC2B2AE35u;
     return x ^ (x >> 16);
@@ -560,36 +573,38 @@ INLINE bits_t noise_at(uint64_t place, uint32_t inner)
 #define DECODE_BF16(k, kind) floats_t x##k = (floats_t)(read_codes(CODES(k), left, size) << 16);
 #define ENCODE_BF16(k, kind) write_codes(CODES(k), upper_half((bits_t)x##k, NOISE(k)), left, size);
 #define FINISH_BF16(k, kind)
-#define AGAIN_BF16 0
+#define FITS_BF16(k, kind)
 
 #define PREPARE_INT8(k, kind)                                                                                      \
     floats_t room##k[room / LANES];                                                                                \
     mask_t sizes##k = {0};                                                                                         \
-    const uint32_t old##k = scales[k][at], base##k = (old##k - 31) << 23;                                          \
-    const uint32_t broken##k = old##k == 255 ? 0x7fc00000u : 0;
+    const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23;
 #define DECODE_INT8(k, kind)                                                                                       \
-    floats_t x##k = (floats_t)(decode_##kind(read_codes(CODES(k), left, size), base##k) | broken##k);
+    floats_t x##k = (floats_t)decode_##kind(read_codes(CODES(k), left, size), base##k);
 #define ENCODE_INT8(k, kind)                                                                                       \
     room##k[j / LANES] = x##k;                                                                                     \
-    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));
+    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));                                              \
+    write_codes(CODES(k), encode_##kind((bits_t)x##k, noise, k, base##k), left, size);
 #define FINISH_INT8(k, kind)                                                                                       \
-    const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind), from##k = (new##k - 31) << 23;                \
+    const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
+    const uint32_t from##k = new##k == 255 ? 0x78000000u : (new##k - 31) << 23;                                    \
     scales[k][at] = (uint8_t)new##k;
+#define FITS_INT8(k, kind) || new##k != old##k || new##k == 255
 #define CODE_INT8(k, kind)                                                                                         \
-    write_codes(CODES(k), encode_##kind((bits_t)room##k[j / LANES], NOISE(k), from##k) & (new##k == 255 ? 0 : ~0u), \
-                left, size);
-#define AGAIN_INT8 1
+    write_codes(CODES(k), encode_##kind((bits_t)room##k[j / LANES], noise, k, from##k), left, size);
 #define CODE_BF16(k, kind)
 
-/* Update m elements from i on, at most `room`, that share their scales number `at`. */
+/* Update m elements from i on, at most `room`, that share their scales number `at`. They are coded with the scales that they
+ * had, which they keep most of the time, and once more where these turn out to be others. */
 #define CODED(rule, n_buffers, kind0, kind1, STORAGE, bytes, NAME)                                                 \
     INLINE void NAME(const struct rule##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s,   \
                      uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
-                     const int64_t room, mask_t *count)                                                            \
+                     const int64_t room, const int is_whole, int64_t *count)                                        \
     {                                                                                                              \
         const int64_t size = bytes;                                                                                \
-        const int is_whole = __builtin_constant_p(m) && m % LANES == 0;                                            \
         const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
+        const bits_t first = (bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)place;      \
+        bits_t low = first;                                                                                        \
         (void)scales, (void)at, (void)room;                                                                        \
         EACH_##n_buffers(PREPARE_##STORAGE, kind0, kind1)                                                          \
         for (int64_t j = 0; j < m; j += LANES) {                                                                   \
@@ -598,27 +613,21 @@ INLINE bits_t noise_at(uint64_t place, uint32_t inner)
             EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                       \
             rule##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &alignment);              \
             write_floats(p + j, p_, left);                                                                         \
-            *count -= alignment > 0;                                                                               \
-            const bits_t noise = AGAIN_##STORAGE ? (bits_t){0} : noise_at(place + (uint64_t)j, inner);             \
-            (void)noise;                                                                                           \
+            *count += count_positive(alignment);                                                                   \
+            const bits_t noise = noise_at(low, inner);                                                             \
+            low += LANES;                                                                                          \
             EACH_##n_buffers(ENCODE_##STORAGE, kind0, kind1)                                                       \
         }                                                                                                          \
         EACH_##n_buffers(FINISH_##STORAGE, kind0, kind1)                                                           \
-        for (int64_t j = 0; AGAIN_##STORAGE && j < m; j += LANES) {                                                \
+        if (!(0 EACH_##n_buffers(FITS_##STORAGE, kind0, kind1)))                                                   \
+            return;                                                                                                \
+        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
             const int64_t left = is_whole ? LANES : m - j;                                                         \
-            const bits_t noise = noise_at(place + (uint64_t)j, inner);                                             \
+            const bits_t noise = noise_at(first + (uint32_t)j, inner);                                             \
             (void)left, (void)noise;                                                                               \
             EACH_##n_buffers(CODE_##STORAGE, kind0, kind1)                                                         \
         }                                                                                                          \
     }
-
-INLINE int64_t total_of(mask_t count)
-{
-    int64_t total = 0;
-    for (int k = 0; k < LANES; k++)
-        total += count[k];
-    return total;
-}
 
 #define PREFETCH_CODED(k) prefetch(s[k], i + ahead, size);
 
@@ -629,7 +638,7 @@ INLINE int64_t total_of(mask_t count)
         const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
         const int64_t size = bytes;                                                                                \
         int64_t i = 0;                                                                                             \
-        mask_t count = {0};                                                                                        \
+        int64_t count = 0;                                                                                         \
         for (; i + CODED_BLOCK <= n; i += CODED_BLOCK) {                                                           \
             for (int64_t ahead = 0; ahead < CODED_BLOCK; ahead += BLOCK) {                                         \
                 prefetch(p, i + ahead, sizeof *p);                                                                 \
@@ -637,11 +646,12 @@ INLINE int64_t total_of(mask_t count)
                 BUFFERS_##n_buffers(PREFETCH_CODED)                                                                \
             }                                                                                                      \
             BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, CODED_BLOCK, \
-                     &count);                                                                                      \
+                     1, &count);                                                                                   \
         }                                                                                                          \
         if (i < n)                                                                                                 \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, &count); \
-        return total_of(count);                                                                                    \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, 0, \
+                     &count);                                                                                      \
+        return count;                                                                                              \
     }
 
 #define SUM_ROW(ignored, m)                                                                                        \
@@ -655,15 +665,15 @@ INLINE int64_t total_of(mask_t count)
 
 /* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
 #define CODED_ROWS(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
-    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t room)       \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int is_whole)      \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
         const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
         const float *grads = rows->grads;                                                                          \
         const int64_t size = bytes, last = rows->count ? rows->ends[rows->count - 1] : 0;                          \
         int64_t begin = 0;                                                                                         \
-        mask_t count = {0};                                                                                        \
-        float sums[room] __attribute__((aligned(64)));                                                             \
+        int64_t count = 0;                                                                                         \
+        float sums[WIDEST] __attribute__((aligned(64)));                                                             \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
             prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
         for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
@@ -682,21 +692,16 @@ INLINE int64_t total_of(mask_t count)
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
             BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     rows->place + (uint64_t)(row * width), rows->key, room, &count);                              \
+                     rows->place + (uint64_t)(row * width), rows->key, WIDEST, is_whole, &count);                  \
             begin = end;                                                                                           \
         }                                                                                                          \
-        return total_of(count);                                                                                    \
+        return count;                                                                                              \
     }                                                                                                              \
     static int64_t NAME(const row_batch *rows, const void *c)                                                      \
     {                                                                                                              \
-        switch (rows->width) { /* the usual ones as vector code of a known length */                               \
-        case 16:                                                                                                   \
-            return NAME##_of(rows, c, 16, 16);                                                                     \
-        case 64:                                                                                                   \
-            return NAME##_of(rows, c, 64, 64);                                                                     \
-        default:                                                                                                   \
-            return NAME##_of(rows, c, rows->width, WIDEST);                                                        \
-        }                                                                                                          \
+        if (rows->width == 16)                                                                                     \
+            return NAME##_of(rows, c, 16, 1);                                                                      \
+        return rows->width % LANES ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, 1);      \
     }
 
 #define ALL_CODED(rule, n_buffers, kind0, kind1)                                                                   \
