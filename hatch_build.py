@@ -32,11 +32,12 @@ class NativeKernels(BuildHookInterface):
         if reason := _compile(build, source):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
             if version == "editable":  # it runs from this folder, where an older library may lie
-                build.LIBRARY.unlink(missing_ok=True)
+                for path in (build.LIBRARY, build.checksum_of(build.LIBRARY)):
+                    path.unlink(missing_ok=True)
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["artifacts"].append("src/cadam/engines/cpu/native.so")
+        build_data["artifacts"] += ["src/cadam/engines/cpu/native.so", "src/cadam/engines/cpu/native.so.sha256"]
 
 
 def _header(source: Path) -> str:

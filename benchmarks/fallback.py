@@ -1,8 +1,9 @@
 """The engines without kernels of our own, foreach and eager, beside torch's: time and peak extra memory of a step.
 
-`cadam.Adam` is compared with torch.optim.Adam, `cadam.CAdam` with the same steps written by hand, which adds the
-mask and the count of aligned elements to torch's passes. By default both count; "not counting" is
-``track_alignment=False``. All contenders of a case run in turn, round after round.
+`cadam.Adam` and `cadam.CAdam` are compared with torch.optim.Adam, by lists and one tensor at a time. CAdam is also
+compared with the same steps written by hand, which adds the mask and the count of aligned elements to torch's passes.
+By default both count; "not counting" is ``track_alignment=False``. All contenders of a case run in turn, round after
+round.
 
     python benchmarks/fallback.py [--rounds 25] [--threads 1]
 """
@@ -23,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 import cadam
 
 CASES = {"1 x 5M": [5_000_000], "1,000 x 64": [64] * 1_000, "50 x 100,000": [100_000] * 50}
+LISTS, LOOP = "torch Adam, foreach", "torch Adam, single-tensor"
 BETA1, BETA2, LR, EPS = 0.9, 0.999, 1e-3, 1e-8
 hold = torch.ops.aten.threshold_backward  # zero where its second argument is <= 0
 
@@ -83,18 +85,19 @@ class ByHand:
             counts[1:] += p.numel()
 
 
-def contenders(sizes: Sequence[int], foreach: bool) -> dict[str, Step]:
-    def ours(cls: type[cadam.Optimizer], counting: bool) -> Step:
+def contenders(sizes: Sequence[int]) -> dict[str, Step]:
+    def ours(cls: type[cadam.Optimizer], foreach: bool, counting: bool) -> Step:
         return cls(parameters(sizes), lr=LR, foreach=foreach, track_alignment=counting).step
 
-    return {
-        "torch Adam": torch.optim.Adam(parameters(sizes), lr=LR, foreach=foreach).step,
-        "cadam.Adam, not counting": ours(cadam.Adam, False),
-        "cadam.Adam": ours(cadam.Adam, True),
-        "CAdam by hand": ByHand(parameters(sizes), foreach).step,
-        "cadam.CAdam, not counting": ours(cadam.CAdam, False),
-        "cadam.CAdam": ours(cadam.CAdam, True),
-    }
+    steps: dict[str, Step] = {}
+    for torchs, engine, foreach in ((LISTS, "foreach", True), (LOOP, "eager", False)):
+        steps[torchs] = torch.optim.Adam(parameters(sizes), lr=LR, foreach=foreach).step
+        steps[f"Adam, {engine}, not counting"] = ours(cadam.Adam, foreach, False)
+        steps[f"Adam, {engine}"] = ours(cadam.Adam, foreach, True)
+        steps[f"CAdam by hand, {engine}"] = ByHand(parameters(sizes), foreach).step
+        steps[f"CAdam, {engine}, not counting"] = ours(cadam.CAdam, foreach, False)
+        steps[f"CAdam, {engine}"] = ours(cadam.CAdam, foreach, True)
+    return steps
 
 
 def times(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
@@ -130,28 +133,22 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, threads {args.threads}, medians of {args.rounds} interleaved rounds")
-    print("to torch: times torch Adam's; to peer: for Adam torch's, for CAdam that by hand; extra: peak, in MB\n")
-    for foreach in (True, False):
-        for case, sizes in CASES.items():
-            print(f"{'foreach' if foreach else 'eager'}, {case}")
-            print(f"  {'':26}{'ms':>8}  {'(min to p90)':18}{'to torch':>8}{'to peer':>9}{'extra':>8}{'to peer':>9}")
-            steps = contenders(sizes, foreach)
-            spent = times(steps, args.rounds)
-            extra = {name: peak(step) for name, step in steps.items()}
-            for name in steps:
-                reference = "CAdam by hand" if "CAdam" in name else "torch Adam"
-                # Within a round, so that a slow moment of the machine hits both.
-                to_torch, to_peer = (
-                    statistics.median(a / b for a, b in zip(spent[name], spent[other], strict=True))
-                    for other in ("torch Adam", reference)
-                )
-                ordered = sorted(spent[name])
-                spread = f"({ordered[0]:.2f} to {ordered[int(0.9 * (len(ordered) - 1))]:.2f})"
-                print(
-                    f"  {name:26}{statistics.median(ordered):8.2f}  {spread:18}{to_torch:8.2f}{to_peer:9.2f}"
-                    f"{extra[name]:8.2f}{extra[name] / extra[reference]:9.2f}"
-                )
-            print(flush=True)
+    print("lists, single, by hand: times torch's two Adams and CAdam by hand of the same kind; extra: peak, in MB")
+    for case, sizes in CASES.items():
+        print(f"\n{case}\n  {'':30}{'ms':>8}  {'(min to p90)':20}{'lists':>7}{'single':>8}{'by hand':>9}{'extra':>9}")
+        steps = contenders(sizes)
+        spent = times(steps, args.rounds)
+        for name, step in steps.items():
+            by_hand = f"CAdam by hand, {'foreach' if 'foreach' in name else 'eager'}"
+            # Within a round, so that a slow moment of the machine hits both.
+            ratios = [
+                statistics.median(a / b for a, b in zip(spent[name], spent[other], strict=True))
+                for other in (LISTS, LOOP, *[by_hand] * ("CAdam" in name))
+            ]
+            to = f"{ratios[0]:7.2f}{ratios[1]:8.2f}" + (f"{ratios[2]:9.2f}" if ratios[2:] else " " * 9)
+            ordered = sorted(spent[name])
+            spread = f"({ordered[0]:.2f} to {ordered[int(0.9 * (len(ordered) - 1))]:.2f})"
+            print(f"  {name:30}{statistics.median(ordered):8.2f}  {spread:20}{to}{peak(step):9.2f}", flush=True)
 
 
 if __name__ == "__main__":

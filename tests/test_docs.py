@@ -18,7 +18,7 @@ import cadam
 from cadam import cli
 from cadam.trials import report, statistics
 from cadam.trials.experiment import Results, Row
-from cadam_paper import pages
+from cadam_paper import pages, published
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,7 +53,7 @@ REPORTS = [
 @pytest.mark.parametrize(("page", "name"), REPORTS)
 def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
     """The table and the verdict on the page are those that the archive gives."""
-    request = pages.request(name)
+    request = published.request(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
         assert f'<p class="warning">{escape(report._state(request))}' in text
@@ -71,13 +71,13 @@ def in_brackets(values: Mapping[str, float]) -> str:
 
 
 def rows_of(*names: str) -> list[Row]:
-    requests = [pages.request(name) for name in names]
+    requests = [published.request(name) for name in names]
     return [row for request in requests for row in request.experiment.summary(request.results).rows]
 
 
 def across_rates() -> set[str]:
     """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
-    tests = Results(pages.archive().study("images").results()).tests()
+    tests = Results(published.archive().study("images").results()).tests()
 
     def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
         return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import unittest
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,10 +55,20 @@ class SGD(cadam.CSGDM):
 STAND_INS: dict[str, type[cadam.Optimizer]] = {cls.__name__: cls for cls in (Adam, AdamW, RAdam, SparseAdam, SGD)}
 
 
+def without_complex(error_inputs: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Torch's SparseAdam refuses complex parameters; ours takes them, so it has nothing to raise."""
+
+    def inputs(**where: Any) -> list[Any]:
+        return [error for error in error_inputs(**where) if "does not support complex" not in error.error_regex]
+
+    return inputs
+
+
 def main(folder: str, *arguments: str) -> None:
     common_optimizers.optim_db[:] = [info for info in common_optimizers.optim_db if info.name in STAND_INS]
     for info in common_optimizers.optim_db:
         info.optim_cls = STAND_INS[info.name]  # type: ignore[assignment]
+        info.optim_error_inputs_func = without_complex(info.optim_error_inputs_func)
     for name, cls in STAND_INS.items():
         setattr(torch.optim, name, cls)
     sys.path.insert(0, folder)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -257,7 +255,7 @@ def reproduce(options: argparse.Namespace) -> int:
         print(f"cadam reproduce: {error}; what is done is cached", file=sys.stderr)
         return FAILED
     if options.json:
-        command.print_lines([json.dumps([_as_json(request) for request in requests], indent=1, allow_nan=False)])
+        command.print_lines([json.dumps([command.as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
         lines = [line for request in requests for line in command.summary_lines(request, options.cache)]
         lines += ["", *_from_archive(requests, _cache(options)), "All numbers and figures: cadam report, or --json."]
@@ -328,38 +326,6 @@ def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
     return kept
 
 
-def _as_json(request: runner.Request) -> dict[str, Any]:
-    head = {
-        "experiment": request.experiment.name,
-        "scale": request.plan.scale,
-        "seeds": request.plan.seeds,
-        "complete": request.complete,
-        "cells": len(request.results),
-        "failed": [str(cell) for cell in request.failed],
-        "seconds": request.results.seconds,
-    }
-    if not request.complete:
-        return head
-    summary = request.experiment.summary(request.results)
-    rows = [{**asdict(row), "values": _finite(row.values)} for row in summary.rows]
-    verdicts = {
-        name: {
-            "verdict_kind": verdict.kind,
-            "conflicting": verdict.conflicting,
-            "verdict": str(verdict),
-            "recommendation": verdict.recommendation,
-        }
-        for name, verdict in summary.verdicts.items()
-    }
-    warnings = list(summary.warnings)
-    return {**head, "verdict": summary.verdict, "verdicts": verdicts, "warnings": warnings, "rows": rows}
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON knows no nan and no inf: null."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
 # report --------------------------------------------------------------------------------------------------------
 
 
@@ -386,7 +352,7 @@ def write_report(options: argparse.Namespace) -> int:
         places = f"neither {options.cache} nor {options.archive} has"
         print(f"{places} results{of}: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
-    command.write_page(requests, HEADING, options.output)
+    print(command.write_page(requests, HEADING, options.output))
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):
@@ -491,4 +457,7 @@ def demo(options: argparse.Namespace) -> int:
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
     requests = [runner.Request(e, e.plan("quick")) for e in catalogue.select(NAMES)]
-    return command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), HEADING, options)
+    code = command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), options.force)
+    if code == DONE:
+        print(f"\n{command.write_page(requests, HEADING, options.output)}")
+    return code

@@ -6,7 +6,8 @@ A page marks where a table goes::
     ...
     <!-- end -->
 
-What stands between the marks is replaced; ``--check`` only says which pages are out of date, with exit code 1.
+What stands between the marks is replaced, and the figures of docs/evidence.md are drawn anew. ``--check`` only says
+what is out of date, with exit code 1.
 """
 
 from __future__ import annotations
@@ -15,58 +16,37 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from cadam.trials import runner
-from cadam.trials.archive import Archive
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
-from cadam.trials.statistics import Interval, compare
+from cadam.trials.statistics import compare
 
-from . import catalogue
+from . import catalogue, claims, evidence, stream_tables
 from .images import study
+from .published import ROOT, archive, head, in_brackets, line, request, short
 
-ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"^( *)<!-- table: ([\w-]+) -->\n.*?^ *<!-- end -->\n", re.MULTILINE | re.DOTALL)
-
-
-@cache
-def archive() -> Archive:
-    return Archive(ROOT / "results")
-
-
-@cache
-def request(name: str) -> runner.Request:
-    """An experiment as it was archived, with the results that are there."""
-    experiment = catalogue.find(name)
-    plan = archive().plan(experiment)
-    if plan is None:
-        raise LookupError(f"{name} is not in {archive().root}")
-    asked = runner.Request(experiment, plan)
-    runner.look_up(asked, archive().find)
-    return asked
 
 
 # Images --------------------------------------------------------------------------------------------------------
 
-FIGURES = {"sudden": "fig-sudden", "continuous": "fig-continuous", "noise": "fig-image-noise"}
 MODELS = ("VGG-16", "ResNet-18", "DenseNet-121")
 
 
 def strengths(family: str) -> list[str]:
     """CAdam minus Adam at Adam's rate, at each strength of each condition."""
     columns = ["weakest", "second", "third", "strongest"] if family == "" else ["with it"]
-    lines = _head("condition, rate for both", "without change", *columns, "noise floor")
-    for name, figure in FIGURES.items():
+    lines = head("condition, rate for both", "without change", *columns, "noise floor")
+    for name, figure in evidence.FIGURE_OF.items():
         condition, results = study.CONDITIONS[name], request(f"{figure}{family}").results
         found = study.strengths(condition, "vgg" if family == "" else family[1:], "full")
         compared = [study.compared(results, condition, strength) for strength in found]
         listed = ", ".join(f"{strength:g}" for strength in found if strength)
         rate = short(study.choice(results, condition, "Adam").lr)
         lines.append(
-            _line(
+            line(
                 f"{name} {listed}{condition.unit}; {rate}",
                 *(in_brackets(c.difference) for c in compared),
                 f"±{compared[-1].floor:.2f}",
@@ -77,7 +57,7 @@ def strengths(family: str) -> list[str]:
 
 def rates() -> list[str]:
     """CAdam minus Adam, with both at Adam's rate and with each at its own."""
-    lines = _head("condition; Adam's rate", "both at it", "CAdam at its own", "noise floor")
+    lines = head("condition; Adam's rate", "both at it", "CAdam at its own", "noise floor")
     results = request("tab-image-rates").results
     for condition in study.CONDITIONS.values():
         own = study.own_rates(results, condition)
@@ -85,7 +65,7 @@ def rates() -> list[str]:
         both = study.compared_at(results, condition, dict.fromkeys(study.ARMS, own["Adam"]))
         each = study.compared_at(results, condition, own)
         lines.append(
-            _line(
+            line(
                 f"{condition.label(condition.reference)}; {adams}",
                 in_brackets(both.difference),
                 f"the same, {adams}"
@@ -108,7 +88,7 @@ CURVE_CONDITIONS = {
 
 def curves() -> list[str]:
     """Adam and CAdam over learning rates: VGG-16, 30 epochs, and the difference over the seeds that both have."""
-    lines = _head("condition", "", *map(short, CURVE_RATES))
+    lines = head("condition", "", *map(short, CURVE_RATES))
     tests = Results(archive().study("images").results()).tests().where(model="VGG-16", epochs=30)
     for condition, label in CURVE_CONDITIONS.items():
         found = [
@@ -117,27 +97,27 @@ def curves() -> list[str]:
         ]
         for arm in reversed(study.ARMS):
             means = [f"{np.mean(list(at[arm].values())):.2f}" if at[arm] else "" for at in found]
-            lines.append(_line(label if arm == "Adam" else "", arm, *means))
+            lines.append(line(label if arm == "Adam" else "", arm, *means))
         differences = [
             in_brackets(compare(at["CAdam"], at["Adam"], names=study.ARMS, better="higher").difference)
             if at["Adam"] and at["CAdam"]
             else ""
             for at in found
         ]
-        lines.append(_line("", "CAdam minus Adam", *differences))
+        lines.append(line("", "CAdam minus Adam", *differences))
     return lines
 
 
 def ablation() -> list[str]:
     """Each pair with and without confidence, at the rate that is best without."""
-    lines = _head("condition", "pair; rate", "with", "without", "difference", "the paper's")
+    lines = head("condition", "pair; rate", "with", "without", "difference", "the paper's")
     results = request("tab-ablation-images").results
     for condition in study.CONDITIONS.values():
         for pair in study.PAIRS:
             found = study.compared(results, condition, condition.reference, pair)
             without, confident = study.PAPER[condition.name, pair[1]]
             lines.append(
-                _line(
+                line(
                     condition.label(condition.reference) if pair == study.PAIRS[0] else "",
                     f"{', '.join(pair)}; {short(study.choice(results, condition, pair[1]).lr)}",
                     f"{found.mean:.2f}",
@@ -158,7 +138,7 @@ def what_was_run() -> list[str]:
             asked = runner.Request(catalogue.find(name), catalogue.find(name).plan("full"))
             runner.look_up(asked, archive().find)
             missing |= set(asked.missing)
-    lines = _head("model", "condition", "learning-rate runs", "runs", "A/A", "GPU minutes", "lacking of the plan")
+    lines = head("model", "condition", "learning-rate runs", "runs", "A/A", "GPU minutes", "lacking of the plan")
     for model in MODELS:
         for condition in ("clean", *study.CONDITIONS):
             there = Results([r for r in results if _is_of(r.cell, model, condition)])
@@ -167,7 +147,7 @@ def what_was_run() -> list[str]:
             parts = [f"{tuning} learning-rate runs, then the runs at these rates"] if tuning else []
             parts += [f"{len(lacking) - tuning} runs"] if len(lacking) > tuning else []
             lines.append(
-                _line(
+                line(
                     model,
                     "without change" if condition == "clean" else condition,
                     *(str(len(part())) for part in (there.tuning, there.tests, there.repeats)),
@@ -192,26 +172,19 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-rates": rates,
     "images-ablation": ablation,
     "images-curves": curves,
+    "streams-ab": stream_tables.comparisons,
+    "streams-rates": stream_tables.rates,
+    "streams-tolerances": stream_tables.tolerances,
+    "streams-intervals": stream_tables.intervals,
+    "evidence-answer": evidence.answer,
+    "evidence-switch": evidence.switch,
+    "evidence-rates": evidence.rate_table,
+    "evidence-explanations": evidence.explanations,
+    "evidence-findings": evidence.all_findings,
+    "evidence-claims": claims.table,
+    "evidence-costs": evidence.costs,
 }
-PAGES = ("README.md", "docs/images.md")
-
-
-def in_brackets(found: Interval) -> str:
-    """A difference and its interval, in bold where that excludes 0."""
-    text = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"**{text}**" if found.low > 0 or found.high < 0 else text
-
-
-def short(rate: float) -> str:
-    return f"{rate:g}" if rate >= 0.01 else f"{rate:.0e}".replace("e-0", "e-")
-
-
-def _head(*columns: str) -> list[str]:
-    return [_line(*columns), _line(*["---"] * len(columns))]
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+PAGES = ("README.md", "docs/ab.md", "docs/images.md", "docs/evidence.md")
 
 
 def current(text: str) -> str:
@@ -240,6 +213,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)}: tables made anew")
+    for figure in evidence.FIGURES:
+        if evidence.is_current(figure):
+            continue
+        if check:
+            print(f"{figure}: drawn from other numbers than those of the archive: make docs", file=sys.stderr)
+            code = 1
+        else:
+            evidence.draw(figure)
+            print(f"{figure}: drawn anew")
     return code
 
 

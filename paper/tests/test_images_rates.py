@@ -13,8 +13,8 @@ from cadam_paper.images import rates
 EXPERIMENT = catalogue.find("fig-rates")
 
 
-def results(best: dict[str, float], seeds: int = 3) -> Results:
-    """Accuracy that falls off on either side of an arm's best rate."""
+def results(best: dict[str, float], seeds: int = 3, found: Results | None = None) -> Results:
+    """Accuracy that falls off on either side of an arm's best rate, of the cells that are named after those found."""
     plan = EXPERIMENT.plan("full", seeds)
 
     def accuracy(cell: Cell) -> float:
@@ -24,7 +24,7 @@ def results(best: dict[str, float], seeds: int = 3) -> Results:
     return Results(
         [
             Result(cell, Outcome({"accuracy": accuracy(cell)}), Provenance(1.0, 1, "none", {}))
-            for cell in EXPERIMENT.cells(plan, Results())
+            for cell in EXPERIMENT.cells(plan, found or Results())
         ]
     )
 
@@ -41,10 +41,30 @@ def test_each_arm_is_judged_at_its_own_best_rate() -> None:
     own = rows["sudden 80°: each at its own best rate"]
     assert own.values["difference"] == pytest.approx(0.55)
     assert rows["sudden 80°: both at Adam's best rate, 0.0003"].values["difference"] < -4
-    assert rows["sudden 80°: both at three times that, 0.001"].values["difference"] > 5
-    assert rows["sudden 80°: CAdam within 1 point of its best"].values["best"] == 1e-3
+    assert rows["sudden 80°: both at 3 times that, 0.001"].values["difference"] > 5
+    assert rows["sudden 80°: CAdam within 1 of its best"].values["best"] == 1e-3
     assert not EXPERIMENT.summary(found).warnings
     assert len(EXPERIMENT.figures(found)) == 1
+
+
+def test_the_grid_grows_until_it_holds_the_best_rate() -> None:
+    best = {"Adam": 1e-5, "CAdam": 1e-3}
+    found = results(best)
+    for rate in (1e-5, 3e-6):
+        before, found = found, results(best, found=found)
+        assert len(found) == len(before) + 2 * len(rates.CONDITIONS) * 3, "both arms, so that both have every rate"
+        assert {result.cell.lr for result in found} - {result.cell.lr for result in before} == {rate}
+    assert len(results(best, found=found)) == len(found)
+    assert not EXPERIMENT.summary(found).warnings
+
+
+def test_every_pair_and_model_names_cells_that_no_other_one_has() -> None:
+    named = [
+        cell
+        for name in ("fig-rates", "fig-rates-amsgrad", "fig-rates-sgdm", "fig-rates-resnet")
+        for cell in catalogue.find(name).cells(catalogue.find(name).plan("full"), Results())
+    ]
+    assert len(named) == len(set(named)) == 200 + 120 + 120 + 72
 
 
 def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:

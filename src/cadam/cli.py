@@ -49,11 +49,12 @@ def _parser(
     from . import bench
     from .ab import command as ab
     from .online import commands as online
+    from .online import export
 
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (ab.add_commands, online.add_commands, *more):
+    for add in (ab.add_commands, online.add_commands, export.add_commands, *more):
         add(commands)
     for found in entry_points(group=COMMANDS):
         try:

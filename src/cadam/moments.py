@@ -16,8 +16,8 @@ The random bits are a hash of the seed of the parameter, the step and the place 
 number of threads finds the same. The first coded buffer of a rule takes the lower 16 bits of it, the second the upper.
 
 With e the shared exponent (that of the largest element, as float32 has it), a code q of k mantissa bits is the float32
-with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits. Where
-an element is no finite number, e is `BROKEN`, and every code but zero is NaN.
+with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits.
+Where an element is no finite number, e is `BROKEN`, and every code but zero is NaN.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -60,12 +61,21 @@ class Optimizer(torch.optim.Optimizer):
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Options that this class stands for: they can be neither passed nor loaded with another value."""
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Here only to say what was meant: Python refuses an option that no constructor names, without a hint."""
+        accepted = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+            for name in given.keys() - accepted.keys():
+                raise TypeError(f"{cls.__name__}: {options.unknown(name, set(accepted) - {'self', 'params'})}")
+        return super().__new__(cls)
+
     def __init__(self, params: Any, **given: Any) -> None:
         if not hasattr(type(self), "rule"):
             raise TypeError(f"{type(self).__name__} has no rule: subclass it and set `rule`, see docs/rules.md")
         if isinstance(params, torch.nn.Module) or callable(params):
             what = type(params).__name__
             raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
+        options.switch("CADAM_PREPARED")
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
         super().__init__(params, self._completed(defaults(self.rule), given))
@@ -116,7 +126,11 @@ class Optimizer(torch.optim.Optimizer):
         try:
             options.check(self.rule, group)
             for position, param in enumerate(group["params"]):
-                _check_param(param, f"parameter {checkpoint.describe(group, position)}")
+                if param.layout != torch.strided:
+                    raise ValueError(
+                        f"{type(self).__name__} requires dense parameter tensors (their gradients may be sparse): "
+                        f"parameter {checkpoint.describe(group, position)} has layout {param.layout}"
+                    )
         except (ValueError, RuntimeError, TypeError):
             del self.param_groups[-1]
             raise
@@ -178,6 +192,8 @@ class Optimizer(torch.optim.Optimizer):
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         plan, self._plan = self._plan, None  # what raises leaves no plan behind that has seen half of the news
         if plan is None or not plan.renew(self.param_groups, self.state, grad_scale):
+            if plan is not None:
+                plan.release()
             plan = self._new_plan(grad_scale)
         self._plan = plan
         work = plan.work
@@ -191,11 +207,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _release(self) -> None:
         """Release the gradients: they are as large as the parameters, and the user may be about to drop them."""
-        if self._plan is not None and not self._plan.lasting:
-            self._plan = None
-        elif self._plan is not None:
-            self._plan.prepare(self.param_groups, self.state)
-            self._plan.release()
+        plan = self._plan
+        if plan is not None:
+            if plan.lasting:
+                plan.prepare(self.param_groups, self.state)
+            else:
+                self._plan = None
+            plan.release()
 
     def _new_plan(self, grad_scale: Tensor | None) -> Plan:
         names: list[dict[Tensor, str]] = []  # of each group's parameters with gradients
@@ -497,11 +515,6 @@ def _fixed_by_dtype(param: Tensor) -> str | None:
     if param.is_complex() or (param.is_floating_point() and param.dtype.itemsize > 1):
         return None
     return f"a parameter of dtype {param.dtype} cannot be optimized (float16, bfloat16, float32, float64, complex can)"
-
-
-def _check_param(param: Tensor, name: str) -> None:
-    if param.layout != torch.strided:
-        raise ValueError(f"{name} has layout {param.layout}; parameters must be dense (their gradients may be sparse)")
 
 
 def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str) -> None:

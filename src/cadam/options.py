@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from typing import Any
@@ -75,13 +76,24 @@ def unknown(name: str, known: Iterable[str], *, only_if_close: bool = False) -> 
     return f"unknown option {name!r}{suggestion}"
 
 
+def switch(variable: str) -> bool:
+    """Is this variable of the environment not turned off? Raises ValueError if it says neither."""
+    value = os.environ.get(variable, "")
+    if value.lower() not in (*ON, *OFF, ""):
+        raise ValueError(f"${variable} is {value!r}; it takes {', '.join(OFF)} or {', '.join(ON)}")
+    return value.lower() not in OFF
+
+
+ON, OFF = ("1", "true", "on"), ("0", "false", "off")
+
+
 def normal(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options as groups keep them: betas as a tuple, numpy's numbers as Python's, tensors of one as 0-dim."""
-    return {name: _pair(value) if name == "betas" else _scalar(value) for name, value in given.items()}
+    return {name: pair(value) if name == "betas" else _scalar(value) for name, value in given.items()}
 
 
-def _pair(betas: Any) -> Any:
-    """Any sequence or array, for who keeps betas in a config; what has no order stays what it is."""
+def pair(betas: Any) -> Any:
+    """The two betas: any sequence or array, for who keeps betas in a config; what has no order stays what it is."""
     if isinstance(betas, (str, Mapping, Set)):
         return betas
     try:
@@ -132,7 +144,7 @@ def check_kinds(o: Mapping[str, Any], where: str) -> None:
             if name in o:
                 _one_number(o[name], what, name)
         if "betas" in o:
-            _two_numbers(o["betas"])
+            _two_numbers(pair(o["betas"]))
     except ValueError as error:
         raise ValueError(f"{where}: {error}; no parameter was changed") from None
 

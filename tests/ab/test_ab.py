@@ -21,13 +21,14 @@ from cadam.ab import runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
+from cadam.online import exposition
 from cadam.online.evidence import confidence_sequence, over_blocks
 from cadam.online.metrics import measure
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
 from cadam.trials.statistics import Comparison
-from cadam.trials.verdict import ONE_SEED
+from cadam.trials.verdict import ACTIONS
 from cadam_paper import catalogue, streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
 
@@ -239,7 +240,6 @@ def test_a_planted_difference_is_found_and_none_is_not() -> None:
     better = study.summary(STUDY, everything(0.02))
     assert kind(better) == "better"
     assert re.search(r"As it is: CAdam better, known after block \d+ of 48 \(\+0\.01[89]", better.verdict)
-    assert "Recommendation: switch to CAdam." in better.verdict
     assert kind(study.summary(STUDY, everything(-0.02))) == "worse"
     assert kind(study.summary(STUDY, everything(0.0, seeds=6))) == "inconclusive"
     whats = [line.what for line in better.rows]
@@ -383,7 +383,7 @@ def test_the_verdict_says_better_only_where_all_agree(
 def test_intervals_that_disagree_in_sign_are_said_to_conflict_and_where() -> None:
     found = study.verdict(comparison(ABOVE), evidence(-0.03, ABOVE))
     assert str(found) == "conflicting: CAdam ahead over seeds and users, CAdam behind over time"
-    assert "which users and which time" in found.recommendation
+    assert "which users and which time" in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -409,11 +409,40 @@ def test_an_undecided_comparison_says_what_would_decide_it() -> None:
     """A mean of 0.01 known to 0.02 takes four times the blocks; one of 0.005 known to 0.02 sixteen times the seeds."""
     time = study.Evidence(np.full(30, 0.01), np.full(30, -0.01), np.full(30, 0.03), ABOVE, ABOVE)
     found = study.verdict(comparison(ABOVE), time, events=10_000)
-    assert found.recommendation == "undecided; about 30,000 more events would decide"
+    assert (found.action, found.more_events) == ("undecided", 30_000)
+    assert found.next_step == "about 30,000 more events would decide"
     few = comparison(Interval(0.005, -0.015, 0.025, 5))
     assert study.verdict(few, time, events=10_000).next_step == "about 80 seeds would decide"
     hopeless = comparison(Interval(0.0001, -0.015, 0.015, 5))
     assert "more than 100 times as many seeds" in study.verdict(hopeless, time, events=10_000).next_step
+
+
+@pytest.mark.parametrize(
+    ("gain", "action", "begins"),
+    [
+        (0.02, "switch", "Switch to CAdam: GAUC with CAdam is "),
+        (-0.02, "stay", "Stay with Adam: GAUC with CAdam is "),
+        (0.0, "undecided", "Undecided: GAUC with CAdam is 0."),
+    ],
+)
+def test_the_recommendation_says_what_to_do_and_by_how_much(gain: float, action: str, begins: str) -> None:
+    (found,) = study.summary(STUDY, everything(gain, seeds=6)).recommendations
+    assert found.verdict.action == action
+    assert found.headline.startswith(begins)
+    assert found.values["difference"] == pytest.approx(gain, abs=0.004)
+    assert any("CAdam 0.1, Adam 0.1" in reason for reason in found.reasons if "Learning rates" in reason)
+
+
+def test_the_recommendation_is_in_the_users_unit() -> None:
+    named = replace(STUDY, more={"schema": {"label": "click"}})
+    (found,) = study.summary(named, everything(0.02)).recommendations
+    assert any("one with click and one without, CAdam ranks 18 more" in reason for reason in found.reasons)
+
+
+def test_arms_within_what_matters_need_no_switch() -> None:
+    (found,) = study.summary(replace(STUDY, matters=0.5), everything(0.02)).recommendations
+    assert found.verdict.action == "no practical difference"
+    assert found.headline.startswith("No practical difference: GAUC with CAdam is within 50 points")
 
 
 def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
@@ -504,10 +533,10 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert main(arguments) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "SGDM GAUC" in output
-    assert re.search(r"As it is: (Adam better|undecided|conflicting|no practical difference)", output)
+    assert re.search(r"(Switch to Adam|Stay with SGDM|Undecided|No practical difference): GAUC with Adam is", output)
     page = (place / "report.html").read_text()
     assert "with a change of item" in page
-    assert "cadam ab --model" in page
+    assert "cadam ab --data" in page
     assert "cadam reproduce" not in page
     stored = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
     assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
@@ -515,8 +544,45 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     again = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
     assert again == stored
     (place / "model.py").write_text(MODEL.replace("4, sparse", "5, sparse"))
+    assert main(arguments) == 2, "the report is that of another model"
+    (place / "report.html").unlink()
     assert main(arguments) == 0
     assert len([p for p in (place / "cells").rglob("*.json") if p.name != "plan.json"]) == 2 * len(stored)
+
+
+def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    arguments = command(place, "--lr", "0.03", "--events", "1500")
+    given = arguments.index("--output")
+    del arguments[given : given + 2]
+    for more in ([], [], ["--seeds", "3"]):  # the second is the first again
+        assert main([*arguments, *more]) == 0
+    folders = sorted((place / "ab").iterdir())
+    assert [folder.name[:7] for folder in folders] == ["clicks-", "clicks-"]
+    made = {"report.html", "report.json", "report.schema.json"}
+    assert all({path.name for path in folder.iterdir()} == made for folder in folders)
+    capsys.readouterr()
+    (place / "mine.html").write_text("mine")
+    assert main([*arguments, "--output", "mine.html"]) == 2
+    assert "mine.html exists and is not a report of this comparison" in capsys.readouterr().err
+    assert (place / "mine.html").read_text() == "mine"
+
+
+def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((place / "report.json").read_text())
+    (found,) = printed["recommendations"]
+    assert ACTIONS[found["verdict_kind"]] == found["action"]
+    assert (found["treatment"], found["baseline"]) == ("CAdam", "Adam")
+    assert found["learning_rates"] == {"CAdam": 0.03, "Adam": 0.03}
+    line = next(line for line in printed["rows"] if line["verdict_kind"])
+    assert found["difference"] == line["values"]["difference"]
+    assert set(found["intervals"]) == {"seeds", "users", "time"}
 
 
 @pytest.mark.parametrize(
@@ -572,7 +638,7 @@ def test_names_that_do_not_fit_are_said_before_any_work(
     pq.write_table(pa.table(kept), place / "clicks.parquet")  # no user is 0
     schema = json.loads((place / "schema.json").read_text())
     (place / "schema.json").write_text(json.dumps({**schema, **change}))
-    assert main(command(place)) == 2
+    assert main(command(place)) == (1 if "can be used" in message else 2)
     error = capsys.readouterr().err
     assert message.replace("PLACE", str(place)) in error
     assert error.count("\n") == 1
@@ -610,7 +676,9 @@ def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     main(arguments)
     told = capfd.readouterr()
     first = f"the first, {place / 'clicks.parquet'}, row 5: user: 900 is not from 0 to {USERS - 1}"
-    assert f"2 events of parquet:{place / 'clicks.parquet'} cannot be used and are left out; {first}\n" in told.out
+    reason = f"2 x user: ... is not from 0 to {USERS - 1}"
+    said = f"2 of 3,000 events (0.1%) of parquet:{place / 'clicks.parquet'} cannot be used and are left out: {reason}"
+    assert f"{said}; {first}\n" in told.out
     assert "rejected" not in told.out + told.err
 
 
@@ -653,8 +721,9 @@ def test_a_number_of_events_is_said_as_whole_batches(place: Path) -> None:
     options = argparse.ArgumentParser()
     add_arguments(options)
     options.add_argument("--seeds", type=int, default=1)
-    arguments = command(place, "--events", "1480")[1:]
-    study, _ = experiment(options.parse_known_args(arguments)[0])
+    for name in ("--cache", "--output"):
+        options.add_argument(name)
+    study, _ = experiment(options.parse_args(command(place, "--events", "1480")[1:]))
     assert study.events == {"quick": 1500, "full": 1500}
     outcome = runs.compute(study.cell(Plan("full", 1), "Adam", 0.03, 0, "as it is"))
     assert outcome.metrics["events"] == 1500 - 300
@@ -668,7 +737,7 @@ def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pyte
     schema = f"Schema({json.loads((place / 'schema.json').read_text())['features']}, label='click', user='user')"
     (place / "model.py").write_text(f"{MODEL}\nfrom cadam.online import Schema\nSCHEMA = {schema}\n")
     assert main(arguments) == 0
-    assert ONE_SEED in " ".join(capsys.readouterr().out.split())
+    assert "Run more seeds (--seeds)." in " ".join(capsys.readouterr().out.split())
 
 
 def test_optimizers_by_name() -> None:
@@ -682,6 +751,8 @@ DATA = {
     "movielens": streams.MOVIELENS_DATA,
     "electricity": streams.ELECTRICITY_DATA,
     "forest": streams.FOREST_DATA,
+    "movielens-1m": streams.MOVIELENS_1M_DATA,
+    "retrosheet": streams.RETROSHEET_DATA,
 }
 
 
@@ -692,6 +763,8 @@ DATA = {
         ("movielens", 100_836, 610, 0.4818),
         ("electricity", 45_312, 48, 0.4245),
         ("forest", 581_012, 40, 0.4876),
+        ("movielens-1m", 1_000_209, 6040, 0.5752),
+        ("retrosheet", 4_523_403, 5306, 0.3230),
     ],
 )
 def test_real_streams_are_in_order_and_complete(name: str, events: int, users: int, rate: float) -> None:
@@ -709,16 +782,20 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
         values = stream.events.features[field]
         assert values.min() >= 0
         assert values.max() == count - 1
-    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating"}
+    leaks = {"dep_delay", "dep_time", "arr_time", "air_time", "arr_delay", "rating", "on_base"}
     assert not leaks & set(stream.events.features)
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str) -> None:
-    experiment = catalogue.find(f"ab-{name}")
+@pytest.mark.parametrize("kind", ["ab", "rates"])
+def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
+    experiment = catalogue.find(f"{kind}-{name}")
+    assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
     assert any("stand-in" in note for note in experiment.notes)
-    assert any("85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes)
+    assert kind == "rates" or any(
+        "85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes
+    )
 
 
 def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -740,3 +817,36 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
     came("Adam", 0.1, 1, 0.71)
     assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
+
+
+def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    pages: list[dict[str, float]] = []
+    closed: list[bool] = []
+
+    class Told:
+        """In place of the server: what it would be told."""
+
+        def __init__(self, address: str, title: str) -> None:
+            self.url = f"http://127.0.0.1:{address}/"
+
+        def tell(self, families: Any, point: Any) -> None:
+            found = parser.text_string_to_metric_families(exposition.text(families))
+            pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr("cadam.ab.watch.StatusServer", Told)
+    monkeypatch.chdir(place)
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--serve", "8000", "--json"]) == 0
+    assert closed == [True]
+    first, last = pages[0], pages[-1]
+    assert (first["cadam_ab_cells_done"], first["cadam_ab_seeds CAdam"]) == (0, 0)
+    assert last["cadam_ab_cells_done"] == last["cadam_ab_cells"] == last["cadam_ab_cells_computed_total"]
+    assert last["cadam_ab_cells_running"] == last["cadam_ab_cells_failed_total"] == 0
+    assert last["cadam_ab_seeds Adam"] == last["cadam_ab_seeds CAdam"] == 2
+    assert 0 < last["cadam_log_loss CAdam"] < 1
+    assert 0.5 < last["cadam_gauc_by_impressions CAdam"] < 1

@@ -15,6 +15,8 @@ from torch.nn import Parameter
 from torch.testing import assert_close
 
 import cadam
+from cadam.engines.cuda.prepared import turned_off
+from cadam.options import switch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -152,10 +154,73 @@ def test_zero_betas_and_eps_are_allowed() -> None:
     cadam.CAdam([parameter()], betas=(0, 0.0), eps=0)
 
 
-@pytest.mark.parametrize("given", ["confidence", "Lr", "learning_rate", "beta1", "ams_grad"])
-def test_unknown_options_of_the_constructor(given: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{given}'"):
-        cadam.CAdam([parameter()], **{given: 0.1})  # type: ignore[arg-type]
+@pytest.mark.parametrize("cls", [cadam.CAdam, cadam.AdamW])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("confidence", "; the options are amsgrad, betas"),
+        ("Lr", "; did you mean 'lr'"),
+        ("learning_rate", "; did you mean 'lr'"),
+        ("beta1", "; did you mean 'betas'"),
+        ("weight_decy", "; did you mean 'weight_decay'"),
+    ],
+)
+def test_unknown_options_of_the_constructor_come_with_what_was_meant(
+    cls: type[cadam.Optimizer], given: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{cls.__name__}: unknown option '{given}'{meant}"):
+        cls([parameter()], **{given: 0.1})
+
+
+@pytest.mark.parametrize(("value", "on"), [("0", False), ("False", False), ("off", False), ("1", True), ("", True)])
+def test_a_switch_of_the_environment_is_turned_off_in_several_ways(
+    value: str, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CADAM_PREPARED", value)
+    cadam.CAdam([parameter()])
+    assert switch("CADAM_PREPARED") is on
+    assert (turned_off([{}]) is None) is on
+
+
+def test_a_switch_of_the_environment_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CADAM_PREPARED", "maybe")
+    with pytest.raises(ValueError, match="CADAM_PREPARED is 'maybe'; it takes 0, false, off or 1, true, on"):
+        cadam.CAdam([parameter()])
+    assert "'maybe'" in str(turned_off([{}]))
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=["default", "foreach", "eager"])
+@pytest.mark.parametrize("made", [list, np.array, lambda betas: torch.tensor(betas, dtype=torch.float64)])
+def test_betas_between_steps_may_be_any_two_numbers(made: Any, how: dict[str, Any]) -> None:
+    found = []
+    for kind in (tuple, made):
+        p = torch.ones(3)
+        optimizer = cadam.CAdam([p], lr=0.1, **how)
+        for step in range(5):
+            p.grad = torch.tensor([1.0, -1.0, 0.5]) * (step + 1)
+            if step in (2, 3):
+                optimizer.param_groups[0]["betas"] = kind((0.5, 0.9 + 0.01 * step))
+            optimizer.step()
+        found.append(p)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"capturable": True}], ids=["default", "foreach", "capturable"])
+@pytest.mark.filterwarnings("ignore:cadam. no fused kernels")
+def test_a_step_on_fake_tensors_of_a_device_that_torch_was_not_built_for(how: dict[str, Any]) -> None:
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA")
+    with FakeTensorMode():
+        p = Parameter(torch.zeros(3, 4, device="cuda"))
+        optimizer = cadam.CAdam([p], **how)
+        for _ in range(2):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+    assert {name: tuple(value.shape) for name, value in optimizer.state[p].items()} == {
+        "step": (),
+        "exp_avg": (3, 4),
+        "exp_avg_sq": (3, 4),
+    }
 
 
 def test_unknown_options_are_told_from_known_ones() -> None:

@@ -280,11 +280,16 @@ def run_dtensor(rank: int) -> None:
                 param: Any = Parameter(distribute_tensor(start.clone(), mesh, [placement]))
                 other = Parameter(torch.ones(3))
                 optimizer = cadam.CAdam([param, other], lr=0.1, **how)
-                for grad in grads:
+                plans = []
+                for step, grad in enumerate(grads):
+                    if step == 2:  # as FSDP does when it shards anew
+                        param._local_tensor = param._local_tensor.clone()
                     param.grad = distribute_tensor(grad, mesh, [grad_placement])
                     other.grad = torch.ones(3)
                     optimizer.step()
+                    plans.append(optimizer._plan)
                 assert_close(param.full_tensor().detach(), plain)
+                assert plans[0] is plans[1]
 
 
 def run_sparse_ddp(rank: int) -> None:

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 import cadam
 from cadam import Ratio
+from cadam.engines.choose import ENGINES
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)
@@ -354,12 +355,19 @@ def test_explain_foreach() -> None:
     assert "differentiable" in row.passed_over["foreach"]
 
 
-def test_explain_says_why_the_cpu_does_not_take_lists() -> None:
+class Odd(Tensor):
+    """A tensor of a kind that list operations may not know."""
+
+
+@pytest.mark.parametrize(("made", "engine"), [(lambda x: x, "foreach"), (lambda x: x.as_subclass(Odd), "eager")])
+def test_what_the_kernels_cannot_serve_goes_to_lists_and_what_lists_may_not_know_to_the_reference(
+    made: Any, engine: str
+) -> None:
     """Whatever the CPU takes by default, the engines before it are accounted for, each with a reason."""
-    with_gaps = torch.zeros(4, 2)[:, 0]
+    with_gaps = made(torch.zeros(4, 2)[:, 0])
     (row,) = explained([with_gaps]).values()
-    assert row.engine == "eager"
-    assert "on the CPU" in row.passed_over["foreach"]
+    assert row.engine == engine
+    assert list(row.passed_over) == [e.name for e in ENGINES[: [e.name for e in ENGINES].index(engine)]]
     assert all(row.passed_over.values())
 
 

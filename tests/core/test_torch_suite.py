@@ -210,7 +210,7 @@ def test_what_torch_refuses_is_refused_with_its_words(stand_in: StandIn, error: 
             stand_in.cls(params, **given.kwargs)
         return
     if "dense parameter tensors" in words:  # torch's message begins with the name of its class
-        words = "parameters must be dense"
+        words = "requires dense parameter tensors"
     if error.error_on == OptimizerErrorEnum.CONSTRUCTION_ERROR:
         with pytest.raises(kind, match=words):
             stand_in.cls(params, **given.kwargs)

@@ -6,6 +6,7 @@ an optimizer that never lived before, made with what is there now, does the same
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -410,3 +411,42 @@ def test_a_buffer_in_another_dtype_is_noticed() -> None:
         if step == 0:
             optimizer.state[p]["exp_avg"].data = optimizer.state[p]["exp_avg"].data.bfloat16()
     assert optimizer.explain()[0].engine != "native"
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=["default", "foreach", "eager"])
+def test_a_complex_parameter_moves_as_torchs_whatever_it_points_to_and_no_step_is_planned_anew(
+    how: dict[str, Any],
+) -> None:
+    """The engines see its real view, which the plan holds on to: that must be noticed to point elsewhere."""
+    found = []
+    for cls, options in ((cadam.Adam, how), (torch.optim.Adam, {"foreach": False})):
+        params = [Parameter(torch.full((3,), 1.0 + i, dtype=dtype)) for i, dtype in enumerate((torch.complex64,) * 2)]
+        params.append(Parameter(torch.ones(4)))
+        optimizer: Any = cls(params, lr=0.1, **options)
+        plans = []
+        for step in range(6):
+            for i, p in enumerate(params):
+                p.grad = torch.full_like(p, (1 + step) * (1 - 2j if p.is_complex() else -1))
+                if i == 1 and step == 2:
+                    p.grad = None
+            if step == 4:
+                params[0].data = params[0].data.clone()
+                optimizer.state[params[1]]["exp_avg"].data = torch.full((3,), 0.5 + 0j)
+            optimizer.step()
+            plans.append(getattr(optimizer, "_plan", None))
+        found.append([p.detach() for p in params])
+        if cls is cadam.Adam:
+            changed = [now is not then for then, now in itertools.pairwise(plans)]
+            assert changed == [False, True, True, True, False]
+    torch.testing.assert_close(*found)
+
+
+def test_a_step_on_a_complex_parameter_keeps_no_gradient_alive() -> None:
+    p = Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = cadam.CAdam([p])
+    for _ in range(3):
+        p.grad = torch.ones_like(p)
+        seen = weakref.ref(p.grad)
+        optimizer.step()
+        p.grad = None
+        assert seen() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import shutil
 import sys
@@ -113,7 +114,8 @@ def test_a_wheel_without_kernels_leaves_those_of_the_source_tree(hook: Any, monk
 def test_a_wheel_packs_no_library_but_the_one_it_made() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert "/src/cadam/engines/cpu/native.so" in targets["wheel"]["exclude"]
+    for suffix in ("", ".sha256"):
+        assert f"/src/cadam/engines/cpu/native.so{suffix}" in targets["wheel"]["exclude"]
     assert "artifacts" not in targets["wheel"]
 
 
@@ -137,4 +139,24 @@ def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeyp
     assert library(hook).read_text() == "compiled\n"
     assert told["pure_python"] is False
     assert told["tag"].startswith("py3-none-")
-    assert told["artifacts"] == ["src/cadam/engines/cpu/native.so"]
+    assert told["artifacts"] == [f"src/cadam/engines/cpu/native.so{suffix}" for suffix in ("", ".sha256")]
+    assert build.is_whole(library(hook))
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], lambda b: b""])
+def test_a_library_with_another_byte_is_not_whole(damage: Any, tmp_path: Path) -> None:
+    path = tmp_path / "some.so"
+    path.write_bytes(bytes(range(200)))
+    assert not build.is_whole(path)  # nothing says what it was
+    build.checksum_of(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert build.is_whole(path)
+    path.write_bytes(damage(path.read_bytes()))
+    assert not build.is_whole(path)
+
+
+@pytest.mark.parametrize("flags", ["FLAGS", "X86_64"])
+def test_other_flags_are_another_fingerprint(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.fingerprint("header")
+    assert build.fingerprint("header") == before
+    monkeypatch.setattr(build, flags, type(getattr(build, flags))())
+    assert build.fingerprint("header") != before

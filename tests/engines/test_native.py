@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -168,9 +169,11 @@ if "-shared" in sources:
 
 
 def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path, edited: Path) -> None:
-    with pytest.warns(RuntimeWarning, match=r"compiled from other rules or C sources.*compiling the kernels anew"):
+    with pytest.warns(
+        RuntimeWarning, match=r"compiled from other rules, C sources or flags.*compiling the kernels anew"
+    ):
         assert engine_of_a_step().engine == "native"
-    assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so"]
+    assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so", ".sha256"]
     for each in (library.find, library.package_library, library._package_library):
         each.cache_clear()  # another process
     compiler.unlink()
@@ -179,13 +182,46 @@ def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path
         assert engine_of_a_step().engine == "native"
 
 
+@pytest.fixture
+def damaged(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package's library lost its second half. The user's cache."""
+    path = tmp_path / "native.so"
+    shutil.copy(build.LIBRARY, path)
+    shutil.copy(build.checksum_of(build.LIBRARY), build.checksum_of(path))
+    os.truncate(path, path.stat().st_size // 2)
+    monkeypatch.setattr(build, "LIBRARY", path)
+    return fresh
+
+
+def test_a_damaged_library_is_not_loaded_but_compiled_anew(compiler: Path, damaged: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="is not what was built.*compiling the kernels anew"):
+        assert engine_of_a_step().engine == "native"
+    for each in (library.find, library.package_library, library._package_library):
+        each.cache_clear()  # another process
+    (kept,) = damaged.glob("*.so")
+    kept.write_bytes(kept.read_bytes()[:1000])
+    with pytest.warns(RuntimeWarning, match="compiling the kernels anew"):
+        assert engine_of_a_step().engine == "native"
+    assert build.is_whole(kept)
+
+
+def test_a_damaged_library_that_cannot_be_compiled_anew_is_said_and_not_loaded(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.warns(RuntimeWarning, match="no fused kernels.*is not what was built"):
+        assert engine_of_a_step().engine == "foreach"
+
+
 def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
     edited: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    with pytest.warns(RuntimeWarning, match=r"no fused kernels.*other rules or C sources.*\$CC is '/nowhere/cc'"):
+    with pytest.warns(
+        RuntimeWarning, match=r"no fused kernels.*other rules, C sources or flags.*\$CC is '/nowhere/cc'"
+    ):
         row = engine_of_a_step()
-    assert row.engine == "eager"
+    assert row.engine == "foreach"
     assert "python -m cadam.engines.cpu.build" in row.passed_over["native"]
 
 
@@ -236,7 +272,7 @@ def test_without_kernels_the_best_torch_way_runs_and_says_so(fresh: Path, monkey
     monkeypatch.setattr(build, "LIBRARY", Path("nowhere.so"))
     with pytest.warns(RuntimeWarning, match="no fused kernels on cpu.*installed without its compiled kernels"):
         row = engine_of_a_step()
-    assert row.engine == "eager"
+    assert row.engine == "foreach"
     assert "without its compiled kernels" in row.passed_over["native"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,13 +1,15 @@
 """Random lives of an optimizer: whatever happens between steps, the default engine does what the reference does.
 
 A life is a model of a few parameters and some steps. Gradients are missing, kept, replaced, expanded, transposed,
-negated or conjugated lazily, sparse; options, groups, state and data change in between. All of it follows from the
-seed, so that the same life can be lived with the eager engine, and with any.
+negated or conjugated lazily, sparse; options, engines, groups, state and data change in between, and the optimizer goes
+on as a copy of itself. All of it follows from the seed, so that the same life can be lived with the eager engine, which
+plans every step anew, and with any.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,7 +40,7 @@ class Life:
     """An optimizer and its parameters; `chance` decides what happens."""
 
     def __init__(self, seed: int, device: str, **how: Any) -> None:
-        self.chance, self.device = random.Random(seed), device
+        self.chance, self.device, self.is_reference = random.Random(seed), device, bool(how)
         self.generator = torch.Generator().manual_seed(seed)
         self.params = [self.new_param() for _ in range(self.chance.randint(1, 5))]
         cls = self.chance.choice(CLASSES)
@@ -47,6 +49,9 @@ class Life:
             options["betas"] = (0.8, 0.9)
         self.optimizer = cls(self.params, **options, **how)
         self.happened: list[str] = []
+        self.is_calm = self.chance.random() < 0.5
+        """In a calm life most steps are like the one before, so that what is kept from it is used."""
+        self.saved: dict[str, Any] | None = None
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape, dtype=dtype, generator=self.generator).to(self.device)
@@ -59,7 +64,7 @@ class Life:
 
     def set_grads(self) -> None:
         for p in self.params:
-            kind = self.chance.choice(list(GRADIENTS))
+            kind = self.chance.choice(DENSE if self.is_calm else list(GRADIENTS))
             self.happened.append(kind)
             if kind != "kept" or p.grad is None or p.grad.shape != p.shape or p.grad.dtype != p.dtype:
                 p.grad = GRADIENTS[kind](self, p)
@@ -69,11 +74,13 @@ class Life:
     def live(self) -> Iterator[list[Tensor]]:
         """What can be seen after each step."""
         for _ in range(STEPS):
-            for _ in range(self.chance.choice([0, 0, 1, 2])):
+            for _ in range(self.chance.choice([0, 0, 1] if self.is_calm else [0, 0, 1, 2])):
                 change = self.chance.choice(CHANGES)
                 self.happened.append(change.__name__)
                 change(self)
             self.set_grads()
+            if self.is_reference:
+                self.optimizer._plan = None
             with self.somewhere():
                 self.optimizer.step()
             yield self.seen()
@@ -133,9 +140,10 @@ GRADIENTS: dict[str, Callable[[Life, Tensor], Tensor | None]] = {
     "sparse": sparse,
     "zeros without memory": lambda life, p: torch._efficientzerotensor(p.shape, dtype=p.dtype, device=p.device),
 }
+DENSE = [kind for kind in GRADIENTS if kind not in ("none", "sparse")]
 
 
-# Changes between steps. A parameter's shape stays.
+# Changes between steps.
 
 
 def set_lr(life: Life) -> None:
@@ -224,6 +232,62 @@ def reload(life: Life) -> None:
     life.optimizer.load_state_dict(copy.deepcopy(life.optimizer.state_dict()))
 
 
+def save(life: Life) -> None:
+    life.saved = copy.deepcopy(life.optimizer.state_dict())
+
+
+def load(life: Life) -> None:
+    """What was saved some steps ago, if it still fits."""
+    if life.saved is not None:
+        try:
+            life.optimizer.load_state_dict(life.saved)
+        except ValueError:
+            life.saved = None
+
+
+def copy_all(life: Life) -> None:
+    life.params, life.optimizer = copy.deepcopy((life.params, life.optimizer))
+
+
+def pickle_all(life: Life) -> None:
+    life.params, life.optimizer = pickle.loads(pickle.dumps((life.params, life.optimizer)))
+
+
+def set_engine(life: Life) -> None:
+    group = life.chance.choice(life.optimizer.param_groups)
+    chosen = life.chance.choice([{"foreach": True}, {"foreach": False}, {"fused": False}, {}])
+    if not life.is_reference:
+        group.update({"foreach": None, "fused": None, **chosen})
+
+
+def set_counting(life: Life) -> None:
+    group = life.chance.choice(life.optimizer.param_groups)
+    group["track_alignment"] = not group["track_alignment"]
+
+
+def set_capturable(life: Life) -> None:
+    """On the CPU it changes how coefficients are computed, and nothing else."""
+    group = life.chance.choice(life.optimizer.param_groups)
+    group["capturable"] = life.device == "cpu" and not group["capturable"]
+
+
+def retype_data(life: Life) -> None:
+    """As model.bfloat16() and model.double() do it; the state stays as it is."""
+    p = life.chance.choice(life.params)
+    dtype = life.chance.choice([torch.float32, torch.float64, torch.bfloat16])
+    if not p.is_complex():
+        p.grad = None
+        p.data = p.data.to(dtype)
+
+
+def reshape_data(life: Life) -> None:
+    """Another shape, and so another state."""
+    p = life.chance.choice(life.params)
+    p.grad = None
+    p.data = life.chance.choice([p.data.flatten(), p.data.unsqueeze(0), torch.cat([p.data.flatten()] * 2)])
+    life.optimizer.state.pop(p, None)
+
+
 def write_data(life: Life) -> None:
     life.chance.choice(life.params).data.fill_(0.5)
 
@@ -260,6 +324,15 @@ CHANGES = [
     copy_state,
     drop_state,
     reload,
+    save,
+    load,
+    copy_all,
+    pickle_all,
+    set_engine,
+    set_counting,
+    set_capturable,
+    retype_data,
+    reshape_data,
     write_data,
     move_data,
     negate_data,

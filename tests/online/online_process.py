@@ -2,9 +2,10 @@
 
     python online_process.py KIND PLACE FOLDER KILLS
 
-Learns from the stream at PLACE (a folder of Parquet, or the URL of a Redis server) without interruption under
-FOLDER/whole, then under FOLDER/0, FOLDER/1... with kill -9 at random moments until KILLS were dealt, each time going on
-until the stream ends. Prints a line of JSON for each: the kills, and hashes of all that must be the same.
+Learns from the stream at PLACE without interruption under FOLDER/whole, then under FOLDER/0, FOLDER/1... with kill -9
+at random moments until KILLS were dealt, each time going on until the stream ends. PLACE is a folder of Parquet, the
+URL of a Redis server, or SERVERS/TOPIC of Kafka, which is followed until all events have come. Prints a line of JSON
+for each run: the kills, and hashes of all that must be the same.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from online_streams import SCHEMA, files, learner, table, weights
+from online_kafka import settings
+from online_streams import ITEMS, SCHEMA, files, learner, table, weights
 
-from cadam.online import ParquetSource, RedisSource, Source
+from cadam.online import KafkaSource, ParquetSource, RedisSource, Source
 
 COUNT = 1500
+BATCH = 16
 
 
 def records() -> list[dict[str, Any]]:
@@ -48,8 +52,11 @@ def records() -> list[dict[str, Any]]:
 
 def source(kind: str, place: str) -> Source:
     if kind == "parquet":
-        return ParquetSource(place, SCHEMA, batch_size=16)
-    return RedisSource(place, "clicks", SCHEMA, batch_size=16, patience=None)
+        return ParquetSource(place, SCHEMA, batch_size=BATCH)
+    if kind == "redis":
+        return RedisSource(place, "clicks", SCHEMA, batch_size=BATCH, patience=None)
+    servers, _, topic = place.partition("/")
+    return KafkaSource(servers, topic, SCHEMA, batch_size=BATCH, follow=True, patience=None, settings=settings())
 
 
 def learn(kind: str, place: str, folder: Path) -> None:
@@ -60,7 +67,13 @@ def learn(kind: str, place: str, folder: Path) -> None:
         horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
         checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip
-    ours.run(source(kind, place))
+    if kind == "kafka":
+        usable = sum("user" in one and one["item"] < ITEMS for one in records())
+        ours.run(source(kind, place), events=usable).finish()
+        assert ours.log is not None
+        ours.log.flush()
+    else:
+        ours.run(source(kind, place))
     outcome = {
         "weights": hashlib.sha256(b"".join(weights(ours))).hexdigest(),
         "metrics": {name: repr(value) for name, value in ours.metrics().items()},
@@ -79,6 +92,8 @@ def live(kind: str, place: str, folder: Path, seconds: float | None) -> bool:
         try:
             learn(kind, place, folder)
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     if seconds is not None:

@@ -79,21 +79,23 @@ def test_scalars_go_to_any_writer() -> None:
 
 
 def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
     ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
     ours.run(stream(10))
     text = (tmp_path / "cadam.prom").read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values["cadam_events"]) == 200
-    assert values["cadam_rejected"] == values["cadam_set_aside"] == "0"  # the old name too, for one release
-    assert values["cadam_orphan_labels"] == values["cadam_strange_labels"] == "0"
+    assert float(values["cadam_events"]) == float(values["cadam_events_total"]) == 200
+    assert values["cadam_rejected"] == values["cadam_set_aside"] == "0.0"  # the old name too, for one release
+    assert values["cadam_orphan_labels"] == values["cadam_strange_labels"] == "0.0"
     assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
     assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
-    for line in text.splitlines():
-        assert re.fullmatch(r'# TYPE \w+ gauge|\w+(\{parameter="[^"]*"\})? \S+', line), line
+    names = [sample.name for family in parser.text_string_to_metric_families(text) for sample in family.samples]
+    assert len(names) == len(values)
 
 
 def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     model = build()
     names = ['say "so"', "back\\slash", "two\nlines"]
     optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
@@ -107,6 +109,7 @@ def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
 def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     (tmp_path / "cadam.prom").mkdir()
     ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
     ours.run(stream(10))
@@ -228,16 +231,17 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
     schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     arguments = ("--data", data, "--checkpoint", tmp_path / "s2", "--schema", tmp_path / "schema.json", "--quiet")
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     assert run(*arguments, "--optimizer", "adamw", "--prometheus", tmp_path / "p.prom") == 0
     assert capsys.readouterr().out == ""
-    assert "cadam_events 300" in (tmp_path / "p.prom").read_text()
+    assert "cadam_events 300.0\n" in (tmp_path / "p.prom").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"--model": "nowhere.py:build"}, "nowhere.py does not exist"),
-        ({"--model": "build"}, "should be a file and a function"),
+        ({"--model": "build"}, "no model is called 'build'; there are linear, fm, deepfm"),
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
         ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
         ({"--data": "ftp://x"}, "is no source"),
@@ -351,6 +355,8 @@ def test_a_model_may_take_features_in_any_way() -> None:
         ("redis", ["--data", "redis://localhost/clicks"], "need redis-py: pip install"),
         ("confluent_kafka", ["--data", "kafka://localhost/clicks"], "needs confluent-kafka: pip install"),
         ("tensorboard", ["--tensorboard", "board"], "needs TensorBoard: pip install tensorboard"),
+        ("prometheus_client", ["--serve", "0"], "need prometheus_client: pip install prometheus_client"),
+        ("prometheus_client", ["--prometheus", "p.prom"], "need prometheus_client: pip install prometheus_client"),
     ],
 )
 def test_a_package_that_is_missing_is_said_before_anything_is_learnt(
@@ -587,7 +593,7 @@ def test_a_run_that_goes_on_and_finds_nothing_new_says_so(
         message = f"the state in {tmp_path / name} is at the end of the data (20 events); nothing new was read; "
         assert f"cadam run: {message}give another --checkpoint to start anew\n" in told.err
         assert "stream has ended" not in told.err
-        assert told.out.split()[:2] == ["events", "average"]
+        assert "  average    since constant" in told.out
 
 
 def test_metrics_that_are_not_those_of_the_state_are_said_before_the_run(
@@ -722,7 +728,7 @@ def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: py
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("usage: cadam run")
-    assert error.endswith("cadam run: error: unrecognized arguments: --metric-s auc\n")
+    assert error.endswith("cadam run: error: unrecognized arguments: --metric-s\n")
 
 
 def test_a_run_that_diverges_fails_and_says_where(

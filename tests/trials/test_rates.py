@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cadam.trials.rates import RateCurve, at_one_rate, best_against_best
+from cadam.trials.rates import RateCurve, at_one_rate, best_against_best, beyond, tolerance_row
 from cadam.trials.statistics import NoLearningRateError
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -31,6 +31,21 @@ def test_the_best_rate_has_the_best_mean_and_a_diverged_one_never_is() -> None:
 def test_the_rate_of_a_seed_is_chosen_on_the_other_seeds() -> None:
     found = curve("Adam", s0=(0.0, 9.0, 1.0, 0.0), s1=(0.0, 1.0, 9.0, 0.0))
     assert found.at_its_best() == {0: 1.0, 1: 1.0}, "each seed at the rate that is best for the other"
+
+
+def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
+    low, inside, high = (curve("Adam", s0=values) for values in ((9, 1, 1, 1), (1, 9, 1, 1), (1, 1, 1, 9)))
+    assert beyond([inside]) == []
+    assert beyond([low, inside]) == [3e-5]
+    assert beyond([high, high]) == [1e-2]
+    assert beyond([low, high]) == [3e-5, 1e-2]
+    assert beyond([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 10.0: {0: 2.0}})]) == [], "there is a limit"
+
+
+def test_tolerance_as_a_row_and_the_rate_three_times_above() -> None:
+    found = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
+    assert tolerance_row("accuracy", found, 1.0).values == {"low": 1e-3, "high": 3e-3, "best": 1e-3}
+    assert [found.above(rate) for rate in RATES] == [3e-4, 1e-3, 3e-3, 3e-3]
 
 
 def test_tolerance_is_the_stretch_of_rates_around_the_best() -> None:

@@ -287,7 +287,7 @@ def _of(
     return Results([r for r in tests if (r.cell.model, r.cell.optimizer, r.cell.lr) in wanted])
 
 
-def _about(results: Results) -> str:
+def about(results: Results) -> str:
     """What must be said first: which data this is, and where it is not the paper's, or not its models."""
     cell = results[0].cell
     small = "" if cell.settings["hidden"] is None else "small models on "
@@ -328,7 +328,7 @@ def criteo_summary(results: Results) -> Summary:
         rows.append(replace(row, values={**row.values, **values}))
     over_models = statistics.tally([mine[i] for i in range(len(mine)) if i % 6], "comparisons", "higher", "lower")
     verdict = (
-        f"{_about(results)}Test AUC, {MEAN}: {_verdict(mine[0])}; {_verdict(mine[6])}. Model by model, with confidence "
+        f"{about(results)}Test AUC, {MEAN}: {_verdict(mine[0])}; {_verdict(mine[6])}. Model by model, with confidence "
         f"against without: {over_models}."
     )
     return Summary(verdict, rows, _warnings(results, OPTIMIZERS, TABLE, MODELS))
@@ -348,9 +348,7 @@ def noise_summary(results: Results) -> Summary:
     drop, rates = _drop(results), chosen(results, ARMS, TABLE)
     part = Results([r for c in (TABLE, TABLE_NOISY) for r in _of(results, ARMS, MODELS, c, rates)])
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, part))
-    verdict = (
-        f"{_about(results)}Test AUC with noisy training labels, {MEAN}, CAdam against Adam. {'; '.join(verdicts)}."
-    )
+    verdict = f"{about(results)}Test AUC with noisy training labels, {MEAN}, CAdam against Adam. {'; '.join(verdicts)}."
     tail = f" AUC lost by noise at the lr best on clean data: {drop.verdict}."
     ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, MODELS)]
     return Summary(verdict + tail, rows, ends)
@@ -379,7 +377,7 @@ def ablation_summary(results: Results) -> Summary:
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", paper, comparison, part))
             if label == MEAN:
                 comparisons.append(comparison)
-    verdict = f"{_about(results)}Test AUC, {MEAN}: {'; '.join(map(_verdict, comparisons))}."
+    verdict = f"{about(results)}Test AUC, {MEAN}: {'; '.join(map(_verdict, comparisons))}."
     return Summary(verdict, rows, _warnings(results, optimizers, TABLE, MODELS))
 
 
@@ -397,7 +395,7 @@ def stream_summary(results: Results) -> Summary:
         rows.append(_row(f"{condition.name}: AUC over the stream ({rates_text})", "", comparison, part))
         verdicts.append(f"{condition.name.removeprefix('stream, ')}: {comparison.verdict}")
     ends = [warning for c in streams_of(results) for warning in _warnings(results, ARMS, c, STREAMED)]
-    return Summary(f"{_about(results)}{'; '.join(verdicts)}.", rows, ends)
+    return Summary(f"{about(results)}{'; '.join(verdicts)}.", rows, ends)
 
 
 # Figures -------------------------------------------------------------------------------------------------------
@@ -489,7 +487,7 @@ def stream_figures(results: Results) -> dict[str, Figure]:
 
 # Experiments ---------------------------------------------------------------------------------------------------
 
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "compute": runs.compute,
     "compute_many": runs.compute_many,
     "side_by_side": runs.on_gpu,
@@ -503,7 +501,7 @@ _SHARED: dict[str, Any] = {
     "unread": unread,
     "rows": {scale: settings["rows"] for scale, settings in SETTINGS.items()},
 }
-_NOTES = (
+NOTES = (
     "Made on generated clicks with Criteo's 39 fields and click rate unless --data names Criteo's own train.txt. "
     f"--quick: {SETTINGS['quick']['rows']:,} rows, at most {SETTINGS['quick']['most_ids']} ids a field, hidden layers "
     "of 32, on the CPU: it shows how all of it works and is no evidence about Criteo. --full: 45,840,617 rows "
@@ -526,12 +524,12 @@ TAB_CRITEO = Experiment(
     seconds={"quick": 70, "full": 6300},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES,
+        *NOTES,
         "In the paper's table, PNN is best with RAdam (80.96), though CAmsGrad (80.94) is in bold, and the mean "
         "of Yogi's row is 80.54, not 80.52. It reports the best of its grid; here learning rates are chosen on "
         "validation data and other seeds. It speaks of GAUC; Criteo has no users, so AUC is what there can be.",
     ),
-    **_SHARED,
+    **SHARED,
 )
 TAB_CRITEO_NOISE = Experiment(
     name="tab-criteo-noise",
@@ -544,13 +542,13 @@ TAB_CRITEO_NOISE = Experiment(
     seconds={"quick": 50, "full": 4200},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES,
+        *NOTES,
         "Exactly 1% of the training negatives, the same ones for every optimizer; validation and test are clean.",
         "The paper does not say at which learning rates it learnt from noisy data. Its noisy Adam row equals what "
         "others report for clean data at the default learning rate, so all three readings are given. Where two of them "
         "come to the same learning rates, their rows are of the same runs.",
     ),
-    **_SHARED,
+    **SHARED,
 )
 TAB_ABLATION_CRITEO = Experiment(
     name="tab-ablation-criteo",
@@ -563,13 +561,13 @@ TAB_ABLATION_CRITEO = Experiment(
     seconds={"quick": 60, "full": 5500},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES,
+        *NOTES,
         "CAdam and CAmsGrad model by model: see tab-criteo, with which this table shares its runs.",
         "SGDM and CSGDM have a grid of their own, 0.1 to 10 (--quick: 0.3 to 30): their steps are not divided by the "
         "size of the gradients, so rates up to 5e-3, where the paper's grid ends, were expected to be too small and "
         "were not tried. Their momentum is a moving average: at one lr, a tenth of what torch's SGD adds up to.",
     ),
-    **_SHARED,
+    **SHARED,
 )
 STREAM_CRITEO = Experiment(
     name="stream-criteo",
@@ -585,10 +583,10 @@ STREAM_CRITEO = Experiment(
     seconds={"quick": 25, "full": 1700},
     seeds={"quick": 3, "full": 3},
     notes=(
-        *_NOTES[:3],
+        *NOTES[:3],
         "Gradual: from one world to another along all rows. Sudden: to and fro by quarters. Hours: between noon and "
         "midnight of seven days. What drifts is who comes and how much half of the fields appeal.",
         "Learning rates are chosen by AUC over the same stream, on a tuning seed: in hindsight, for both alike.",
     ),
-    **_SHARED,
+    **SHARED,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.trials import palette, statistics
-from cadam.trials.experiment import Cell, Experiment, Plan, Results, Row, Scale, Summary
-from cadam.trials.palette import panels
-from cadam.trials.rates import RateCurve, at_one_rate, best_against_best, draw
+from cadam.trials import rate_pairs
+from cadam.trials.experiment import Cell, Experiment, Plan, Results, Scale, Summary
+from cadam.trials.rate_pairs import Pair
+from cadam.trials.rates import RateCurve
 
 from . import streams, study
 
@@ -22,93 +23,103 @@ CONDITIONS = {
     "continuous 2°": streams.continuous(2),
     "noise 40%": streams.noisy(40),
 }
-PAPERS = {"sudden 80°": "+0.98", "continuous 2°": "+4.52", "noise 40%": "+3.34"}
-"""What the paper's ablation table has for CAdam minus Adam; it does not say at which rate."""
-RATES: dict[Scale, tuple[float, ...]] = {
-    "quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
-    "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3),
+GRIDS: dict[str, dict[Scale, tuple[float, ...]]] = {
+    "Adam": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
+    "AmsGrad": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
+    "SGDM": study.SGDM_GRIDS,
 }
+"""Where each baseline and its pair begin; a grid grows until it holds the best rates of both."""
+FEWER: dict[Scale, tuple[float, ...]] = {"quick": (3e-3, 1e-2, 3e-2), "full": (1e-4, 3e-4, 1e-3)}
+"""Where a larger model begins."""
 NEAR = 1.0
 """Points of accuracy within which a rate counts as near the best."""
+CAPTION = (
+    "Above: mean test accuracy over learning rates, with 95% intervals over seeds; a ring marks the best rate, dotted "
+    "lines the paper's accuracies. Below: the difference at each rate for both; the dashed line is the paper's."
+)
 
 
-def cells(plan: Plan, found: Results, family: str, arms: Sequence[str]) -> list[Cell]:
-    """Every arm at every rate under every condition, seed by seed."""
+@dataclass(frozen=True)
+class Curves:
+    """What is run: a model, and an optimizer with confidence before the one without."""
+
+    family: str
+    arms: tuple[str, str]
+
+    def grid(self, scale: Scale) -> tuple[float, ...]:
+        return GRIDS[self.arms[1]][scale] if self.family == "vgg" else FEWER[scale]
+
+
+def cells(plan: Plan, found: Results, what: Curves) -> list[Cell]:
+    """Both arms at every rate under every condition and seed."""
+    named: list[Cell] = []
+    for stream in CONDITIONS.values():
+        here = partial(_cells, plan, what, stream)
+        named += rate_pairs.grown(what.grid(plan.scale), here, partial(_curves, what=what), _under(found, stream))
+    return named
+
+
+def _cells(plan: Plan, what: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[Cell]:
     return [
-        study.cell(plan, family, arm, rate, stream, seed)
+        study.cell(plan, what.family, arm, rate, stream, seed)
         for seed in plan.test_seeds()
-        for rate in RATES[plan.scale]
-        for stream in CONDITIONS.values()
-        for arm in arms
+        for rate in grid
+        for arm in what.arms
     ]
 
 
-def curves(results: Results, arms: Sequence[str]) -> dict[str, tuple[RateCurve, RateCurve]]:
-    """The curves of the treatment and of the baseline, by condition."""
+def _under(results: Results, stream: streams.Stream) -> Results:
+    return results.where(condition=str(stream))
+
+
+def _curves(results: Results, what: Curves) -> list[RateCurve]:
+    return [RateCurve.of(results, arm, "accuracy", "higher") for arm in what.arms]
+
+
+def pairs(results: Results, what: Curves) -> dict[str, Pair]:
+    """The curves of the treatment and of the baseline by condition, beside what the paper has for VGG."""
     found = {}
     for name, stream in CONDITIONS.items():
-        here = results.where(condition=str(stream))
-        treatment, baseline = (RateCurve.of(here, arm, "accuracy", "higher") for arm in arms)
-        found[name] = treatment, baseline
+        here = _under(results, stream)
+        treatment, baseline = _curves(here, what)
+        paper = study.PAPER.get((name.split()[0], what.arms[1])) if what.family == "vgg" else None
+        found[name] = Pair(treatment, baseline, paper, here.seconds)
     return found
 
 
-def summary(results: Results, arms: Sequence[str]) -> Summary:
-    rows: list[Row] = []
-    warnings, ahead = [], []
-    for name, pair in curves(results, arms).items():
-        baseline = pair[1]
-        seconds = results.where(condition=str(CONDITIONS[name])).seconds
-        own = best_against_best(*pair)
-        rows.append(statistics.row(f"{name}: each at its own best rate", PAPERS.get(name, ""), own, seconds, 2))
-        ahead.append(f"{name} {own.difference:+.2f} ({own.verdict})")
-        rate = baseline.best()
-        above = min(baseline.rates, key=lambda r: abs(r / rate - 3))
-        for words, at in ((f"{baseline.arm}'s best rate", rate), ("three times that", above)):
-            row = statistics.row(f"{name}: both at {words}, {at:g}", "", at_one_rate(*pair, at), seconds, 2)
-            rows.append(row)
-        for curve in pair:
-            low, high = curve.tolerance(NEAR)
-            rows.append(
-                Row(
-                    f"{name}: {curve.arm} within {NEAR:g} point of its best",
-                    "",
-                    f"{low:g} to {high:g}",
-                    "",
-                    len(curve.seeds),
-                    seconds,
-                    values={"low": low, "high": high, "best": curve.best()},
-                )
-            )
-            if curve.best_is_at_an_end:
-                warnings.append(f"{name}: the best rate of {curve.arm}, {curve.best():g}, is at an end of the grid")
-    return Summary(f"Each at its own best rate, CAdam minus Adam: {'; '.join(ahead)}.", rows, warnings)
+def summary(results: Results, what: Curves) -> Summary:
+    return rate_pairs.summary(pairs(results, what), NEAR, same_data=True)
 
 
-def figures(results: Results, arms: Sequence[str]) -> Mapping[str, Figure]:
-    figure, axes = panels(1, len(CONDITIONS), 12, 3.4)
-    for panel, (name, pair) in zip(axes[0], curves(results, arms).items(), strict=True):
-        draw(panel, dict(zip((palette.CADAM, palette.ADAM), pair, strict=True)))
-        panel.set(title=name, xlabel="learning rate")
-    axes[0, 0].set_ylabel("mean test accuracy, %")
-    axes[0, 0].legend(loc="lower center", fontsize=8)
-    return {"Mean test accuracy over learning rates, with 95% intervals over seeds; a ring marks the best rate": figure}
+def figures(results: Results, what: Curves) -> Mapping[str, Figure]:
+    return {CAPTION: rate_pairs.figure(pairs(results, what), "mean test accuracy, %", same_data=True)}
 
 
-FIG_RATES = Experiment(
-    name="fig-rates",
-    title="Accuracy over learning rates, VGG-16",
-    shows="Adam and CAdam at five learning rates, without change and under the three conditions of the paper.",
-    claim="The paper compares at one rate for both, which it does not give.",
-    cells=partial(cells, family="vgg", arms=study.ARMS),
-    summary=partial(summary, arms=study.ARMS),
-    figures=partial(figures, arms=study.ARMS),
-    seconds={"quick": 60, "full": 2600},
-    seeds={"quick": 3, "full": 5},
-    notes=(
-        *study.NOTES[:2],
-        "Best against best, the rate of each seed is chosen on the other seeds.",
-        "Rates are judged on the same 10,000 test images that results are measured on, under other seeds.",
-    ),
-    **study.SHARED,
+def _experiment(suffix: str, what: Curves, seconds: Mapping[Scale, float], seeds: int) -> Experiment:
+    model, (treatment, baseline) = study.MODELS[what.family]["full"], what.arms
+    return Experiment(
+        name=f"fig-rates{suffix}",
+        title=f"Accuracy over learning rates, {model}: {baseline} and {treatment}",
+        shows=f"{baseline} and {treatment} over learning rates, without change and under the paper's three conditions.",
+        claim="The paper compares at one rate for both, which it does not give.",
+        cells=partial(cells, what=what),
+        summary=partial(summary, what=what),
+        figures=partial(figures, what=what),
+        seconds=seconds,
+        seeds={"quick": 3, "full": seeds},
+        notes=(
+            *study.NOTES[:2],
+            "Best against best, the rate of each seed is chosen on the other seeds.",
+            "Rates are judged on the same 10,000 test images that results are measured on, under other seeds.",
+            "The grid grows where a best rate stands at its end.",
+        ),
+        **study.SHARED,
+    )
+
+
+FIG_RATES = _experiment("", Curves("vgg", study.ARMS), {"quick": 60, "full": 2660}, seeds=5)
+FIG_RATES_AMSGRAD = _experiment(
+    "-amsgrad", Curves("vgg", ("CAmsGrad", "AmsGrad")), {"quick": 60, "full": 1600}, seeds=3
 )
+FIG_RATES_SGDM = _experiment("-sgdm", Curves("vgg", ("CSGDM", "SGDM")), {"quick": 60, "full": 1600}, seeds=3)
+FIG_RATES_RESNET = _experiment("-resnet", Curves("resnet", study.ARMS), {"quick": 60, "full": 1730}, seeds=3)

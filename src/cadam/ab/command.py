@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +17,18 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cadam.online import given, guard
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
-from cadam.online.model_file import load, model_of, optimizer_of, schema_of
+from cadam.online.model_file import optimizer_of
 from cadam.online.schema import Schema
+from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
-from ..exits import NO_PACKAGE, USAGE
+from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
 from ..trials import command
+from ..trials.archive import replace_file
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
 from ..trials.report import Heading
@@ -31,7 +37,10 @@ from ..trials.scoreboard import Scoreboard
 from . import runs
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
+from .watch import Watch
 
+FOLDER = Path("ab")
+"""Where each comparison has a folder of its own."""
 SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
@@ -41,6 +50,10 @@ NOTES = (
     "The confidence sequence is about the mean over blocks of the GAUC within each block, which is another number than "
     "the GAUC of the whole.",
 )
+
+
+class TooMuchRejectedError(ValueError):
+    """More of the data cannot be used than may be."""
 
 
 def add_commands(commands: Any) -> None:
@@ -59,7 +72,14 @@ def add_commands(commands: Any) -> None:
         "--seeds", type=command.positive, default=5, metavar="N", help="starts of each arm (default: 5)"
     )
     parser.add_argument("--force", action="store_true", help="compute again what is there")
-    command.output_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the recommendation and all numbers as JSON alone")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the report; its numbers go beside it as JSON (default: a folder of its own, ab/NAME/report.html)",
+    )
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
     parser.set_defaults(run=run)
 
 
@@ -68,29 +88,67 @@ def run(options: argparse.Namespace) -> int:
         return NO_PACKAGE
     if not command.can_write("ab", cache=options.cache, output=options.output):
         return USAGE
+    said = sys.stderr if options.json else sys.stdout  # with --json, standard output is for that alone
     try:
-        study, asked = experiment(options)
+        with redirect_stdout(said):
+            study, asked = experiment(options)
+        mark = identity(study, options.seeds)
+        output = options.output or FOLDER / f"{given.stem(study.data)}-{mark}" / "report.html"
+        check_free(output, mark)
     except ImportError as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return NO_PACKAGE
     except (ValueError, OSError, AttributeError) as error:
         print(f"cadam ab: {error}", file=sys.stderr)
+        return FAILED if isinstance(error, TooMuchRejectedError) else USAGE
+    if not command.can_write("ab", output=output):
         return USAGE
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
-    requests = [Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))]
-    return command.with_scoreboard(requests, board, Cache(options.cache), Heading(f"A/B: {asked.title}"), options)
+    request = Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))
+    try:
+        watch = Watch(options.serve, study, request, options.left_out) if options.serve else nullcontext()
+    except (ValueError, ImportError) as error:
+        print(f"cadam ab: {error}", file=sys.stderr)
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+    with watch as told:
+        if told is not None:
+            print(f"status page: {told.server.url}", file=said)
+        code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
+    found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
+    text = json.dumps(found, indent=1, allow_nan=False)
+    if code == DONE:
+        Schema(**study.more["schema"]).write(output.with_suffix(".schema.json"))
+        written = command.write_page([request], Heading(asked.title), output)
+        replace_file(output.with_suffix(".json"), f"{text}\n".encode())
+        print(f"\n{written}", file=said)
+    if options.json:
+        command.print_lines([text])
+    return code
+
+
+def identity(study: Study, seeds: int) -> str:
+    """A few letters that differ between any two comparisons: other data, models, settings or seeds."""
+    parts = {part.name: getattr(study, part.name) for part in fields(study)}
+    return hashlib.sha256(json.dumps([parts, seeds], sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def check_free(output: Path, mark: str) -> None:
+    """That the report would replace nothing but an earlier report of the same comparison."""
+    if not output.exists():
+        return
+    try:
+        same = json.loads(output.with_suffix(".json").read_text())["identity"] == mark
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(f"{output} exists and is not a report of this comparison: move it, or name another --output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study is about."""
-    parser.add_argument(
-        "--model", required=True, metavar="FILE.py:FUNCTION", help="a function without arguments that builds the model"
-    )
-    parser.add_argument(
-        "--data", required=True, metavar="URI", help="the stream, as parquet:PATH, csv:PATH, jsonl:PATH"
-    )
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    given.add_data_arguments(parser)
+    given.add_model_arguments(parser)
     parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
@@ -106,6 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="a smaller difference of GAUC is of no use: arms within it are equivalent (default: %(default)s)",
     )
+    given.add_max_rejected(parser, guard.MAX_REJECTED)
     planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
     planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
     planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
@@ -114,8 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    module, build = load(options.model)
-    schema = schema_of(options, module)
+    options.data, options.place = given.data_of(options), None
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
@@ -124,28 +182,36 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     grid = tuple(_rate(text) for text in options.lr.split(","))
     if not options.matters >= 0:
         raise ValueError(f"--matters must be 0 or more, got {options.matters:g}")
-    planted = _planted(options, schema)
     check_uri(options.data)
+    asked = given.read(options)
+    schema = asked.schema
+    planted = _planted(options, schema)
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
-    model_of(options.model, build, schema)
-    events, rejected, first = _count(source, options.data)
-    if rejected:
-        print(f"{rejected} events of {options.data} cannot be used and are left out; {first}")
+    asked.build()  # says what is wrong with it
+    events, reasons, first = _count(source, options.data)
+    options.left_out = reasons
+    if rejected := reasons.total():
+        lost = guard.share(rejected, events)
+        said = f"{rejected:,} of {events + rejected:,} events ({lost:.1%}) of {options.data} cannot be used"
+        cure = guard.cure(reasons, schema)
+        if lost > options.max_rejected:
+            raise TooMuchRejectedError(f"{said}: {guard.reasons(reasons)}; {first}. {cure[:1].upper()}{cure[1:]}")
+        print(f"{said} and are left out: {guard.reasons(reasons)}; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
-    file = options.model.rpartition(":")[0]
+    file = asked.model.rpartition(":")[0]
     more = {
-        "schema": {part.name: getattr(schema, part.name) for part in fields(schema) if part.init},
-        "model file": _digest([Path(file)]),
+        "schema": schema.settings(),
+        **({"model file": _digest([Path(file)])} if file else asked.settings),
         "data": _digest(_files(options.data)),
     }
     study = Study(
-        name=f"ab-{hashlib.sha256(f'{options.model} {options.data}'.encode()).hexdigest()[:8]}",
+        name=f"ab-{hashlib.sha256(f'{asked.model} {options.data}'.encode()).hexdigest()[:8]}",
         data=options.data,
-        model=options.model,
+        model=asked.model,
         arms=arms,
         batch_size=options.batch_size,
         grid=grid,
@@ -159,7 +225,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
     title = f"{' against '.join(reversed(arms))} on {options.data}"
-    shows = f"{events:,} events, predicted by the model of {options.model} and then learnt from."
+    shows = f"{events:,} events, predicted by the model {asked.model} and then learnt from."
     return study, experiment_of(
         study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim="", notes=NOTES
     )
@@ -169,11 +235,11 @@ def again(options: argparse.Namespace) -> str:
     """What to type to go on with the study of these options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    named = [action.dest for action in parser._actions if action.dest != "help"]
+    named = [action.dest for action in parser._actions if action.dest not in ("help", "place")]
     changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
     words = [
         word
-        for name in (*changed, "seeds", "cache", "output")
+        for name in (*changed, "seeds", "cache", *(["output"] if options.output else []))
         for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
     ]
     return shlex.join(["cadam", "ab", *words])
@@ -215,25 +281,27 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str) -> tuple[int, int, str]:
-    """How many events the stream has, how many things that cannot be used, and the first of them in words.
+def _count(source: Source, uri: str) -> tuple[int, Counter[str], str]:
+    """How many events the stream has, those that cannot be used by reason, and the first of them in words.
 
     ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
     """
-    events = rejected = 0
-    first = ""
+    events, first = 0, ""
+    reasons: Counter[str] = Counter()
     for batch in source:
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
-            rejected += len(batch.rejected)
+            reasons.update(guard.alike(one.reason) for one in batch.rejected)
             if batch.rejected and not first:
                 first = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
             for given in (batch.events, batch.labels):
                 if given is not None and given.labels is not None:
                     clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
-    if rejected and not events:
-        raise ValueError(f"none of {rejected} events of {uri} can be used; {first}")
-    return events, rejected, first
+            if events + reasons.total() >= guard.FIRST and reasons.total() > events:
+                break  # nothing good is to come
+    if reasons and not events:
+        raise TooMuchRejectedError(f"none of {reasons.total():,} events of {uri} can be used; {first}")
+    return events, reasons, first
 
 
 def _files(uri: str) -> list[Path]:

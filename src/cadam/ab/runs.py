@@ -19,9 +19,10 @@ from torch import nn
 
 from cadam.online import drift
 from cadam.online.events import Array, Batch, Events, Labels
+from cadam.online.given import builder
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import clicks, measure, user_auc
-from cadam.online.model_file import load, optimizer_of
+from cadam.online.model_file import LOG_LOSS, optimizer_of
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
@@ -29,7 +30,6 @@ from ..trials.experiment import Cell, Outcome
 from .study import BY_CHANCE
 
 METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
-LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 BY_BLOCK = ("gauc_by_impressions", "auc", "log_loss")
 
 
@@ -113,8 +113,8 @@ def subject(cell: Cell) -> Subject:
     schema = Schema(**settings["schema"])
     fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     opened = open_source(cell.data, schema, batch_size=settings["batch_size"], patience=None)
-    module, build = load(cell.model)
-    return Subject(Usable(opened), settings["events"], fields, build, getattr(module, "loss", LOG_LOSS))
+    build, loss = builder(cell.model, schema, settings)
+    return Subject(Usable(opened), settings["events"], fields, build, loss)
 
 
 def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, Any], parts: Parts) -> Source:

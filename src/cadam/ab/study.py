@@ -9,7 +9,7 @@ different questions: over seeds (other starts), over users (other people), and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +33,8 @@ from cadam.online.evidence import (
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row
-from ..trials.verdict import Better, Verdict, judge, sign
+from ..trials.verdict import Better, Recommendation, Verdict, judge, sign
+from .recommendation import listed, recommend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +77,8 @@ class Study:
     """Whatever else a result depends on."""
     matters: float = 0.001
     """The least difference of GAUC that is of any use: arms that differ by less are equivalent."""
+    paper: str = ""
+    """What the paper says of the difference of GAUC, where the study stands in for one of the paper's."""
 
     @property
     def baseline(self) -> str:
@@ -214,18 +217,48 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
         return make(kind="diverged", detail=": the arms did not meet the same events")
     if math.isnan(seeds.difference.low):
         return seeds.verdict
-    told = {"seeds": seeds.difference, "users": found.users, TIME: found.sequence}
-    intervals = {over: interval for over, interval in told.items() if interval is not None}
+    intervals = told(seeds, found)
     kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
-    detail = next_step = ""
+    detail, next_step, more_events = "", "", None
     if kind == "equivalent":
-        detail = f": less than {matters:g} over {_listed(intervals)}"
+        detail = f": less than {matters:g} over {listed(intervals)}"
     elif kind == "inconclusive":
         detail = f": {_undecided(seeds, intervals, found.silent)}"
-        next_step = _next_step(intervals, conflicting, matters, events)
+        next_step, more_events = _next_step(intervals, conflicting, matters, events)
     else:
         detail = f", known after block {found.alarm} of {found.sequence.count}{seeds.qualifier}"
-    return make(kind=kind, conflicting=conflicting, detail=detail, next_step=next_step)
+    return make(kind=kind, conflicting=conflicting, detail=detail, next_step=next_step, more_events=more_events)
+
+
+def told(seeds: Comparison, found: Evidence | None) -> dict[str, Interval]:
+    """The intervals of one difference that decide together, by what varies."""
+    if found is None:
+        return {"seeds": seeds.difference}
+    intervals = {"seeds": seeds.difference, "users": found.users, TIME: found.sequence}
+    return {over: interval for over, interval in intervals.items() if interval is not None}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is found of the verdict's metric where two arms met the same events: over seeds, and over users and time."""
+
+    seeds: Comparison
+    found: Evidence | None
+    events: int
+    verdict: Verdict
+
+    def row(self, what: str, paper: str, seconds: float) -> Row:
+        """As a line whose verdict is that of all intervals, not only of that over seeds."""
+        v = self.verdict
+        line = row(what, paper, self.seeds, seconds, digits=4)
+        return replace(line, verdict=str(v), verdict_kind=v.kind, conflicting=v.conflicting)
+
+
+def decide(study: Study, pair: tuple[Results, Results], repeats: Results | None = None) -> Decision:
+    """An arm against the baseline, from results in the same order of seeds."""
+    seeds, found = compared(pair, MAIN, repeats), evidence(*pair, MAIN)
+    events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
+    return Decision(seeds, found, events, verdict(seeds, found, study.matters, events))
 
 
 def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str) -> str:
@@ -236,24 +269,30 @@ def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str
     if silent:
         groups[0].remove(TIME)
     if len(groups[0]) == len(intervals):
-        return f"none of the intervals over {_listed(intervals)} excludes 0"
-    parts = [f"{sides[side]} over {_listed(groups[side])}" for side in sides if groups[side]]
+        return f"none of the intervals over {listed(intervals)} excludes 0"
+    parts = [f"{sides[side]} over {listed(groups[side])}" for side in sides if groups[side]]
     return ", ".join(parts) + (f"; {silent}" if silent else "")
 
 
-def _next_step(intervals: Mapping[str, Interval], conflicting: bool, matters: float, events: int) -> str:
-    """What would decide: how much more of what is open, if means stay and intervals narrow by the root of it."""
+def _next_step(
+    intervals: Mapping[str, Interval], conflicting: bool, matters: float, events: int
+) -> tuple[str, int | None]:
+    """What would decide: how much more of what is open, if means stay and intervals narrow by the root of it.
+
+    The number of events is None where it is something else that is missing, or no number can be given.
+    """
     if conflicting:
-        return "see which users and which time the difference comes from"
+        return "see which users and which time the difference comes from", None
     times = {over: _times(interval, matters) for over, interval in intervals.items() if sign(interval) == 0}
     most = max(times, key=lambda over: times[over])
     if math.isinf(times[most]) or not events:
-        return "run more events"
+        return "run more events", None
     if times[most] > MOST_TIMES:
-        return f"it would take more than {MOST_TIMES} times as many {'seeds' if most == 'seeds' else 'events'}"
+        return f"it would take more than {MOST_TIMES} times as many {'seeds' if most == 'seeds' else 'events'}", None
     if most == "seeds":
-        return f"about {math.ceil(times[most] * intervals[most].count)} seeds would decide"
-    return f"about {_round(max(times[most] - 1, 0.1) * events):,} more events would decide"
+        return f"about {math.ceil(times[most] * intervals[most].count)} seeds would decide", None
+    more = _round(max(times[most] - 1, 0.1) * events)
+    return f"about {more:,} more events would decide", more
 
 
 def _times(interval: Interval, matters: float) -> float:
@@ -268,12 +307,6 @@ def _round(number: float) -> int:
     return int(math.ceil(number / unit) * unit)
 
 
-def _listed(words: Iterable[str]) -> str:
-    """As in "seeds, users and time"."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 # Summary -------------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +315,7 @@ def summary(study: Study, results: Results) -> Summary:
     tests, repeats = at_their_best(study, results), results.repeats()
     rows: list[Row] = []
     verdicts: dict[str, Verdict] = {}
+    recommendations: list[Recommendation] = []
     sentences, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
     floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log_loss")}
@@ -291,33 +325,39 @@ def summary(study: Study, results: Results) -> Summary:
         for condition in (AS_IT_IS, *study.planted):
             pair = tests.where(optimizer=arm, condition=condition), baseline.where(condition=condition)
             plain = condition == AS_IT_IS
-            compared = {
-                metric: _compared(pair, metric, repeats if plain else None)
-                for metric in (NAMES if plain else (MAIN, "log_loss"))
-            }
-            evident = {metric: evidence(*pair, metric) for metric in floors}
-            found = evident[MAIN]
+            decision = decide(study, pair, repeats if plain else None)
+            found, decided = decision.found, decision.verdict
             undisturbed = found if plain else undisturbed
-            events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
-            decided = verdict(compared[MAIN], found, study.matters, events)
             verdicts[condition if len(study.arms) == 2 else f"{arm}, {condition}"] = decided
-            for metric, comparison in compared.items():
+            seconds = pair[0].seconds + pair[1].seconds
+            measured = NAMES if plain else floors
+            others = {name: compared(pair, name, repeats if plain else None) for name in measured if name != MAIN}
+            for metric in measured:
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
-                paper = "+0.0026, other data" if metric == MAIN and plain else ""
-                line = row(what, paper, comparison, pair[0].seconds + pair[1].seconds, digits=4)
-                if metric == MAIN:  # what all intervals say, not only that over seeds
-                    line = replace(
-                        line, verdict=str(decided), verdict_kind=decided.kind, conflicting=decided.conflicting
-                    )
-                rows.append(line)
-                more = evident.get(metric)
-                if more is not None:
-                    rows += _evidence_rows(condition, more, floors[metric] if plain else None, len(pair[0]))
-            difference = f" ({compared[MAIN].difference:+.4f})" if found is not None else ""
+                if metric == MAIN:
+                    rows.append(decision.row(what, study.paper if plain else "", seconds))
+                else:
+                    rows.append(row(what, "", others[metric], seconds, digits=4))
+                if metric in floors:
+                    more = found if metric == MAIN else evidence(*pair, metric)
+                    rows += evidence_rows(condition, more, len(pair[0]), floors[metric] if plain else None)
+            difference = f" ({decision.seeds.difference:+.4f})" if found is not None else ""
             sentences.append(f"{condition[0].upper()}{condition[1:]}: {decided}{difference}.")
             if plain:
-                sentences.append(f"Recommendation: {decided.recommendation}.")
-                warnings += rate_warnings(study, results, arm, compared[MAIN].difference.mean)
+                recommendations.append(
+                    recommend(
+                        decided,
+                        decision.seeds,
+                        others["log_loss"],
+                        told(decision.seeds, found),
+                        rates={name: chosen[name].lr for name in (arm, study.baseline)},
+                        hindsight=in_hindsight(study, results, arm),
+                        matters=study.matters,
+                        events=decision.events,
+                        label=study.more.get("schema", {}).get("label") or "",
+                    )
+                )
+                warnings += rate_warnings(study, results, arm, decision.seeds.difference.mean)
                 rows.append(_hindsight_row(study, results, arm))
             if "change" in study.planted.get(condition, {}) and None not in (found, undisturbed):
                 rows.append(_recovery_row(study, results, arm, condition))
@@ -338,10 +378,11 @@ def summary(study: Study, results: Results) -> Summary:
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(sentences)}"
     text += f" Learning rates: {rates}, chosen on the first part of the stream."
-    return Summary(text, rows, warnings, verdicts)
+    return Summary(text, rows, warnings, verdicts, recommendations)
 
 
-def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | None) -> Comparison:
+def compared(pair: tuple[Results, Results], metric: str, repeats: Results | None = None) -> Comparison:
+    """A metric of two arms over seeds; `repeats` is the baseline under other seeds, for A/A."""
     return compare(
         pair[0].metric(metric),
         pair[1].metric(metric),
@@ -351,8 +392,10 @@ def _compared(pair: tuple[Results, Results], metric: str, repeats: Results | Non
     )
 
 
-def _evidence_rows(condition: str, found: Evidence, same: Evidence | None, seeds: int) -> list[Row]:
+def evidence_rows(condition: str, found: Evidence | None, seeds: int, same: Evidence | None = None) -> list[Row]:
     """The same difference as users and blocks of time show it, and the baseline against itself beside it."""
+    if found is None:
+        return []
     floors = (None, None, None) if same is None else (same.users, same.blocks, same.sequence)
     lines = (("over users", found.users), ("over blocks of time", found.blocks))
     rows = []
@@ -410,8 +453,8 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
     """
     names = arm, study.baseline
     tuning = results.tuning()
-    chosen, hindsight = choices(study, results), looking_back(study, results, MAIN, "higher")
-    others = {"with the best learning rates in hindsight": {name: hindsight[name].lr for name in names}}
+    chosen, hindsight = choices(study, results), in_hindsight(study, results, arm)[0]
+    others = {"with the best learning rates in hindsight": hindsight}
     for left_out in sorted({chosen[name].lr for name in names}):
         grid = Results([result for result in tuning if result.cell.lr != left_out])
         with suppress(NoLearningRateError):
@@ -428,16 +471,23 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
         return []
     return [
         f"the choice of learning rates decides which arm is ahead: {arm} minus {study.baseline} is {difference:+.4f} "
-        f"at those chosen, but under one seed {_listed(turned)}"
+        f"at those chosen, but under one seed {listed(turned)}"
     ]
 
 
-def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
-    """Each arm at the learning rate with the best value of what the verdict goes by: a check of the choice."""
+def in_hindsight(study: Study, results: Results, arm: str) -> tuple[dict[str, float], float]:
+    """The learning rates with the best value of what the verdict goes by, and the difference there, by one seed."""
     chosen = looking_back(study, results, MAIN, "higher")
-    value = _first_seed(results, {name: chosen[name].lr for name in (arm, study.baseline)})
-    texts = [f"{name} {value[name]:.4f} (at {chosen[name].lr:g})" for name in value]
-    difference = value[arm] - value[study.baseline]
+    rates = {name: chosen[name].lr for name in (arm, study.baseline)}
+    value = _first_seed(results, rates)
+    return rates, value[arm] - value[study.baseline]
+
+
+def _hindsight_row(study: Study, results: Results, arm: str) -> Row:
+    """Each arm at its best learning rate in hindsight: a check of the choice."""
+    rates, difference = in_hindsight(study, results, arm)
+    value = _first_seed(results, rates)
+    texts = [f"{name} {value[name]:.4f} (at {rates[name]:g})" for name in value]
     what = f"{AS_IT_IS}: {NAMES[MAIN]}, best learning rates in hindsight"
     words = "one seed, chosen on what is measured: a check of the choice, no result"
     return Row(what, "", ", ".join(texts), f"{difference:+.4f}", 1, 0.0, words, "", {**value, "difference": difference})

@@ -73,6 +73,11 @@ class Item:
         """Is a tensor negated lazily? List operations do not write to such a one, nor does what works in place."""
         return any(tensor.is_neg() for tensor in (self.param, *self.state.values()))
 
+    @property
+    def is_stand_in(self) -> bool:
+        """Is it on CUDA in a torch without? So can be tensors of a FakeTensorMode, to which nothing can be copied."""
+        return self.param.is_cuda and not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+
 
 @cache
 def _promoted(*dtypes: torch.dtype) -> torch.dtype:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,14 +52,26 @@ class Eager(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
+            aligned: list[Tensor | None] = []
             for item, grad in job:
                 item.step.add_(1)
-                step(job, item, grad)
+                aligned.append(step(job, item, grad, coefficients(item.step)))
+            lists.count(job.items, aligned)
 
 
-def step(job: Job, item: Item, grad: Tensor) -> None:
-    """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten."""
-    c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
+def step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Tensor | None:
+    """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten.
+
+    Returns the number of aligned elements, None if nobody counts.
+    """
+    whole = job.options["differentiable"] or torch.compiler.is_compiling() or item.storage
+    parts = [(item, grad)] if whole else lists.blocks(item, grad)
+    aligned = [_update(job, part, of_grad, c) for part, of_grad in parts]
+    return None if aligned[0] is None else reduce(add, aligned)
+
+
+def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
     # Autograd needs the old values after they are overwritten.
     copy = job.options["differentiable"]
     work = item.work_dtype
@@ -66,19 +81,12 @@ def step(job: Job, item: Item, grad: Tensor) -> None:
     else:
         state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
     moved = job.update(param, grad.to(work), state, c, functions(item))
+    if item.is_stand_in:
+        return None
     item.param.copy_(moved.param)
     if item.storage:
         codes.store(item, moved.state, None, item.step)
     else:
         for name, buffer in item.state.items():
             buffer.copy_(moved.state[name])
-    if item.counts is not None:
-        count(item.counts, moved.alignment, item.param.numel(), item.param.numel())
-
-
-def count(counts: Tensor, alignment: Tensor, touched: int, seen: int) -> None:
-    """Add one step to the alignment counters, on the device."""
-    with torch.no_grad():
-        counts[0].add_((alignment > 0).sum())
-        counts[1].add_(touched)
-        counts[2].add_(seen)
+    return None if item.counts is None else (moved.alignment > 0).sum()

@@ -1,8 +1,9 @@
-"""Lists of tensors, one call per operation for all of them: fewer launches on an accelerator."""
+"""Lists of tensors, one call per operation for all of them: fewer launches on an accelerator, fewer calls on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..rules import Options
 from ..update import Update
 from . import eager, lists, scalars
-from .base import Engine, Item, Job
+from .base import PLAIN, Engine, Item, Job
 
 
 class Foreach(Engine):
@@ -23,20 +24,22 @@ class Foreach(Engine):
             return "differentiable=True needs the eager engine"
         if options["foreach"] is False:
             return "foreach=False was asked for"
-        if options["foreach"] is None and item.param.device.type == "cpu":
-            return "on the CPU lists of tensors save nothing (foreach=True insists)"
+        odd = [x for x in (item.param, grad) if x is not None and type(x) not in PLAIN]
+        if options["foreach"] is None and odd:
+            return f"a {type(odd[0]).__name__} may not have list operations (foreach=True insists)"
         return None
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             lists.count_steps(job.items)
             on_device = scalars.stay_on_device(job.options)
+            coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
             step_of = None if on_device else lists.steps(job)
             pairs = list(job)
-            for item, grad in pairs:
-                if item.is_negated:
-                    eager.step(job, item, grad)
-            pairs = [pair for pair in pairs if not pair[0].is_negated]
+            alone = [item.is_negated or item.is_stand_in for item, _ in pairs]
+            for item, grad in compress(pairs, alone):
+                lists.count([item], [eager.step(job, item, grad, coefficients(item.step))])
+            pairs = [pair for pair, is_alone in zip(pairs, alone, strict=True) if not is_alone]
             for t, items, grads in _alike(pairs, read=not on_device):
                 step = lists.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
                 lists.count(items, step.run_lists(items, grads))

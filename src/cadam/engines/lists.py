@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -191,12 +191,9 @@ class Step:
         """Update one item; the number of its aligned elements, None if nobody counts."""
         if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
             grad = grad.clone()
-        tensors = [item.param, grad, *item.state.values()]
-        if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
-            return self._on_tensors(tensors, item)
         aligned: Tensor | None = None
-        for block in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
-            here = self._on_tensors(block, item)
+        for block, of_grad in blocks(item, grad):
+            here = self._on_tensors([block.param, of_grad, *block.state.values()], item)
             aligned = here if aligned is None or here is None else aligned.add_(here)
         return aligned
 
@@ -208,7 +205,7 @@ class Step:
             return self._on_lists(items, grads)
         aligned: list[Tensor | None] = []
         apart = _are_apart([item.param for item in items])
-        for block in _blocks(items):
+        for block in _gatherings(items):
             if apart and len(items[block]) > 1:
                 aligned += self._gathered(items[block], grads[block])
             else:
@@ -284,7 +281,17 @@ def steps(job: Job) -> Callable[[float], Step]:
 # Blocks and counting -----------------------------------------------------------------------------------------
 
 
-def _blocks(items: Sequence[Item]) -> Iterator[slice]:
+def blocks(item: Item, grad: Tensor) -> Iterator[tuple[Item, Tensor]]:
+    """A large item of the CPU in parts that stay in the cache, if all of it lies in memory alike; else the item."""
+    tensors = [item.param, grad, *item.state.values()]
+    if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
+        yield item, grad
+        return
+    for param, of_grad, *state in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
+        yield replace(item, param=param, state=dict(zip(item.state, state, strict=True))), of_grad
+
+
+def _gatherings(items: Sequence[Item]) -> Iterator[slice]:
     """Items of no more than `GATHERED` elements together, or single ones."""
     start = elements = 0
     for number, item in enumerate(items):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..codegen.structure import Structure
 from ..defaults import defaults
-from ..options import HOW_IT_RUNS, check_kinds
+from ..options import HOW_IT_RUNS, check_kinds, pair
 from ..rules import Rule
 from ..update import Update
 from . import scalars
@@ -24,31 +24,67 @@ Group = Mapping[str, Any]
 
 
 @dataclass
+class View:
+    """An item that is not the parameter itself, but its local shard or its real view.
+
+    While it lives, it is the item that has the gradient as the engine is to see it.
+    """
+
+    param: Tensor
+    state: dict[str, Tensor]
+    item: Item
+
+    def __post_init__(self) -> None:
+        self.memory = self._memory()
+
+    def _memory(self) -> list[Any]:
+        """Where the tensors lie that the item was made of, and how."""
+        found = (getattr(tensor, "_local_tensor", tensor) for tensor in (self.param, *self.state.values()))
+        return [(id(x), x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in found]
+
+    def renew(self) -> bool:
+        """Give the item this step's gradient; False if it is no longer the parameter's, or cannot hold it."""
+        grad = self.param.grad
+        if grad is None or hasattr(grad, "to_local") != hasattr(self.param, "to_local"):
+            return False
+        return self.memory == self._memory() and self.hold(real_local_grad(grad, self.param))
+
+    def hold(self, grad: Tensor) -> bool:
+        item, kind = self.item.param, (grad.shape, grad.dtype, grad.device)
+        if grad.layout != torch.strided or kind != (item.shape, item.dtype, item.device):
+            return False
+        item.grad = grad
+        return True
+
+
+@dataclass
 class PlannedJob:
-    """A job and the parameters it serves, with what must stay the same for it to serve the next step."""
+    """A job with what must stay the same for it to serve the next step."""
 
     engine: Engine
     job: Job
-    params: list[Tensor]
     states: list[dict[str, Tensor]]
     values: list[Tensor]
     """Of all states, one after the other."""
     layouts: list[torch.layout]
+    views: list[View]
 
     @classmethod
-    def of(cls, engine: Engine, job: Job, params: list[Tensor], states: list[dict[str, Tensor]]) -> PlannedJob:
+    def of(cls, engine: Engine, job: Job, states: list[dict[str, Tensor]], views: list[View]) -> PlannedJob:
         values = list(chain.from_iterable(map(dict.values, states)))
-        return cls(engine, job, params, states, values, [grad.layout for grad in job.grads])
+        return cls(engine, job, states, values, [grad.layout for grad in job.grads], views)
 
     def renew(self) -> bool:
         if sum(map(len, self.states)) != len(self.values):
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
             return False
+        if not all(view.renew() for view in self.views):
+            return False
         if self.engine.finds_grads:
             self.job.grads = ()
             return True
-        grads = [param.grad for param in self.params]
+        grads = [item.param.grad for item in self.job.items]
         if [grad if grad is None else grad.layout for grad in grads] != self.layouts:
             return False
         self.job.grads = grads  # type: ignore[assignment]
@@ -65,7 +101,7 @@ class Plan:
     names: Sequence[str]
     """Of the options that a choice may depend on: not the learning rate, nor notes of the user's own in a group."""
     lasting: bool
-    """May it be renewed? Not where an engine sees a view of the parameter: that could go stale unnoticed."""
+    """May it be renewed? Not where an engine sees a view that cannot hold the gradient."""
     given: Any = None
     """The options that the signature was made of: while they are the same, so is it."""
     signature: Any = None
@@ -98,15 +134,18 @@ class Plan:
                 choice = choose(update, item, grad, group)
                 insist(item, choice, group)
                 by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
-                plan.lasting = plan.lasting and item.param is param
             for name, (engine, members) in by_engine.items():
                 # What a job holds may be moved all at once, so no two of it may share memory.
                 apart = share_memory([item.param for _, item, _ in members])
                 for together in [[member] for member in members] if apart else [members]:
-                    params = [param for param, _, _ in together]
+                    views = []
+                    for param, item, grad in together:
+                        if item.param is not param:
+                            views.append(View(param, state[param], item))
+                            plan.lasting &= not group["differentiable"] and views[-1].hold(grad)
                     job = Job(update, group, [item for _, item, _ in together], [g for *_, g in together], grad_scale)
                     work.setdefault(name, (engine, []))[1].append(job)
-                    plan.jobs.append(PlannedJob.of(engine, job, params, [state[param] for param in params]))
+                    plan.jobs.append(PlannedJob.of(engine, job, [state[param] for param, *_ in together], views))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
@@ -135,6 +174,9 @@ class Plan:
 
     def prepare(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Have the next step ready, if it is going to be like this one."""
+        if any(planned.views for planned in self.jobs):
+            self.preparation.reason = "a parameter is complex or a DTensor"
+            return
 
         def containers() -> Containers:
             return Containers(groups, state, [one for planned in self.jobs for one in planned.states], self.absent)
@@ -145,6 +187,8 @@ class Plan:
         """Forget the gradients."""
         for planned in self.jobs:
             planned.job.grads = ()
+            for view in planned.views:
+                view.item.param.grad = None
 
 
 def _is_same(now: Collection[Any], then: Collection[Any]) -> bool:
@@ -170,7 +214,10 @@ def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:
 
 def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
     """The groups and the options of these names; of the learning rate, which changes all the time, its type."""
-    options = [[type(group["lr"]), *[group[name] for name in names]] for group in groups]
+    options = [
+        [type(group["lr"]), *[pair(group[name]) if name == "betas" else group[name] for name in names]]
+        for group in groups
+    ]
     return list(map(id, groups)), options, grad_scale is None
 
 

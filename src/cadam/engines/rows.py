@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import codes, scalars
 from .base import Engine, Item, Job
-from .eager import count, functions
+from .eager import functions
 
 
 class Rows(Engine):
@@ -28,18 +28,16 @@ class Rows(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
             for item, grad in job:
                 item.step.add_(1)
-                _step(job, item, grad)
+                _step(job, item, grad, coefficients(item.step))
 
 
-def _coefficients(job: Job, item: Item, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """Those of the step; where rows count their own, by row for what depends on the count."""
-    if item.row_steps is None:
-        return scalars.of_step(job.update, job.options, item.step, job.grad_scale)
-    item.row_steps[where] += 1  # the rows are distinct
-    steps = scalars.exact(item.row_steps[where])
-    c = job.update.coefficients(steps, job.options, scalars.Scalars, job.grad_scale)
+def _of_rows(job: Job, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The coefficients of rows that count their own steps: by row where they depend on the count."""
+    counts[where] += 1  # the rows are distinct
+    c = job.update.coefficients(scalars.exact(counts[where]), job.options, scalars.Scalars, job.grad_scale)
     return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
 
 
@@ -71,16 +69,19 @@ def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor
     return tuple(wide.indices()), wide.values()
 
 
-def _step(job: Job, item: Item, grad: Tensor) -> None:
+def _step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> None:
     work = item.work_dtype
     where, values = summed(grad, work)
     if item.counts is not None and values.numel() == 0:
         item.counts[2].add_(item.param.numel())
     if values.numel() == 0:
         return
-    c = _coefficients(job, item, where, work)
+    if item.row_steps is not None:
+        c = _of_rows(job, item.row_steps, where, work)
     moved = job.update(item.param[where].to(work), values, codes.load(item, where, work), c, functions(item))
     item.param[where] = moved.param.to(item.param.dtype)
     codes.store(item, moved.state, where, item.step)
     if item.counts is not None:
-        count(item.counts, moved.alignment, values.numel(), item.param.numel())
+        item.counts[0].add_((moved.alignment > 0).sum())
+        item.counts[1].add_(values.numel())
+        item.counts[2].add_(item.param.numel())

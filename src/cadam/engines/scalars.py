@@ -7,7 +7,9 @@ in float32, ``1 - beta2**t`` is off by 1e-5 in the first steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,13 +37,11 @@ _NUMBERS = {float, int, bool, type(None)}
 
 
 def read(value: Any) -> Any:
-    """A number of a tensor on the CPU; anything else as it is."""
-    if isinstance(value, tuple):
+    """The numbers of a tensor on the CPU, an array or a sequence of such; anything else as it is."""
+    if isinstance(value, (tuple, list)):
         return tuple(read(v) for v in value)
-    if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
-        return value.item()
-    if isinstance(value, np.ndarray) and value.size == 1:
-        return value.item()
+    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+        return value.item() if math.prod(value.shape) == 1 else tuple(value.tolist())
     return value
 
 
@@ -51,10 +51,14 @@ def exact(step: Tensor) -> Tensor:
     return step.detach().to(dtype, copy=True)
 
 
-def of_step(update: Update, options: Options, step: Tensor, grad_scale: Tensor | None) -> dict[str, Any]:
-    """The coefficients of one parameter's step."""
+def of_steps(update: Update, options: Options, grad_scale: Tensor | None) -> Callable[[Tensor], dict[str, Any]]:
+    """The coefficients by step count. As numbers they are worked out once for all parameters that have the same."""
     if stay_on_device(options):
-        return update.coefficients(exact(step), options, Scalars, grad_scale)
-    return update.coefficients(
-        step.item(), as_numbers(options), Scalars, None if grad_scale is None else read(grad_scale)
-    )
+        return lambda step: update.coefficients(exact(step), options, Scalars, grad_scale)
+    numbers, scale = as_numbers(options), None if grad_scale is None else read(grad_scale)
+
+    @cache
+    def known(step: float) -> dict[str, Any]:
+        return update.coefficients(step, numbers, Scalars, scale)
+
+    return lambda step: known(step.item())

@@ -7,6 +7,7 @@ from .checkpoint import DamagedCheckpointError
 from .drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
 from .events import Batch, Events, Labels, Rejected
 from .evidence import ConfidenceSequence
+from .export import LoadedModel, load_model
 from .learner import Learner
 from .metrics import StreamMetrics, measure, recompute
 from .progress import LogLoss, Metric
@@ -27,6 +28,7 @@ __all__ = [
     "Labels",
     "Learner",
     "LinesSource",
+    "LoadedModel",
     "LogLoss",
     "Metric",
     "ParquetSource",
@@ -38,6 +40,7 @@ __all__ = [
     "Source",
     "StreamMetrics",
     "SuddenChange",
+    "load_model",
     "measure",
     "open_source",
     "recompute",

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pickle
+import shlex
 import signal
 import sys
 import textwrap
@@ -18,14 +19,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, USAGE
+from . import given, guard, serve
 from .checkpoint import DamagedCheckpointError
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
-from .model_file import UsageError, load, model_of, optimizer_of, schema_of
+from .model_file import LOG_LOSS, UsageError, optimizer_of
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
@@ -36,12 +37,18 @@ from .validation import check_columns, check_uri
 
 logger = logging.getLogger("cadam.online")
 
+INFER = "Infer the schema of data: what each column is, and why. Written as JSON, to be edited."
 SUMMARY = "Learn from a stream: predict, join the labels, learn, checkpoint; resumes by itself."
 AFTER_HORIZON = "what an event without a label becomes after --horizon; negative: label 0 (default: drop)"
 DETAILS = f"""
-the model:
-  mod.py:build is a function without arguments that gives the model, a torch.nn.Module that is called with the
-  features by name and gives a logit per event. SCHEMA in the same file, or --schema, says what an event has:
+without any code:
+  cadam run clicks.csv --label click
+infers the schema from a sample, prints it, and learns with a DeepFM. State, schema.json and model.json are in
+runs/clicks; the same command goes on from there.
+
+a model of your own:
+  --model mod.py:build: build is a function without arguments that gives the model, a torch.nn.Module that is called
+  with the features by name and gives a logit per event. SCHEMA in the same file, or --schema, says what an event has:
     SCHEMA = Schema({{"user": "hash:100000", "price": "number"}}, label="click", id="event", user="user", time="at")
   The file may also have loss(scores, labels); else it is the log loss.
 
@@ -51,8 +58,8 @@ SIGTERM or SIGINT: the batch is finished, a checkpoint written, exit code 0; a s
 
 exit codes:
   0    the stream has ended, or the run was stopped; the same command goes on from there
-  1    it failed, the stream ended and nothing was learnt, or rows of the log are in the checkpoint only; what was saved
-       before stays
+  1    it failed, the stream ended and nothing was learnt, more than --max-rejected was rejected, or rows of the log are
+       in the checkpoint only; what was saved before stays
   2    the command was not understood or does not fit the state, a package is missing, or a folder cannot be written
        to; nothing was learnt
   130  interrupted while it was starting, or a second time; what was saved before stays
@@ -68,14 +75,19 @@ def add_commands(commands: Any) -> None:
         epilog=DETAILS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", required=True, metavar="FILE:FUNCTION", help="what builds the model")
-    parser.add_argument("--data", required=True, metavar="URI", help="where events come from")
-    parser.add_argument("--checkpoint", required=True, type=Path, metavar="FOLDER", help="where the state is kept")
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON, instead of the file's SCHEMA")
+    given.add_data_arguments(parser)
+    given.add_model_arguments(parser)
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="where state and schema are kept (default: runs/NAME OF DATA)"
+    )
     parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="of the family (default: CAdam)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of torch, before the model is built (default: 0)")
-    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="events at one go (default: 1024)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="events at one go (default: 256, 1024 for a model of your own)"
+    )
     parser.add_argument("--follow", action="store_true", help="at the end of the data wait for more")
     parser.add_argument(
         "--patience",
@@ -106,12 +118,43 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events of a window (default: 10000)")
     parser.add_argument("--rejected", type=Path, metavar="FILE", help="for rejected events")
+    given.add_max_rejected(parser, None)
     parser.add_argument("--set-aside", type=Path, help=argparse.SUPPRESS)  # the name of --rejected before 0.2
-    parser.add_argument("--take-over", type=Path, metavar="FILE", help="begin with a torch.save'd model and optimizer")
+    parser.add_argument(
+        "--take-over",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="begin with a torch.save'd model and optimizer, or SparseAdam and Adam as a list; several files: again",
+    )
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
+    parser.add_argument("--serve", metavar="[HOST:]PORT", help=serve.HELP)
     parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
+    parser.add_argument("--seconds", type=float, default=30, metavar="N", help="between lines at most (default: 30)")
     parser.set_defaults(run=run)
+    parser = commands.add_parser("schema", help=INFER, description=INFER)
+    given.add_data_arguments(parser)
+    output = Path(given.SCHEMA)
+    parser.add_argument("--output", type=Path, default=output, metavar="FILE", help=f"the schema (default: {output})")
+    parser.set_defaults(run=run_schema)
+
+
+def run_schema(options: argparse.Namespace) -> int:
+    """`cadam schema`: what the columns are, and why; written down."""
+    try:
+        uri = given.data_of(options)
+        check_uri(uri)
+        folders.check_file(options.output, "--output")
+        found = given.inferred(uri, options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"cadam schema: {error}", file=sys.stderr)
+        return USAGE
+    given.show(found)
+    found.schema.write(options.output, ignored=found.ignored())
+    data = shlex.quote(options.place or options.data)
+    print(f"written to {options.output}; edit it, then: cadam run {data} --schema {shlex.quote(str(options.output))}")
+    return DONE
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,6 +162,8 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
         learner, source = prepare(options)
+        watch = guard.Guard(options.max_rejected, options.follow)
+        learner.reports.append(watch)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam run: {error}", file=sys.stderr)
         return USAGE
@@ -145,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
         return FAILED
     finally:
         learner.close()
-    if not learner.events and not learner.pending.early:
+    hopeless = bool(watch.stopped) and not options.follow
+    if hopeless or (not learner.events and not learner.pending.early):
         _forget(learner)
     nothing_new = learner.resumed and not portion.given and left != 0
     if nothing_new and not learner.stopped:
@@ -173,10 +219,50 @@ def run(options: argparse.Namespace) -> int:
     if useless and not learner.stopped:
         print(f"cadam run: {useless}", file=sys.stderr)
         return FAILED
+    if watch.stopped:
+        again = (
+            "nothing was kept: once it is mended, the same command reads all anew"
+            if hopeless
+            else ("the state is saved, and the same command goes on from here")
+        )
+        _say_rejected(f"stopped: {watch.stopped}; {again}", learner, source)
+        return FAILED
     if not options.quiet:
         why = "stopped" if learner.stopped else "the stream has ended" if options.events is None else "done"
-        print(f"{why} at {learner.events:,} events; the state is in {options.checkpoint}", file=sys.stderr)
+        if constant := watch.constant(learner) if learner.training.loss is LOG_LOSS else "":
+            print(f"beware: {constant}", file=sys.stderr)
+        print(
+            f"{why} at {learner.events:,} events{_lost(learner)}; the state is in {options.checkpoint}", file=sys.stderr
+        )
+    most = guard.MAX_REJECTED if options.max_rejected is None else options.max_rejected
+    if guard.share(learner.rejected, learner.events) > most:
+        if options.follow:
+            return DONE
+        _say_rejected(f"more than {most:.1%} of the events were rejected", learner, source)
+        return FAILED
     return DONE
+
+
+def _lost(learner: Learner) -> str:
+    """What became of events that were not learnt from, for the last line."""
+    said = ""
+    if learner.rejected:
+        share = guard.share(learner.rejected, learner.events)
+        said = f", and {learner.rejected:,} rejected ({share:.2%}: {guard.reasons(learner.rejections.reasons)})"
+    if waiting := len(learner.pending):
+        said += f"; {waiting:,} wait for a label"
+    return said
+
+
+def _say_rejected(what: str, learner: Learner, source: Any) -> None:
+    """That too much was rejected, why, and the cure."""
+    counted = learner.rejections.reasons
+    cure = guard.cure(counted, source.schema)
+    where = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
+    print(
+        f"cadam run: {what}. Reasons: {guard.reasons(counted)}{where}\nwhat to do: {cure}",
+        file=sys.stderr,
+    )
 
 
 def _forget(learner: Learner) -> None:
@@ -206,8 +292,16 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError(f"--events must be at least 1, got {options.events}")
     if options.unmatched == "negative" and options.horizon == math.inf:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
-    module, build = load(options.model)
-    schema = schema_of(options, module)
+    uri = given.data_of(options)
+    check_uri(uri)
+    if options.checkpoint is None:
+        options.checkpoint = Path("runs", given.stem(uri))
+    asked = given.read(options, options.checkpoint, options.quiet)
+    schema = asked.schema
+    if options.lr is None:
+        options.lr = 1e-3 if ":" in asked.model else 3e-3
+    if options.batch_size is None:
+        options.batch_size = 1024 if ":" in asked.model else 256
     if options.metrics is not None:
         schema = replace(schema, binary=True)
     if options.set_aside is not None:
@@ -217,16 +311,15 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         options.rejected = options.set_aside
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
-    check_uri(options.data)
-    source = open_source(options.data, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
+    source = open_source(uri, schema, batch_size=options.batch_size, follow=options.follow, patience=patience)
     check_columns(source, schema)
     metrics = _metrics(options, schema)
     torch.manual_seed(options.seed)
-    model = model_of(options.model, build, schema)
+    model = asked.build()
     learner = Learner(
         model,
         optimizer_of(options.optimizer, model, options.lr),
-        getattr(module, "loss", nn.functional.binary_cross_entropy_with_logits),
+        asked.loss,
         horizon=options.horizon,
         unmatched=options.unmatched,
         metrics=metrics,
@@ -237,6 +330,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         rejected=options.rejected,
         reports=_reports(options),
     )
+    asked.write(options.checkpoint)
     return learner, source
 
 
@@ -279,7 +373,7 @@ def begin(learner: Learner, options: argparse.Namespace) -> None:
             learner.load_state_dict(state)
         learner.resumed = True
         if options.take_over:
-            logger.warning("--take-over %s is for a first run and not looked at: there is a state", options.take_over)
+            logger.warning("--take-over %s is for a first run and not looked at: there is a state", _files(options))
         logger.info("resumed from %s at %d events", path, learner.events)
         for group in learner.optimizer.param_groups:
             if group["lr"] != options.lr:
@@ -289,12 +383,16 @@ def begin(learner: Learner, options: argparse.Namespace) -> None:
         try:
             learner.take_over(options.take_over)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"--take-over {options.take_over} does not fit: {_in_one_line(error)}") from error
+            raise UsageError(f"--take-over {_files(options)} does not fit: {_in_one_line(error)}") from error
     if learner.log is not None:
         try:
             learner.log.check()
         except FileExistsError as error:
             raise UsageError(f"--log: {error}") from error
+
+
+def _files(options: argparse.Namespace) -> str:
+    return ", ".join(map(str, options.take_over))
 
 
 def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
@@ -327,7 +425,7 @@ def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:
 
 
 def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
-    reports: list[Callable[[Learner], None]] = [] if options.quiet else [Console()]
+    reports: list[Callable[[Learner], None]] = [] if options.quiet else [Console(seconds=options.seconds, legend=True)]
     if options.tensorboard:
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -336,6 +434,8 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
         reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
     if options.prometheus:
         reports.append(Prometheus(options.prometheus))
+    if options.serve:
+        reports.append(serve.Serve(options.serve, f"cadam run: {options.data or options.place}"))
     return reports
 
 

@@ -269,7 +269,7 @@ class DistributedLearner(Learner):
         of_tables = table_optimizer(self.model)
         return [] if of_tables is None else list(of_tables.param_groups)
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
         raise NotImplementedError("load what is to be taken over into the model and the optimizer, on all ranks")
 
 

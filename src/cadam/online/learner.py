@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from ..alignment import Ratio
+from . import take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
@@ -94,6 +96,8 @@ class Learner:
         self.rejections = Rejections(rejected)
 
         self.events = 0
+        self.counts_before: Mapping[str, float] = {}
+        """What was counted before the process began to run: `counts`, and what was rejected by reason."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
         self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
         self._source: Any = None
@@ -272,6 +276,8 @@ class Learner:
         if new and self.checkpoints is not None:
             self.save()  # a crash from here on finds where log and reject file began
         self.started, self.resumed_at, saved = time.monotonic(), self.events, False
+        reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
+        self.counts_before = {**self.counts(), **reasons}
         self._heed()
         if not self.stopped and (events is None or self.events < events):
             for batch in source:
@@ -348,16 +354,15 @@ class Learner:
         def __getattr__(self, name: str) -> Any:
             return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
 
+    def counts(self) -> dict[str, float]:
+        """What only grows, since the stream began."""
+        own = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
+        return {**own, **vars(self.pending.counts)}
+
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        numbers = {
-            "events": self.events,
-            "learned": self.learned,
-            "steps": self.steps,
-            "pending": len(self.pending),
-            "rejected": self.rejected,
-            **vars(self.pending.counts),
-        }
+        share = self.rejected / max(1, self.rejected + self.events)
+        numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
         alignment = self.alignment()
@@ -387,6 +392,11 @@ class Learner:
             **({"backlog": backlog()} if backlog is not None else {}),
         )
 
+    def share_read(self) -> float | None:
+        """How much of its data the source has given; None where that is not known, or has no end."""
+        share: float | None = getattr(self._source, "share", None)
+        return share
+
     # State ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -405,6 +415,7 @@ class Learner:
             "total_alignment": list(astuple(self.total_alignment())),
             "random": random_state(),
             "with_ids": self._with_ids,
+            "reject_reasons": dict(self.rejections.reasons),
             "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
         }
 
@@ -432,6 +443,8 @@ class Learner:
         for name, (owner, own) in self._owners().items():
             setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
         self._with_ids = state.get("with_ids")  # older checkpoints do not say
+        self.rejections.reasons = Counter(state.get("reject_reasons", {}))  # nor this
+        self.rejections.at_start = self.rejections.count
         self._position, self.saving.at = state["source"], self.events
         set_random_state(state["random"])
 
@@ -466,28 +479,34 @@ class Learner:
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str) -> None:
+    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
-        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. The learning rate is not
-        taken over: it stays what this optimizer was made with.
+        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
+        tables it may be a list, SparseAdam's and Adam's; see `take_over.joined`. In place of one file there may be
+        several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
+        optimizer was made with.
         """
-        if not isinstance(checkpoint, Mapping):
-            checkpoint = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if not isinstance(checkpoint, Mapping) or "model" not in checkpoint:
-            raise ValueError("expected a dict with the key 'model', and 'optimizer' if the moments are to be kept")
-        self.model.load_state_dict(checkpoint["model"])
-        if "optimizer" in checkpoint:
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = lr
+        trained = take_over.read(checkpoint)
+        groups = self.optimizer.param_groups
+        state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(trained.model)
+        rates = [group["lr"] for group in groups]
+        try:
+            for one in [state] if state is not None else trained.optimizers:
+                self.optimizer.load_state_dict(one)  # type: ignore[arg-type]
+        except Exception:
+            self.model.load_state_dict(before)  # all of it is taken over, or nothing
+            raise
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
 
     def close(self) -> None:
-        """Release files and the checkpoint folder."""
-        for file in (self.reject_file, self.checkpoints):
-            if file is not None:
-                file.close()
+        """Release files and the checkpoint folder, and end reports that have something to end."""
+        for one in (self.reject_file, self.checkpoints, *self.reports):
+            if one is not None and hasattr(one, "close"):
+                one.close()
 
 
 def _all_finite(*columns: Array) -> bool:

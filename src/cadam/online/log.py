@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +20,13 @@ import numpy as np
 
 from .checkpoint import settle
 from .events import FEATURE, Columns, Rejected, concatenated
+from .guard import alike
 
 logger = logging.getLogger("cadam.online")
 
 OUTCOMES = ("label", "assumed", "dropped")
 LABEL, ASSUMED, DROPPED = range(3)
+REASONS, OTHER = 100, "other reasons"  # so many are counted apart
 RETRY = 60.0  # seconds between attempts to write to a disk that is full, and between messages that it is
 NEEDS = "the prediction log and Parquet streams need pyarrow: pip install pyarrow"
 
@@ -232,10 +235,14 @@ class Rejections:
 
     def __init__(self, path: Path | str | None) -> None:
         self.file = RejectFile(path) if path is not None else None
-        self.count = 0
+        self.count = self.at_start = 0
+        self.reasons: Counter[str] = Counter()  # without the values that differ
 
     def add(self, rejected: Sequence[Rejected]) -> None:
         before, self.count = self.count, self.count + len(rejected)
+        for one in rejected:
+            reason = alike(one.reason)
+            self.reasons[reason if reason in self.reasons or len(self.reasons) < REASONS else OTHER] += 1
         if self.file is not None:
             self.file.add(rejected)
         if before.bit_length() != self.count.bit_length():

@@ -1,8 +1,7 @@
-"""A model, its schema and its optimizer as a command line names them: FILE.py:FUNCTION, a schema file, a name."""
+"""A model and its optimizer as a command line names them: FILE.py:FUNCTION, a name."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import cadam
 
 from .schema import Schema
 from .validation import check_arguments
+
+LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 
 
 class UsageError(ValueError):
@@ -41,14 +42,6 @@ def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
     if not callable(build):
         raise UsageError(f"{file} has no function {name!r}")
     return module, build
-
-
-def schema_of(options: argparse.Namespace, module: ModuleType) -> Schema:
-    """The schema of --schema, else of the model's file."""
-    schema = Schema.read(options.schema) if options.schema else getattr(module, "SCHEMA", None)
-    if not isinstance(schema, Schema):
-        raise UsageError(f"{options.model.rpartition(':')[0]} has no SCHEMA, and --schema is not given")
-    return schema
 
 
 def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:

@@ -18,7 +18,7 @@ class Portion:
     """
 
     def __init__(self, source: Source, events: int | None) -> None:
-        self.source, self.left = source, events
+        self.source, self.events, self.left = source, events, events
         self.rest: Batch | None = None
         self.given = False
         """Whether it had anything to give."""
@@ -34,6 +34,13 @@ class Portion:
             yield self._cut(batch) if isinstance(batch, Batch) else batch
             if self.left == 0:
                 return
+
+    @property
+    def share(self) -> float | None:
+        """Of what it has to give, the share that it has given."""
+        if self.events is None or self.left is None:
+            return getattr(self.source, "share", None)
+        return 1 - self.left / max(1, self.events)
 
     def _cut(self, batch: Batch) -> Batch:
         """As much of the batch as is left to give. Labels on their own go with its last event."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ..alignment import Alignment, Ratio, Writer
+from . import exposition
 from .progress import LogLoss
 
 if TYPE_CHECKING:
@@ -32,28 +33,37 @@ HEAD = (
     ("events/s", 10),
     ("lag", 8),
 )
-BEFORE_0_2 = {"rejected": ("set_aside",), "orphan_labels": ("strange_labels",)}
-"""Old names under which Prometheus finds a metric too, until version 0.3."""
 UNDER = ("", "loss", "last", "best", "last", "touched", "", "", "", "s")
 
 
+LEGEND = """\
+average loss: log loss so far; since last: since the line before; constant best: that of the best constant prediction
+aligned: share of touched elements whose gradient and momentum agree; pending: events that wait for their label
+lag: seconds between the time of the newest event and now"""
+
+
 class Console:
-    """A line each time the number of events has doubled: the log loss so far and since the last line, beside what the
-    best constant would have had, known only afterwards; the share of touched elements that aligned since the last line.
+    """A line each time the number of events has doubled, and each `seconds`: the log loss so far and since the last
+    line, beside what the best constant would have had, known only afterwards; the share of touched elements that
+    aligned since the last line. On a terminal, below it, how far it is and what time is left, where there is an end.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, seconds: float = 30.0, legend: bool = False) -> None:
         self.stream = stream or sys.stdout
+        self.seconds, self.legend, self.said = seconds, legend, time.monotonic()
+        self.bar = Bar(self.stream) if self.stream.isatty() else None
         self.next = 0
         self.last = LogLoss()
         self.window = Window()
 
     def __call__(self, learner: Learner) -> None:
         self._head(learner)
-        if learner.events >= self.next:
+        if learner.events >= self.next or time.monotonic() - self.said >= self.seconds:
             self._line(learner)
             while self.next <= learner.events:
                 self.next *= 2
+        if self.bar is not None:
+            self.bar.show(learner)
 
     def end(self, learner: Learner) -> None:
         """The last line, the metrics that were asked for, and what aligned by parameter, if anything was learnt."""
@@ -75,12 +85,15 @@ class Console:
         """Above the first line."""
         if not self.next:
             self.next = 1 << max(6, learner.resumed_at.bit_length())
+            if self.legend:
+                print(LEGEND, file=self.stream)
             for names in (tuple(name for name, _ in HEAD), UNDER):
                 self._print(names)
 
     def _line(self, learner: Learner) -> None:
         progress, health = learner.progress, learner.health()
         since = progress - self.last
+        self.said = time.monotonic()
         self.last = replace(progress)
         aligned = self.window.since(learner).total.over_touched
         losses = (progress.mean, since.mean, progress.best_constant, since.best_constant)
@@ -98,7 +111,43 @@ class Console:
 
     def _print(self, values: tuple[str, ...]) -> None:
         cells = (f"{value:>{width}}" for value, (_, width) in zip(values, HEAD, strict=True))
+        if self.bar is not None:
+            self.bar.clear()
         print("".join(cells), file=self.stream, flush=True)
+
+
+class Bar:
+    """How much of the data has been read and what time is left, in the last line of a terminal."""
+
+    WIDTH, EVERY = 30, 0.2
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.shown = stream, 0.0
+        self.began: tuple[float, float] | None = None
+
+    def show(self, learner: Learner) -> None:
+        """Draw it anew, at most five times a second; nothing where the data has no end that is known."""
+        share, now = learner.share_read(), time.monotonic()
+        if share is None or now - self.shown < self.EVERY:
+            return
+        self.began = self.began or (now, share)
+        done, seconds = share - self.began[1], now - self.began[0]
+        left = f", {_span(seconds * (1 - share) / done)} left" if done > 0 and seconds > 1 else ""
+        full = int(self.WIDTH * share)
+        self.stream.write(
+            f"\r\x1b[K[{'=' * full}{' ' * (self.WIDTH - full)}] {share:.0%}, {learner.events:,} events{left}"
+        )
+        self.stream.flush()
+        self.shown = now
+
+    def clear(self) -> None:
+        self.stream.write("\r\x1b[K")
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _number(value: float, form: str) -> str:
@@ -140,7 +189,7 @@ class Scalars:
         self.written = learner.events
         for name, value in {**learner.metrics(), **learner.health()}.items():
             if math.isfinite(value) and not name.startswith("alignment"):
-                self.writer.add_scalar(f"online/{_plain(name)}", value, learner.events)
+                self.writer.add_scalar(f"online/{exposition.plain(name)}", value, learner.events)
         self.window.since(learner).write(self.writer, learner.events, parameters=True)
 
 
@@ -151,6 +200,7 @@ class Prometheus:
     """
 
     def __init__(self, path: Path | str, seconds: float = 10.0) -> None:
+        exposition.check_installed()
         self.path, self.seconds = Path(path), seconds
         self.written, self.said = -math.inf, False
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,28 +223,5 @@ class Prometheus:
 
     @staticmethod
     def text(learner: Learner) -> str:
-        lines = []
-        for name, value in {**learner.metrics(), **learner.health()}.items():
-            if not name.startswith("alignment"):
-                for exposed in (_plain(name), *BEFORE_0_2.get(name, ())):
-                    lines += [f"# TYPE cadam_{exposed} gauge", f"cadam_{exposed} {_exposed(value)}"]
-        for over in ("over_all", "over_touched"):
-            rows = {_quoted(name): getattr(ratio, over) for name, ratio in learner.alignment().items()}
-            if rows:
-                lines.append(f"# TYPE cadam_alignment_{over} gauge")
-            lines += [f'cadam_alignment_{over}{{parameter="{name}"}} {_exposed(value)}' for name, value in rows.items()]
-        return "\n".join(lines) + "\n"
-
-
-def _plain(name: str) -> str:
-    """A name of letters, digits and underscores."""
-    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-
-
-def _quoted(text: str) -> str:
-    """The value of a label, as it stands between quotes."""
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _exposed(value: float) -> str:
-    return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN" if math.isnan(value) else repr(value))
+        new = exposition.families(learner)
+        return exposition.text([*new, *exposition.before_0_3(learner, new)])

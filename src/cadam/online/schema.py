@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,12 @@ LARGEST = 1e19
 stand still for ever."""
 EXACT = 2**53  # up to here a float is exactly the whole number that was meant
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?")
+_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?(\?)?")
+_CLOCK = re.compile(r"clock(?::(.+?))?(\?)?")
+_WORDS = re.compile(r"[^\s|,;\[\]{}()\"']+")
+UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""Of times that are numbers: how many make a second."""
+HOURS, DAYS = 24, 7
 
 
 @dataclass(frozen=True)
@@ -34,26 +41,104 @@ class Kind:
 
     ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or
     a text, hashed to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]``
-    after it, a list of K such values. Ids and users are ``integer`` or ``text``.
+    after it, a list of K such values. ``clock``, or ``clock:FORM``: a time, see `Schema.time`, as its hour (0 to 23)
+    and 24 plus its day of the week (24, Monday, to 30). Ids and users are ``integer`` or ``text``.
+
+    With ``?`` at the end the value may be missing: a number is then nan; of the others a missing one has place 0, and
+    the rest move up by one (N counts place 0, too). A list with ``?`` may be shorter than K, its end is then missing,
+    or longer, then its first K count; text is taken for a list of its words.
     """
 
     name: str
     size: int = 0
     length: int = 0
+    optional: bool = False
+    form: str = ""
 
     @classmethod
     def of(cls, text: str) -> Kind:
+        if match := _CLOCK.fullmatch(text):
+            form, optional = match.groups()
+            return cls("clock", HOURS + DAYS + bool(optional), 2, bool(optional), _form(form or ""))
         match = _KIND.fullmatch(text)
         if match is None:
-            raise ValueError(f"unknown kind {text!r}: number, category:N or hash:N, with [K] for a list of K")
-        name, size, length = match.groups()
-        if (size is not None and int(size) > 0) != (name in ("category", "hash")):
-            raise ValueError(f"kind {text!r}: category and hash need a size above 0, as in category:1000, others none")
-        return cls(name, int(size or 0), int(length or 0))
+            raise ValueError(
+                f"unknown kind {text!r}: number, category:N, hash:N or clock, with [K] for a list of K, and ? at the "
+                "end where values may be missing"
+            )
+        name, size, length, optional = match.groups()
+        if (size is not None and int(size) > bool(optional)) != (name in ("category", "hash")):
+            least = "above 1 with ?" if optional else "above 0"
+            raise ValueError(f"kind {text!r}: category and hash need a size {least}, as in category:1000, others none")
+        return cls(name, int(size or 0), int(length or 0), bool(optional))
+
+    def __str__(self) -> str:
+        if self.name == "clock":
+            return f"clock{f':{self.form}' if self.form else ''}{'?' * self.optional}"
+        size, length = f":{self.size}" if self.size else "", f"[{self.length}]" if self.length else ""
+        return f"{self.name}{size}{length}{'?' * self.optional}"
 
     @property
     def dtype(self) -> Any:
         return {"number": np.float32, "time": np.float64, "text": object}.get(self.name, np.int64)
+
+
+def _form(text: str) -> str:
+    """A form of times: empty or one of `UNITS` for numbers, ``iso``, or as strptime has it."""
+    if text not in ("", "iso", *UNITS) and "%" not in text:
+        raise ValueError(f"unknown form of times {text!r}: {', '.join(UNITS)}, iso, or as in %d/%m/%Y %H:%M")
+    return text
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the label is made of: a column as it is, or whether it compares so with a value."""
+
+    column: str
+    compare: str = ""
+    value: str | float = ""
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        """From ``click``, ``rating>=4``, ``status==sold`` and the like."""
+        match = re.fullmatch(r"(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+)", text)
+        if match is None:
+            return cls(text)
+        column, compare, value = match.groups()
+        try:
+            return cls(column, compare, float(value))
+        except ValueError:
+            if compare not in ("==", "!="):
+                raise ValueError(f"label {text!r}: {value!r} is not a number; text can only be == or !=") from None
+            return cls(column, compare, value.strip("'\""))
+
+    def labels(self, values: Sequence[Any] | Array, text: bool) -> tuple[Array, dict[int, str]]:
+        """Labels from the column's values, as `convert` gives them."""
+        if not self.compare:
+            return convert(_clicked(values, text), Kind("number"), text)
+        if isinstance(self.value, str):
+            same = [None if v is None else float(_plain_text(v) == self.value) for v in values]
+            array, bad = convert(same, Kind("number"))
+            return (1 - array if self.compare == "!=" else array), bad
+        numbers, bad = convert(_clicked(values, text), Kind("time"), text)
+        with np.errstate(invalid="ignore"):
+            found = COMPARE[self.compare](numbers, self.value).astype(np.float32)
+        found[np.isnan(numbers)] = np.nan
+        return found, bad
+
+
+COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def _plain_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
 class RejectedError(Exception):
@@ -74,12 +159,17 @@ class Schema:
     Args:
         features: kind of each feature by name, see `Kind`; the names are the model's arguments.
         label: the field of the label, a number from `lowest` to `highest`, true or false; it may be missing, and come
-            later.
+            later. ``rating>=4`` or ``status==sold`` makes a label of a field, with >=, <=, >, <, == and !=.
         id: the field of the event's id, ``name`` for integers or ``name:text``; None: events are numbered, and
             labels can only come with them.
         user: the field of the user, as with id.
-        time: the field of the time, a number (seconds).
+        time: the field of the time: ``name`` for a number (seconds), or ``name:FORM``, where the form is ms, us or ns
+            for other numbers, iso for text such as 2013-01-31T10:00:00Z, or as strptime has it, %d/%m/%Y %H:%M. Times
+            without a zone are UTC.
         binary: whether labels have to be 0 or 1, as the metrics that rank events need them.
+        separator: between the fields of CSV.
+        header: the names of the columns of CSV whose first line is data; None: the first line names them.
+        missing: what is written in CSV where a value is missing, beside nothing, as in ``["NA"]``.
     """
 
     features: Mapping[str, str]
@@ -90,7 +180,11 @@ class Schema:
     lowest: float = 0.0
     highest: float = 1.0
     binary: bool = False
+    separator: str = ","
+    header: Sequence[str] | None = None
+    missing: Sequence[str] = ()
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
+    target: Target = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         kinds = {}
@@ -101,20 +195,43 @@ class Schema:
             if kinds[name].name in ("integer", "text"):
                 raise ValueError(f"feature {name!r} is of kind {text!r}: number, category:N or hash:N are for features")
         object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "target", Target.of(self.label))
         for key in (self.id, self.user):
             if key is not None:
                 _key(key)
+        if self.time is not None:
+            _time(self.time)
+        if len(self.separator) != 1:
+            raise ValueError(f"the separator of CSV is one character, got {self.separator!r}")
 
     @classmethod
     def read(cls, path: Path | str) -> Schema:
-        """A schema from a JSON file with the fields of this class."""
-        content = json.loads(Path(path).read_text())
+        """A schema from a JSON file with the fields of this class; ``ignored`` is for people, and not looked at."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from error
         if not isinstance(content, dict):
             raise ValueError(f'{path}: a schema is an object, as in {{"features": {{"price": "number"}}}}')
-        unknown = content.keys() - {"features", "label", "id", "user", "time", "lowest", "highest", "binary"}
+        content.pop("ignored", None)
+        unknown = content.keys() - {part.name for part in fields(cls) if part.init}
         if unknown:
             raise ValueError(f"{path}: unknown fields {', '.join(sorted(unknown))}")
-        return cls(**content)
+        try:
+            return cls(**content)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        """What `Schema(**settings)` makes it of, without what is as by default."""
+        given = {part.name: (part.default, getattr(self, part.name)) for part in fields(self) if part.init}
+        return {name: value for name, (default, value) in given.items() if default is MISSING or value != default}
+
+    def write(self, path: Path | str, **more: Any) -> None:
+        """A JSON file that `read` takes; `more` is put beside."""
+        text = json.dumps({**self.settings(), **more}, indent=2, ensure_ascii=False)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     # From records, one dict an event -------------------------------------------------------------------------
 
@@ -131,13 +248,15 @@ class Schema:
         A record with the id and a label, but none of the features, is a label on its own.
         """
         if text:
-            records = [{k: v for k, v in record.items() if v != ""} for record in records]
+            nothing = {"", *self.missing}
+            records = [{k: v for k, v in record.items() if v not in nothing} for record in records]
         values = {name: [record.get(name) for record in records] for name in self.fields()}
         return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
 
     def fields(self) -> list[str]:
         named = [_key(name)[0] for name in (self.id, self.user) if name is not None]
-        return list(dict.fromkeys([*self.features, self.label, *named, *([self.time] if self.time else [])]))
+        times = [_time(self.time)[0]] if self.time is not None else []
+        return list(dict.fromkeys([*self.features, self.target.column, *named, *times]))
 
     # From columns --------------------------------------------------------------------------------------------
 
@@ -154,19 +273,22 @@ class Schema:
         missing: list[Any] = [None] * count
         bad: dict[int, str] = {}
 
-        def column(name: str, kind: Kind, *, needed: bool) -> Array:
-            array, problems = convert(values.get(name, missing), kind, text)
+        def note(name: str, problems: Mapping[int, str], needed: bool) -> None:
             for row, problem in problems.items():
                 if problem or needed:
                     bad.setdefault(row, f"{name}: {problem}" if problem else f"missing field {name!r}")
+
+        def column(name: str, kind: Kind) -> Array:
+            array, problems = convert(values.get(name, missing), kind, text)
+            note(name, problems, needed=True)
             return array
 
         ids = users = time = None
         if self.id is not None:
             name, kind = _key(self.id)
-            ids = column(name, kind, needed=True)
-        values = {**values, self.label: _clicked(values.get(self.label, missing), text)}
-        label = column(self.label, Kind("number"), needed=False)
+            ids = column(name, kind)
+        label, problems = self.target.labels(values.get(self.target.column, missing), text)
+        note(self.target.column, problems, needed=False)
         with np.errstate(invalid="ignore"):
             outside = np.flatnonzero((label < self.lowest) | (label > self.highest))
         for row in outside.tolist():
@@ -178,10 +300,10 @@ class Schema:
         label_rejected = {row: reason for row, reason in bad.items() if alone[row]}
         if self.user is not None:
             name, kind = _key(self.user)
-            users = column(name, kind, needed=True)
+            users = column(name, kind)
         if self.time is not None:
-            time = column(self.time, Kind("time"), needed=True)
-        features = {name: column(name, kind, needed=True) for name, kind in self.kinds.items()}
+            time = column(*_time(self.time))
+        features = {name: column(name, kind) for name, kind in self.kinds.items()}
         # What a label on its own lacks is no fault of it.
         bad = {**{row: reason for row, reason in bad.items() if not alone[row]}, **label_rejected}
         show = raw or (lambda row: _shown({name: v[row] for name, v in values.items()}))
@@ -250,6 +372,12 @@ def _key(text: str) -> tuple[str, Kind]:
     return name, Kind(kind or "integer")
 
 
+def _time(text: str) -> tuple[str, Kind]:
+    """Name and kind of the time: ``name`` or ``name:FORM``."""
+    name, _, form = text.partition(":")
+    return name, Kind("time", form=_form(form))
+
+
 def _text_of(records: Sequence[Mapping[str, Any]], raw: Sequence[str | bytes] | None) -> Callable[[int], str]:
     def show(row: int) -> str:
         if raw is None:
@@ -289,8 +417,14 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
 
     Rows that are not of their kind have some value of the right type: nan for numbers, 0 or '' for others.
     """
+    if kind.name == "clock":
+        return _clock(values, kind, text)
     if kind.length:
         return _lists(values, kind, text)
+    if kind.optional:
+        return _optional(values, kind, text)
+    if kind.form:
+        return _moments(values, kind, text)
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
         fast = _from_array(values, kind)
     else:
@@ -358,8 +492,74 @@ def _from_array(values: Array, kind: Kind) -> tuple[Array, dict[int, str]] | Non
     return None
 
 
+def _optional(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array, dict[int, str]]:
+    """Values some of which may be missing; nan is missing, too."""
+    plain = replace(kind, optional=False, size=max(kind.size - 1, 0))
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        missing = np.isnan(values)
+    elif isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        missing = np.zeros(len(values), dtype=bool)
+    else:
+        missing = np.fromiter((v is None or v != v for v in values), bool, len(values))
+    if missing.any():
+        there = next((v for v, gone in zip(values, missing.tolist(), strict=True) if not gone), 0)  # in their place
+        if isinstance(values, np.ndarray):
+            values = np.where(missing, there, values)
+        else:
+            values = [there if gone else v for v, gone in zip(values, missing.tolist(), strict=True)]
+    array, bad = convert(values, plain, text)
+    if kind.name != "number":
+        array = array + 1
+    array[missing] = np.nan if kind.name == "number" else 0
+    return array, {row: problem for row, problem in bad.items() if not missing[row]}
+
+
+def _clock(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array, dict[int, str]]:
+    seconds, bad = convert(values, Kind("time", form=kind.form), text)
+    known = ~np.isnan(seconds)
+    array = np.zeros((len(seconds), 2), dtype=np.int64)
+    whole = seconds[known].astype(np.int64)
+    array[known] = np.stack([whole // 3600 % HOURS, HOURS + (whole // 86400 + 3) % DAYS], 1) + kind.optional
+    if kind.optional:
+        bad = {row: problem for row, problem in bad.items() if problem}
+    return array, bad
+
+
+def _moments(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array, dict[int, str]]:
+    """Seconds since 1970 from times of a form; a date or time that Python has is one of any."""
+    if kind.form in UNITS:
+        numbers, bad = convert(values, Kind("time"), text)
+        return numbers / UNITS[kind.form], bad
+    array, bad = np.full(len(values), math.nan), {}
+    known: dict[Any, float | str] = {None: ""}
+    for row, value in enumerate(values):
+        if isinstance(value, Unreadable):
+            bad[row] = value.reason
+            continue
+        if value not in known:
+            known[value] = _moment(value, kind.form)
+        if isinstance(found := known[value], str):
+            bad[row] = found
+        else:
+            array[row] = found
+    return array, bad
+
+
+def _moment(value: Any, form: str) -> float | str:
+    """Seconds since 1970, or why there are none."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        try:
+            written = str(value).strip()
+            value = datetime.fromisoformat(written) if form == "iso" else datetime.strptime(written, form)
+        except ValueError:
+            return f"{str(value)[:40]!r} is no time of the form {form}"
+    return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
+
+
 def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array, dict[int, str]]:
-    single = Kind(kind.name, kind.size)
+    single = replace(kind, length=0)
     bad: dict[int, str] = {}
     if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == kind.length:
         flat: Sequence[Any] | Array = values.reshape(-1)
@@ -368,7 +568,9 @@ def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array
         flat, count = [], len(values)
         filler = [None] * kind.length
         for row, value in enumerate(values):
-            if text and isinstance(value, str):
+            if kind.optional and not isinstance(value, Unreadable):
+                value = _filled(value, kind.length)
+            elif text and isinstance(value, str):
                 value = value.split()
             if isinstance(value, (list, tuple, np.ndarray)) and len(value) == kind.length:
                 flat.extend(value)
@@ -387,6 +589,17 @@ def _lists(values: Sequence[Any] | Array, kind: Kind, text: bool) -> tuple[Array
     return array.reshape(count, kind.length), bad
 
 
+def _filled(value: Any, length: int) -> Any:
+    """A list of the length, or what is none: text as its words, short ones filled with what is missing."""
+    if value is None:
+        value = []
+    elif isinstance(value, str):
+        value = _WORDS.findall(value)
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return value
+    return [*value[:length], *[None] * (length - len(value))]
+
+
 def _value(value: Any, kind: Kind, text: bool) -> Any:
     """One value of the kind; `RejectedError` says what is wrong with it."""
     if isinstance(value, np.generic):
@@ -402,6 +615,8 @@ def _value(value: Any, kind: Kind, text: bool) -> Any:
         value = _read_number(value, kind)
     if kind.name in ("number", "time"):
         return _number(value, kind)
+    if isinstance(value, bool) and kind.name in ("category", "hash"):
+        value = int(value)
     if isinstance(value, float):
         if not value.is_integer():
             raise RejectedError(f"{value} is not a whole number")

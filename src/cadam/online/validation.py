@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -12,15 +13,15 @@ from torch import nn
 
 from .schema import Schema
 from .sources import LinesSource, ParquetSource, RedisSource, Source
-from .sources.lines import csv_names
+from .sources.lines import csv_names, open_binary
 from .sources.parquet import parquet_files
 from .sources.record import json_record, repeated
+from .sources.uri import PARQUET
+
+logger = logging.getLogger("cadam.online")
 
 LOOKED_AT = 1000
 """Records, or files of a folder, whose fields are looked at."""
-
-PARQUET = b"PAR1"
-"""What Parquet files begin with."""
 
 
 class MismatchError(ValueError):
@@ -82,9 +83,9 @@ def _columns(source: Source) -> Iterator[str]:
     elif isinstance(source, LinesSource) and source.fields is not None:
         yield from source.fields
     elif isinstance(source, LinesSource) and not source.pipe:
-        with open(source.path, "rb") as file:
+        with open_binary(source.path, buffered=True) as file:
             if source.format == "csv":
-                yield from csv_names(file.readline(source.longest))
+                yield from csv_names(file.readline(source.longest), source.schema.separator)
             else:
                 lines = iter(lambda: file.readline(source.longest), b"")
                 yield from _record_columns(islice(lines, LOOKED_AT), json_record)
@@ -112,6 +113,10 @@ def _redis_columns(source: RedisSource) -> Iterator[str]:
         return  # it is waited for
     except redis.ResponseError as error:
         raise MismatchError(source.refused(error)) from error
+    if not entries and not source.client.exists(source.stream):
+        if not source.follow:
+            raise MismatchError(source.absent())
+        logger.warning("%s; it is waited for", source.absent())
     yield from _record_columns(entries, lambda entry: source._record(*entry).read(source.longest))
 
 

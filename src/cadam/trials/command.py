@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, stop_printing
 from . import console, palette, report, runner
+from .archive import replace_file
 from .cache import Cache
 from .scoreboard import Scoreboard
 
@@ -102,7 +105,10 @@ def command_of(request: runner.Request, cache: Path) -> str:
 
 
 def summary_lines(request: runner.Request, cache: Path) -> list[str]:
-    """The verdict, and that of each row with its difference, no wider than the terminal but for what is to be typed."""
+    """What came out, no wider than the terminal but for what is to be typed.
+
+    Where there is a recommendation, that and its reasons; else the verdict, and that of each row with its difference.
+    """
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
     if not request.complete:
@@ -110,16 +116,68 @@ def summary_lines(request: runner.Request, cache: Path) -> list[str]:
         lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
         return [*lines, f"  {command_of(request, cache)}"]
     summary = experiment.summary(request.results)
-    if experiment.claim:
-        lines += _wrapped("  paper:    ", experiment.claim)
-    lines += _wrapped("  meaning:  ", experiment.measure)
-    lines += _wrapped("  measured: ", summary.verdict)
+    for recommendation in summary.recommendations:
+        lines += _wrapped("", recommendation.headline)
+        for reason in recommendation.reasons:
+            lines += _wrapped("  - ", reason)
+    if not summary.recommendations:
+        if experiment.claim:
+            lines += _wrapped("  paper:    ", experiment.claim)
+        lines += _wrapped("  meaning:  ", experiment.measure)
+        lines += _wrapped("  measured: ", summary.verdict)
     for warning in summary.warnings:
         lines += _wrapped("  beware:   ", warning)
+    if summary.recommendations:
+        main = {id(recommendation.verdict) for recommendation in summary.recommendations}
+        others = {name: verdict for name, verdict in summary.verdicts.items() if id(verdict) not in main}
+        return [*lines, *(line for name, verdict in others.items() for line in _wrapped("  ", f"{name}: {verdict}"))]
     for row in summary.rows:
         difference = f" ({row.interval})" if row.interval else ""
         lines += _wrapped("  - ", f"{row.what}: {row.verdict or row.measured}{difference}")
     return lines
+
+
+def as_json(request: runner.Request) -> dict[str, Any]:
+    """What there is of an experiment, for `--json`."""
+    head = {
+        "experiment": request.experiment.name,
+        "title": request.experiment.title,
+        "scale": request.plan.scale,
+        "seeds": request.plan.seeds,
+        "complete": request.complete,
+        "cells": len(request.results),
+        "failed": [str(cell) for cell in request.failed],
+        "seconds": request.results.seconds,
+    }
+    if not request.complete:
+        return head
+    summary = request.experiment.summary(request.results)
+    verdicts = {
+        name: {
+            "verdict_kind": verdict.kind,
+            "conflicting": verdict.conflicting,
+            "verdict": str(verdict),
+            "action": verdict.action,
+        }
+        for name, verdict in summary.verdicts.items()
+    }
+    found = {
+        "recommendations": [recommendation.as_json() for recommendation in summary.recommendations],
+        "verdict": summary.verdict,
+        "verdicts": verdicts,
+        "warnings": list(summary.warnings),
+        "rows": [asdict(row) for row in summary.rows],
+    }
+    return {**head, **_finite(found)}
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no nan and no inf: null."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _wrapped(head: str, text: str) -> list[str]:
@@ -147,21 +205,26 @@ def can_draw() -> bool:
     return True
 
 
-def write_page(requests: Sequence[runner.Request], heading: report.Heading, output: Path) -> None:
+def write_page(requests: Sequence[runner.Request], heading: report.Heading, output: Path) -> str:
+    """Write the report; where it is and how large, in words."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    text = report.page(requests, heading)
-    output.write_text(text, encoding="utf-8")
-    print(f"report: {output} ({len(text.encode()) / 1e6:.2f} MB)")
+    text = report.page(requests, heading).encode()
+    replace_file(output, text)
+    return f"report: {output} ({len(text) / 1e6:.2f} MB)"
 
 
 def with_scoreboard(
     requests: Sequence[runner.Request],
     board: Scoreboard,
     cache: Cache,
-    heading: report.Heading,
-    options: argparse.Namespace,
+    force: bool,
+    quiet: bool = False,
+    watch: runner.Tell | None = None,
 ) -> int:
-    """Compute, with a line for each seed as it comes in; then say what came out and write the report."""
+    """Compute, with a line for each seed as it comes in; then say what came out. `watch` is told of every cell too."""
+    if quiet:
+        with console.silent(requests) as tell:
+            return run(requests, cache, None, force, _both(tell, watch))
     on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
 
@@ -174,9 +237,15 @@ def with_scoreboard(
                 print(board.text(line), flush=True)
             tell(event)
 
-        code = run(requests, cache, None, options.force, note)
-    print_lines([line for request in requests for line in summary_lines(request, options.cache)])
-    if code == DONE:
-        print()
-        write_page(requests, heading, options.output)
+        code = run(requests, cache, None, force, _both(note, watch))
+    print_lines([line for request in requests for line in summary_lines(request, cache.root)])
     return code
+
+
+def _both(first: runner.Tell, second: runner.Tell | None) -> runner.Tell:
+    def tell(event: runner.Event) -> None:
+        first(event)
+        if second is not None:
+            second(event)
+
+    return tell

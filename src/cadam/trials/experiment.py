@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .verdict import Kind, Verdict
+from .verdict import Kind, Recommendation, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -246,6 +246,8 @@ class Summary:
     warnings: Sequence[str] = ()
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """What decides, by name, where that is more than a row says."""
+    recommendations: Sequence[Recommendation] = ()
+    """What to do, one for each arm, where a user asked for their own stream."""
 
 
 @dataclass(frozen=True)

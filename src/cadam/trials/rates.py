@@ -7,7 +7,7 @@ best, the rate of each seed is chosen on the other seeds: a rate is never chosen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from cadam.intervals import Interval, interval
 
-from .experiment import Results
+from .experiment import Results, Row
 from .statistics import Comparison, NoLearningRateError, compare
 from .verdict import Better
 
@@ -73,10 +73,18 @@ class RateCurve:
         """Is the best rate the lowest or the highest that was run? Then the grid has to be extended."""
         return self.best() in (self.rates[0], self.rates[-1])
 
-    def at_its_best(self) -> dict[int, float]:
-        """The metric by seed, each at the rate that the other seeds choose; with one seed, at the one it has chosen."""
+    def above(self, rate: float) -> float:
+        """The rate that was run which is nearest to three times another."""
+        return min(self.rates, key=lambda r: abs(r / rate - 3))
+
+    def chosen(self) -> dict[int, float]:
+        """By seed the rate that the other seeds choose; with one seed, the one it has chosen."""
         alone = len(self.seeds) == 1
-        return {seed: self.values[self.best(None if alone else seed)][seed] for seed in self.seeds}
+        return {seed: self.best(None if alone else seed) for seed in self.seeds}
+
+    def at_its_best(self) -> dict[int, float]:
+        """The metric by seed, each at the rate chosen for it."""
+        return {seed: self.values[rate][seed] for seed, rate in self.chosen().items()}
 
     def tolerance(self, within: float) -> tuple[float, float]:
         """The lowest and the highest rate around the best whose means lie within so much of the best mean."""
@@ -90,6 +98,18 @@ class RateCurve:
         return rates[low], rates[high]
 
 
+LOWEST, HIGHEST = 1e-7, 10.0
+"""No grid is extended beyond these."""
+
+
+def beyond(curves: Sequence[RateCurve]) -> list[float]:
+    """The next rate beyond each end of the grid at which some curve has its best, in steps of 1, 3, 10, 30 ..."""
+    ends = {curve.best() for curve in curves if curve.best_is_at_an_end}
+    lower = [float(f"{rate / 3:.0e}") for rate in ends if any(rate == curve.rates[0] for curve in curves)]
+    higher = [float(f"{rate * 10 / 3:.0e}") for rate in ends if any(rate == curve.rates[-1] for curve in curves)]
+    return sorted(rate for rate in (*lower, *higher) if LOWEST <= rate <= HIGHEST)
+
+
 def best_against_best(arm: RateCurve, baseline: RateCurve) -> Comparison:
     """Each at its own rate, chosen on the other seeds."""
     return compare(arm.at_its_best(), baseline.at_its_best(), names=(arm.arm, baseline.arm), better=arm.better)
@@ -98,6 +118,20 @@ def best_against_best(arm: RateCurve, baseline: RateCurve) -> Comparison:
 def at_one_rate(arm: RateCurve, baseline: RateCurve, rate: float) -> Comparison:
     """Both at the same rate."""
     return compare(arm.values[rate], baseline.values[rate], names=(arm.arm, baseline.arm), better=arm.better)
+
+
+def tolerance_row(what: str, curve: RateCurve, near: float) -> Row:
+    """The stretch of rates that cost an arm no more than so much, as a line of the table."""
+    low, high = curve.tolerance(near)
+    return Row(
+        f"{what}: {curve.arm} within {near:g} of its best",
+        "",
+        f"{low:g} to {high:g}, best {curve.best():g}",
+        "",
+        len(curve.seeds),
+        0.0,
+        values={"low": low, "high": high, "best": curve.best()},
+    )
 
 
 def draw(axes: Axes, curves: Mapping[str, RateCurve]) -> None:

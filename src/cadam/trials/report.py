@@ -1,7 +1,7 @@
 """The report: one HTML file that holds everything, in the order a reader asks.
 
-Verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes from the
-cells of a cache or an archive.
+What to do, verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes
+from the cells of a cache or an archive.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import palette
 from .experiment import Experiment, Plan, Row
 from .runner import Request
+from .verdict import Kind, Recommendation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,11 +62,12 @@ class Heading:
 
 def page(requests: Sequence[Request], heading: Heading) -> str:
     """The whole report."""
+    overview = "\n".join(_overview(requests)) if len(requests) > 1 else ""
     return _PAGE.format(
         title=escape(heading.title),
         lead="\n".join(f"<p>{escape(text)}</p>" for text in heading.lead),
         colours=_colours(),
-        overview="\n".join(_overview(requests)),
+        overview=f'<ul class="overview">\n{overview}\n</ul>' if overview else "",
         sections="\n".join(_section(request) for request in requests),
     )
 
@@ -94,33 +96,47 @@ def _state(request: Request) -> str:
 
 
 def _section(request: Request) -> str:
-    experiment, plan = request.experiment, request.plan
+    experiment = request.experiment
     parts = [
         f'<section id="{escape(experiment.name)}">',
         f"<h2>{escape(experiment.title)}</h2>",
         f"<p>{escape(experiment.shows)}</p>",
-        _measure(experiment),
     ]
-    if experiment.claim:
-        parts.append(f'<p class="claim"><b>The paper:</b> {escape(experiment.claim)}</p>')
+    claim = f'<p class="claim"><b>The paper:</b> {escape(experiment.claim)}</p>' if experiment.claim else ""
     if request.complete:
         summary = experiment.summary(request.results)
-        parts.append(f'<p class="verdict"><b>Measured:</b> {escape(summary.verdict)}</p>')
-        parts += [f'<p class="warning"><b>Beware:</b> {escape(text)}</p>' for text in summary.warnings]
-        figures = [
+        verdict = f'<p class="verdict"><b>Measured:</b> {escape(summary.verdict)}</p>'
+        warnings = [f'<p class="warning"><b>Beware:</b> {escape(text)}</p>' for text in summary.warnings]
+        first, *others = (
             _figure(svg(figure, f"{experiment.name}-{number}", caption), caption)
             for number, (caption, figure) in enumerate(draw(experiment, request).items(), 1)
-        ]
-        parts += [*figures[:1], _table(summary.rows), *figures[1:]]
+        )
+        said = [_measure(experiment), claim, verdict]
+        if summary.recommendations:
+            parts += [*map(_recommended, summary.recommendations), *warnings, first, *others]
+            parts += ["<details><summary>All numbers</summary>", *said, _table(summary.rows), "</details>"]
+        else:
+            parts += [*said, *warnings, first, _table(summary.rows), *others]
     else:
+        parts += [_measure(experiment), claim]
         parts.append(f'<p class="warning">{escape(_state(request))} The command below goes on from there.</p>')
     if experiment.notes:
         notes = "".join(f"<li>{escape(note)}</li>" for note in experiment.notes)
-        parts.append("<details class='notes'><summary>Choices made here, and slips of the paper</summary>")
+        what = "Choices made here, and slips of the paper" if experiment.claim else "Notes"
+        parts.append(f"<details class='notes'><summary>{what}</summary>")
         parts.append(f"<ul>{notes}</ul></details>")
-    parts.append(f"<pre><code>{escape(command(experiment, plan))}</code></pre>")
+    parts.append(f"<pre><code>{escape(command(experiment, request.plan))}</code></pre>")
     parts.append(f'<p class="facts">{escape(_facts(request))}</p></section>')
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
+
+
+def _recommended(recommendation: Recommendation) -> str:
+    """What to do, with the reasons below."""
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in recommendation.reasons)
+    return (
+        f'<div class="recommendation {recommendation.verdict.kind}"><p><strong>{escape(recommendation.headline)}'
+        f"</strong></p><ul>{reasons}</ul></div>"
+    )
 
 
 def _figure(drawing: str, caption: str) -> str:
@@ -141,18 +157,43 @@ _COLUMNS = {
 """The head of each column, and the label that stands for it on a phone."""
 
 
-def _table(rows: Iterable[Row]) -> str:
+def _table(rows: Sequence[Row]) -> str:
+    """All rows; the column of the paper's numbers only where the paper has one."""
+    columns = {name: label for name, label in _COLUMNS.items() if name != "paper" or any(row.paper for row in rows)}
     lines = []
     for row in rows:
-        measured = (row.measured, row.interval, row.noise_floor, str(row.seeds), row.verdict)
-        texts = (row.what, row.paper or "no number", *measured)
+        texts = dict(
+            zip(
+                _COLUMNS,
+                (
+                    row.what,
+                    row.paper or "no number",
+                    row.measured,
+                    row.interval,
+                    row.noise_floor,
+                    str(row.seeds),
+                    row.verdict,
+                ),
+                strict=True,
+            )
+        )
         cells = (
-            f'<td data-label="{label}">{escape(text)}</td>' if text else '<td class="empty"></td>'
-            for label, text in zip(_COLUMNS.values(), texts, strict=True)
+            f'<td data-label="{label}">{_dot(row.verdict_kind) if name == "verdict" else ""}{escape(texts[name])}</td>'
+            if texts[name]
+            else '<td class="empty"></td>'
+            for name, label in columns.items()
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
-    return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    wide = "" if "paper" in columns else " own"
+    return (
+        f"<div class='table{wide}'><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _dot(kind: Kind | None) -> str:
+    """The colour of a verdict beside its words; none where a line compares nothing."""
+    return "" if kind is None else f'<span class="dot {kind}"></span>'
 
 
 def _facts(request: Request) -> str:
@@ -216,6 +257,7 @@ def _colours() -> str:
     names = f"--ink:var({_variable(palette.INK)});--muted:var({_variable(palette.MUTED)});"
     names += f"--line:var({_variable(palette.GRID)});--paper:var({_variable(palette.PAPER)});"
     names += f"--accent:var({_variable(palette.CADAM)});--warn:var({_variable(palette.ADAM)});"
+    names += f"--good:var({_variable(palette.SERIES[2])});"
     return f":root{{{light}{names}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 
 
@@ -241,12 +283,19 @@ section{{border-top:1px solid var(--line);margin-top:2.5rem;padding-top:1.5rem}}
 .claim,.notes,.facts,figcaption,.reading,.measure{{color:var(--muted)}}
 .verdict{{border-left:4px solid var(--accent);padding-left:.8rem}}
 .warning{{border-left:4px solid var(--warn);padding-left:.8rem}}
+.better{{--kind:var(--good)}} .worse,.diverged{{--kind:var(--warn)}}
+.equivalent{{--kind:var(--accent)}} .inconclusive{{--kind:var(--muted)}}
+.recommendation{{border:1px solid var(--line);border-left:.5rem solid var(--kind);border-radius:.5rem;
+ padding:.4rem 1rem;margin:1rem 0}}
+.recommendation p{{font-size:1.15rem;max-width:none}} .recommendation li{{margin:.2rem 0}}
+.dot{{display:inline-block;width:.6rem;height:.6rem;border-radius:50%;margin-right:.4rem;background:var(--kind)}}
 .table{{overflow-x:auto;margin:1rem 0}}
 table{{border-collapse:collapse;width:100%;font-size:.85rem;font-variant-numeric:tabular-nums}}
 th{{text-align:left;font-weight:600;color:var(--muted);border-bottom:1px solid var(--muted);vertical-align:bottom}}
 th,td{{padding:.35rem .6rem .35rem 0}}
 td{{border-bottom:1px solid var(--line);vertical-align:top}}
-td:nth-child(n+4):nth-child(-n+6){{white-space:nowrap}}
+td:nth-child(n+4):nth-child(-n+6),.own td:nth-child(3){{white-space:nowrap}}
+.own td:nth-child(6){{white-space:normal}}
 figure{{margin:1.5rem 0}} figure div{{overflow-x:auto}}
 svg{{display:block;width:100%;min-width:38rem;height:auto}}
 .hint{{display:none}}
@@ -258,7 +307,7 @@ summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
  table,tbody,tr,td{{display:block}} thead,td.empty{{display:none}}
  tr{{border-bottom:1px solid var(--line);padding:.6rem 0}}
  td{{border:0;padding:.1rem 0 .1rem 6rem;position:relative}}
- td:nth-child(n+4):nth-child(-n+6){{white-space:normal}}
+ td:nth-child(n+3):nth-child(-n+6),.own td:nth-child(3){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
  td:first-child{{font-weight:600;padding-left:0}}
  svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
@@ -268,15 +317,15 @@ summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
 <body>
 <h1>{title}</h1>
 {lead}
-<ul class="overview">
 {overview}
-</ul>
-<p class="reading">How to read the tables: both optimizers run with the same seeds, that is the same starts, data and
+<details class="reading"><summary>How to read the tables</summary>
+<p>Both optimizers run with the same seeds, that is the same starts, data and
 noise, and the difference is taken seed by seed. In brackets is its 95% interval: where it holds 0, no difference was
 seen. The A/A noise floor (A against A: the same against the same) is how far apart two means of the same optimizer were
 when only the seeds differed, and ± how far that may be, 19 times in 20; its true value is 0. A difference below that
 is one that other seeds make as well. Each interval stands for itself: of twenty rows without any difference, one will
 seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each experiment.</p>
+</details>
 {sections}
 </body>
 </html>

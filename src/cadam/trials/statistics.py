@@ -19,7 +19,7 @@ from cadam.intervals import interval as interval
 from cadam.intervals import t_quantile as t_quantile
 
 from .experiment import Results, Row
-from .verdict import KINDS, ONE_SEED, Better, Kind, Verdict, judge
+from .verdict import KINDS, MORE_SEEDS, ONE_SEED, Better, Kind, Verdict, judge
 
 
 class NoLearningRateError(ValueError):
@@ -79,7 +79,8 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        return Verdict(self.kind, self.arm, self.baseline, detail=self._detail())
+        step = MORE_SEEDS if self.kind == "inconclusive" and math.isnan(self.difference.low) else ""
+        return Verdict(self.kind, self.arm, self.baseline, detail=self._detail(), next_step=step)
 
     def _detail(self) -> str:
         if self.kind == "diverged":

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from cadam.intervals import Interval
 
 Better = Literal["lower", "higher"]
 Kind = Literal["better", "worse", "equivalent", "inconclusive", "diverged"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-ONE_SEED = "undecided: one seed; run more (--seeds)"
+Action = Literal["switch", "stay", "no practical difference", "undecided", "not comparable"]
+ACTIONS: Mapping[Kind, Action] = {
+    "better": "switch",
+    "worse": "stay",
+    "equivalent": "no practical difference",
+    "inconclusive": "undecided",
+    "diverged": "not comparable",
+}
+"""What each kind of verdict recommends."""
+MORE_SEEDS = "run more seeds (--seeds)"
+ONE_SEED = f"undecided: one seed; {MORE_SEEDS}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Verdict:
     """What the kind does not say, put behind it."""
     next_step: str = ""
     """What would decide an inconclusive comparison."""
+    more_events: int | None = None
+    """About how many more events would decide, where that can be estimated."""
 
     def __str__(self) -> str:
         return self.said(f"{self.arm} better", f"{self.arm} worse")
@@ -43,16 +55,48 @@ class Verdict:
         return f"{words[self.kind]}{self.detail}"
 
     @property
-    def recommendation(self) -> str:
-        """What to do."""
-        actions: dict[Kind, str] = {
-            "better": f"switch to {self.arm}",
-            "worse": f"stay with {self.baseline}",
-            "equivalent": f"no practical difference, so there is no need to leave {self.baseline}",
-            "inconclusive": f"undecided; {self.next_step or 'more data would tell'}",
-            "diverged": "look at the runs that diverged first, for example at lower learning rates",
+    def action(self) -> Action:
+        return ACTIONS[self.kind]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do, for someone who reads one line; the reasons are for someone who reads five."""
+
+    verdict: Verdict
+    effect: str
+    """What was measured, in one clause: "GAUC is 0.30 points higher (85.20 -> 85.50)"."""
+    reasons: Sequence[str] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers behind it, for `--json`."""
+
+    @property
+    def headline(self) -> str:
+        """The first line of the console and of the page."""
+        verdict = self.verdict
+        step = verdict.next_step or "more data would tell"
+        texts: dict[Kind, str] = {
+            "better": f"Switch to {verdict.arm}: {self.effect}.",
+            "worse": f"Stay with {verdict.baseline}: {self.effect}.",
+            "equivalent": f"No practical difference: {self.effect}.",
+            "inconclusive": f"Undecided: {self.effect}. {step[:1].upper()}{step[1:]}.",
+            "diverged": f"Not comparable{verdict.detail}. Compare again at lower learning rates.",
         }
-        return actions[self.kind]
+        return texts[verdict.kind]
+
+    def as_json(self) -> dict[str, Any]:
+        verdict = self.verdict
+        return {
+            "action": verdict.action,
+            "headline": self.headline,
+            "verdict_kind": verdict.kind,
+            "conflicting": verdict.conflicting,
+            "treatment": verdict.arm,
+            "baseline": verdict.baseline,
+            "more_events": verdict.more_events,
+            "reasons": list(self.reasons),
+            **self.values,
+        }
 
 
 def sign(interval: Interval) -> int:

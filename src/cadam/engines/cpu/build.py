@@ -50,11 +50,25 @@ class NoCompilerError(BuildError):
 
 
 def fingerprint(header: str) -> str:
-    """A hash of the sources and the generated header, to tell a library that is stale."""
+    """A hash of the sources, the generated header and the compiler's flags, to tell a library that is stale."""
     digest = hashlib.sha256(header.encode())
+    digest.update(repr((FLAGS, X86_64)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def checksum_of(library: Path) -> Path:
+    """The file beside a library that holds its checksum."""
+    return library.with_name(f"{library.name}.sha256")
+
+
+def is_whole(library: Path) -> bool:
+    """Is a library what was built? One that is truncated or damaged would end the process that loads it."""
+    try:
+        return checksum_of(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def compiler() -> str:
@@ -98,6 +112,8 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
             _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
         try:
             _run([*command, "-shared", *objects, "-o", str(unfinished)])
+            # First: where there is a library, there is its checksum.
+            checksum_of(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
             unfinished.replace(library)
         finally:
             unfinished.unlink(missing_ok=True)

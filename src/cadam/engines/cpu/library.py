@@ -21,7 +21,7 @@ from .symbols import REQUIRED, torch_symbols
 
 
 class StaleError(UnavailableError):
-    """The library was compiled from other sources than are there now."""
+    """The library was compiled from other sources than are there now, or is damaged."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,15 @@ def _required() -> Words:
 
 
 def _load(path: Path, fingerprint: str) -> Library:
+    if not build.is_whole(path):
+        raise StaleError(f"{path} is not what was built: it is damaged, or its checksum is missing")
     try:
         c = ctypes.CDLL(str(path))
     except OSError as error:
         raise UnavailableError(f"the compiled kernels do not load: {error}") from error
     c.cadam_fingerprint.restype = ctypes.c_char_p
     if c.cadam_fingerprint().decode() != fingerprint:
-        raise StaleError(f"{path} was compiled from other rules or C sources than are there now")
+        raise StaleError(f"{path} was compiled from other rules, C sources or flags than are there now")
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
@@ -116,6 +118,9 @@ def _compiled(name: str, header: str, announced: str = "") -> Library:
 
     try:
         path = build.cached(f"{name}-{fingerprint}.so", make)
+        if not build.is_whole(path):
+            path.unlink()
+            build.cached(path.name, make)
     except (build.BuildError, OSError) as error:
         raise UnavailableError(f"no kernels could be compiled ({name}): {error}") from error
     return _load(path, fingerprint)

@@ -186,10 +186,7 @@ def put_coded(pointers, scales, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
     code = (size - base + (noise << (shift - 16))) >> shift
-    if SIGNED:
-        code = tl.maximum(code, 0) | ((bits >> 24) & 0x80)
-    else:
-        code = tl.maximum(code, tl.minimum(size, 1))
+    code = tl.maximum(code, 0) | ((bits >> 24) & 0x80) if SIGNED else tl.maximum(code, tl.minimum(size, 1))
     code = code.to(tl.uint8)
     if WHOLE:
         tl.store(pointers, code)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...options import switch
 from .. import scalars
 from ..base import Containers, Job, UnavailableError, Words, Work
 from ..cpu.library import Library
@@ -77,8 +78,11 @@ def prepare(work: Work, containers: Containers) -> CudaStep | str:
 
 def turned_off(groups: Sequence[Mapping[str, Any]]) -> str | None:
     """Who does not want steps to be prepared, if anyone."""
-    if os.environ.get("CADAM_PREPARED", "1") == "0":
-        return "CADAM_PREPARED=0 is set"
+    try:
+        if not switch("CADAM_PREPARED"):
+            return f"CADAM_PREPARED={os.environ['CADAM_PREPARED']} is set"
+    except ValueError as error:  # set since an optimizer was made, which refuses it
+        return str(error)
     return "prepared=False was asked for" if any(group.get("prepared") is False for group in groups) else None
 
 

@@ -18,6 +18,7 @@ NEEDS = "Kafka needs confluent-kafka: pip install confluent-kafka"
 QUEUED = 65_536  # kilobytes that the client may fetch ahead
 MADE_ANEW = "it is another topic of that name, or has lost messages"
 LOOK_EVERY = 60.0  # seconds between looks for new partitions
+ELECTION = 30.0  # seconds that a topic without a leader is waited for, as after its broker was restarted
 
 
 def _said(error: Exception) -> str:
@@ -132,16 +133,21 @@ class KafkaSource:
         """Take every partition, each from its position; wait for the brokers if need be."""
         import confluent_kafka as kafka
 
+        began, attempts = time.monotonic(), 0
         while True:
+            attempts += 1
             try:
                 partitions = self._partitions()
             except kafka.KafkaException as error:
-                if not self.follow:
+                electing = error.args[0].code() == kafka.KafkaError.LEADER_NOT_AVAILABLE
+                if not self.follow and not (electing and time.monotonic() - began < ELECTION):
                     raise ConnectionError(
                         f"Kafka cannot be reached at {self.servers}: {error}. Check the address; with follow it is "
                         "waited for"
                     ) from error
-                logger.error("Kafka is away, waiting for it: %s", error)
+                if worth_saying(attempts):
+                    logger.error("Kafka is away, waiting for it: %s", _said(error))
+                time.sleep(self.poll)
                 yield None
                 continue
             gone = sorted(self.offsets.keys() - set(partitions))
@@ -154,8 +160,19 @@ class KafkaSource:
             return
 
     def _partitions(self) -> list[int]:
-        """Those of the topic, as the brokers have them now."""
+        """Those of the topic, as the brokers have them now.
+
+        A broker that has just come back has no leader for a topic, or does not know yet what it had: that is no reason
+        to end, where the topic was there before.
+        """
+        import confluent_kafka as kafka
+
         topic = self.consumer.list_topics(self.topic, timeout=5).topics[self.topic]
+        passing = {kafka.KafkaError.LEADER_NOT_AVAILABLE}
+        if self.follow and self.offsets:
+            passing.add(kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+        if topic.error is not None and topic.error.code() in passing:
+            raise kafka.KafkaException(topic.error)
         if topic.error is not None or not topic.partitions:
             raise FileNotFoundError(f"Kafka has no topic {self.topic!r}: {topic.error}")
         return sorted(topic.partitions)

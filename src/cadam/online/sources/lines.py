@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import glob
+import gzip
 import hashlib
+import io
 import json
 import logging
 import os
@@ -30,8 +32,9 @@ KNOWN_BY = 4096  # bytes before the position, by which a file is known again
 class LinesSource:
     """A line is an event. A line that is too long, or cannot be read, is rejected.
 
-    CSV has its field names in the first line unless `fields` gives them, numbers are written as usual, an empty field
-    is a missing one, and quoted fields cannot hold line breaks.
+    CSV has its field names in the first line unless `fields` or the schema's header gives them, the schema's separator
+    between fields, numbers are written as usual, an empty field is a missing one, and quoted fields cannot hold line
+    breaks. A file whose name ends in .gz is decompressed; it cannot be followed.
 
     The last line of a file may still be in the writing while it has no line break at its end. Such a line is left for a
     later run, with a warning, unless it is a whole JSON object: of CSV nobody can tell a number from half of it.
@@ -65,11 +68,17 @@ class LinesSource:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.path, self.schema, self.format = str(path), schema, format
+        if fields is None and format == "csv" and schema.header is not None:
+            fields = list(schema.header)
         self.fields, self.batch_size, self.follow = fields, batch_size, follow
         self.patience, self.longest, self.poll = patience, longest, poll
         self.pipe = self.path == "-"
         if not self.pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
+        if follow and is_compressed(path):
+            raise ValueError(
+                f"{path} is compressed and cannot be followed: follow the file that is written, or leave out"
+            )
         self._check_fields()
         self.headless = fields is not None or format == "jsonl"
         self.file = 0 if self.pipe else os.stat(path).st_ino  # by which the system knows it
@@ -78,12 +87,13 @@ class LinesSource:
         self.offset = self.line = 0  # bytes and lines of what was given so far
         self.before = b""  # the last of these bytes
         self.unfinished = 0  # bytes of the last line, if it was left
+        self.share: float | None = None  # of the file that has been read, if it has an end
 
     def __iter__(self) -> Iterator[Batch | None]:
         anew = False
         while True:
             try:
-                descriptor = sys.stdin.fileno() if self.pipe else os.open(self.opened, os.O_RDONLY)
+                file = open_binary(self.opened)
             except FileNotFoundError:
                 if not anew:
                     raise
@@ -93,31 +103,30 @@ class LinesSource:
             self.over = False
             try:
                 if not self.pipe:
-                    self._go_to_position(descriptor, anew)
-                yield from self._batches(descriptor)
+                    self._go_to_position(file, anew)
+                yield from self._batches(file)
             finally:
-                if not self.pipe:
-                    os.close(descriptor)
+                file.close()
             if not self.over:
                 return
             self.opened, anew = self.path, True
 
-    def _go_to_position(self, descriptor: int, anew: bool) -> None:
+    def _go_to_position(self, file: Any, anew: bool) -> None:
         """A new file that begins as the old one did is the old one with more at its end; another is read as a whole."""
-        if _before(descriptor, self.offset) != self.before:
+        if _before(file, self.offset) != self.before:
             if not anew:
                 raise ValueError(self._another(self.offset))
             self.offset = self.line = 0
             self.before = b""
             if not self.headless:
                 self.fields = None
-        self.file = os.fstat(descriptor).st_ino
-        os.lseek(descriptor, self.offset, os.SEEK_SET)
+        self.file = os.fstat(file.fileno()).st_ino
+        file.seek(self.offset)
 
-    def _batches(self, descriptor: int) -> Iterator[Batch | None]:
+    def _batches(self, file: Any) -> Iterator[Batch | None]:
         lines: list[tuple[bytes, int]] = []
         since = time.monotonic()
-        for line in self._lines(descriptor):
+        for line in self._lines(file):
             if line is not None and self.format == "csv" and self.fields is None:
                 self._header(*line)
                 continue
@@ -140,17 +149,17 @@ class LinesSource:
                 *(self.opened, self.line + 1, self.unfinished),
             )
 
-    def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int] | None]:
+    def _lines(self, file: Any) -> Iterator[tuple[bytes, int] | None]:
         """Lines with their sizes; None when there is nothing at the moment. Of too long ones only beginning and end."""
         held, size = b"", 0  # of a line that is not complete
         self.unfinished, place, before = 0, self.offset, self.before
         replaced = False
         while True:
-            if self.pipe and not select.select([descriptor], [], [], self.poll)[0]:
+            if self.pipe and not select.select([file], [], [], self.poll)[0]:
                 yield None
                 continue
             follow = self.follow and not self.pipe
-            if follow and _before(descriptor, place) != before:
+            if follow and _before(file, place) != before:
                 logger.error(
                     "%s was cut off or written anew after byte %d, where it had been read up to: it is read from its "
                     "beginning, and what was not read by then is lost",
@@ -158,10 +167,10 @@ class LinesSource:
                 )
                 self.over = True
                 return
-            data = os.read(descriptor, READ)
+            data = file.read(READ) or b""
             if not data:
                 if follow and not replaced:
-                    replaced = self._replaced(descriptor)
+                    replaced = self._replaced(file)
                     if not replaced:
                         yield None
                         time.sleep(self.poll)
@@ -176,6 +185,9 @@ class LinesSource:
                 elif size:
                     self.unfinished = size
                 return
+            if not self.pipe and not self.follow:
+                raw = getattr(file, "fileobj", file)  # of a compressed file
+                self.share = raw.tell() / max(1, os.fstat(file.fileno()).st_size)
             place, before = place + len(data), (before + data)[-KNOWN_BY:]
             *complete, rest = data.split(b"\n")
             for part in complete:
@@ -185,13 +197,13 @@ class LinesSource:
             if size > self.longest:
                 held = held[: self.longest] + held[self.longest :][-KNOWN_BY:]
 
-    def _replaced(self, descriptor: int) -> bool:
+    def _replaced(self, file: Any) -> bool:
         """Whether another file is under the path by now, and not an empty one: until then the old may get more."""
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return there.st_size > 0 and not os.path.samestat(there, os.fstat(descriptor))
+        return there.st_size > 0 and not os.path.samestat(there, os.fstat(file.fileno()))
 
     def _went_by(self, lines: Sequence[tuple[bytes, int]]) -> None:
         """The position moves behind the lines."""
@@ -210,7 +222,7 @@ class LinesSource:
     def _header(self, text: bytes, size: int) -> None:
         """The first line of CSV: the names of the fields."""
         self._went_by([(text, size)])
-        self.fields = csv_names(text)
+        self.fields = csv_names(text, self.schema.separator)
         missing = [name for name in self.schema.features if name not in self.fields]
         if missing:
             raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
@@ -252,7 +264,7 @@ class LinesSource:
         if self.format == "jsonl":
             return json_record(text)
         line = text.decode().rstrip("\r")
-        values = next(csv.reader([line], strict=True)) if '"' in line else line.split(",")
+        values = split(line, self.schema.separator)
         assert self.fields is not None
         if len(values) != len(self.fields):
             raise ValueError(f"{len(values)} fields, not {len(self.fields)}")
@@ -308,23 +320,43 @@ class LinesSource:
         )
 
 
-def csv_names(line: bytes) -> list[str]:
+def is_compressed(path: Path | str) -> bool:
+    return str(path).endswith(".gz")
+
+
+def open_binary(path: Path | str, buffered: bool = False) -> Any:
+    """A file of lines, decompressed where its name says so; ``-`` is standard input."""
+    if str(path) == "-":
+        return io.FileIO(sys.stdin.fileno(), closefd=False)
+    return gzip.GzipFile(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
+
+
+def split(line: str, separator: str) -> list[str]:
+    """The fields of a line of CSV; csv.Error if its quotes do not end."""
+    return next(csv.reader([line], delimiter=separator, strict=True)) if '"' in line else line.split(separator)
+
+
+def csv_names(line: bytes, separator: str = ",") -> list[str]:
     """The names of the fields, from the first line of CSV; ValueError if it cannot be read."""
     try:
-        return next(csv.reader([line.decode(errors="replace").strip().lstrip("\ufeff")]), [""])
+        text = line.decode(errors="replace").strip("\r\n ").lstrip("\ufeff")
+        return next(csv.reader([text], delimiter=separator), [""])
     except csv.Error as error:
         raise ValueError(f"the first line, the names of the fields, cannot be read: {error}") from error
 
 
-def _before(descriptor: int, offset: int) -> bytes:
-    """The bytes of a file before an offset, by which it is known again."""
-    start = max(0, offset - KNOWN_BY)
-    return os.pread(descriptor, offset - start, start)
+def _before(file: Any, offset: int) -> bytes:
+    """The bytes of a file before an offset, by which it is known again; the place in the file stays."""
+    start, place = max(0, offset - KNOWN_BY), file.tell()
+    file.seek(start)
+    found = file.read(offset - start) or b""
+    file.seek(place)
+    return found
 
 
 def _before_in(path: str, offset: int) -> bytes:
-    with open(path, "rb") as file:
-        return _before(file.fileno(), offset)
+    with open_binary(path) as file:
+        return _before(file, offset)
 
 
 def _whole(text: bytes) -> bool:

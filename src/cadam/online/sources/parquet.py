@@ -74,6 +74,7 @@ class ParquetSource:
         self.chunk = self.batch = 0  # of the file being read: the next to give
         self.known: str | None = None  # what the file being read is known by, as it was opened
         self._unreadable: set[str] = set()  # folders of which this was said
+        self._rows = 1  # of the file being read
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
@@ -86,6 +87,14 @@ class ParquetSource:
             else:
                 yield None
                 time.sleep(self.poll)
+
+    @property
+    def share(self) -> float | None:
+        """Of the data that has been given, if it has an end: files count alike."""
+        if self.follow:
+            return None
+        part = min(1.0, (self.chunk * CHUNK + self.batch) * self.batch_size / max(1, self._rows))
+        return (len(self.done) + (part if self.queue else 0)) / max(1, len(self.done) + len(self.queue))
 
     def _look(self) -> None:
         """Queue new files, by name."""
@@ -143,7 +152,7 @@ class ParquetSource:
                 raise pa.ArrowInvalid("it is not the file that was being read")
             self.known = known
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            total = file.metadata.num_rows
+            total = self._rows = file.metadata.num_rows
             if sum(sizes) != total or min(sizes, default=0) < 0:
                 raise pa.ArrowInvalid(f"it says that it has {total} rows, and {sum(sizes)} in its row groups")
             starts = np.cumsum([0, *sizes])
@@ -172,7 +181,7 @@ class ParquetSource:
                 yield self._batches(pa.Table.from_batches(held), Rows(str(path), first))
 
     def _batches(self, table: Any, where: Rows) -> list[Batch]:
-        values = {name: _values(table.column(name)) for name in table.column_names}
+        values = {name: read_values(table.column(name)) for name in table.column_names}
         return self.schema.batches(values, table.num_rows, where, self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,7 +220,7 @@ def _known_by(path: Path) -> str | None:
     return digest(path, size - KNOWN_BY, size)
 
 
-def _values(column: Any) -> Array | list[Any]:
+def read_values(column: Any) -> Array | list[Any]:
     """A column as an array where nothing is missing and numpy has the type; as a list where not."""
     import pyarrow as pa
 
@@ -234,6 +243,8 @@ def _at_one_go(column: Any) -> Array | list[Any]:
             unit, column = "us", pc.divide(column, 1000)
         per_second = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
         return [None if v is None else v / per_second for v in column.to_pylist()]
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
     if column.null_count:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from ..events import Batch
@@ -107,6 +109,14 @@ class RedisSource:
     def refused(self, error: Exception) -> str:
         """What Redis says to a key that is no stream, or to a user who may not read it."""
         return f"Redis does not give the stream {self.stream!r}: {error}. Check the key and the rights of the user"
+
+    def absent(self) -> str:
+        """What to say where there is no such stream, with those that there are."""
+        found = sorted(key.decode(errors="replace") for key in islice(self.client.scan_iter(_type="stream"), 1000))
+        near = get_close_matches(self.stream, found, 1, 0.5)
+        meant = f"; is {near[0]} meant?" if near else ""
+        there = f"; there are {', '.join(found[:10])}" if found else "; there is no stream at all"
+        return f"Redis has no stream {self.stream!r}{meant or there}"
 
     def _page(self, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         block = max(1, int(1000 * self.poll)) if self.follow else None

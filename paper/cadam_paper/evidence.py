@@ -1,0 +1,442 @@
+"""Does CAdam help? The answer of all archived studies together: in sentences, as tables and as a forest plot.
+
+`pages` puts what is made here into docs/evidence.md. Nothing on that page is a number that was typed in, but for the
+paper's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cadam.trials import palette
+from cadam.trials.experiment import Result, Row
+from cadam.trials.rate_pairs import Pair
+from cadam.trials.statistics import Comparison, Interval
+from cadam.trials.verdict import Kind
+
+from .ctr import rates as click_rates
+from .images import rates as image_rates
+from .images import study as images
+from .published import ROOT, archive, head, in_brackets, interval, is_archived, line, lines, request, row, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POINTS = 100.0
+"""GAUC is archived as a share and written in points."""
+STREAMS = {
+    "flights": "flights",
+    "movielens": "film ratings, 100,000",
+    "movielens-1m": "film ratings, a million",
+    "electricity": "electricity prices",
+    "forest": "forest cover",
+    "retrosheet": "baseball",
+}
+IMAGE_CURVES = {
+    "fig-rates": image_rates.Curves("vgg", images.ARMS),
+    "fig-rates-amsgrad": image_rates.Curves("vgg", ("CAmsGrad", "AmsGrad")),
+    "fig-rates-sgdm": image_rates.Curves("vgg", ("CSGDM", "SGDM")),
+    "fig-rates-resnet": image_rates.Curves("resnet", images.ARMS),
+}
+FIGURE_OF = {"sudden": "fig-sudden", "continuous": "fig-continuous", "noise": "fig-image-noise"}
+"""The paper's figure of each condition, for VGG-16; those of the other models have its name and theirs."""
+CLICK_CURVES = "fig-rates-clicks"
+OWN, BASELINES, FIRST_FIFTH, TUNED = "own best", "baseline's best", "first fifth", "one tuning run"
+RATES_SAID = {
+    OWN: "each at its own best rate, chosen on the other seeds",
+    BASELINES: "both at the rate that ten epochs chose for the baseline, as in the paper",
+    FIRST_FIFTH: "each at the rate that was best on the first fifth of the stream",
+    TUNED: "each at the rate that was best in one tuning run",
+}
+ACCURACY, AUC, GAUC = "points of accuracy", "points of AUC", "points of GAUC"
+
+
+# What was found ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A treatment minus its baseline in one study, under one condition."""
+
+    unit: str
+    study: str
+    condition: str
+    difference: Interval
+    kind: Kind
+    rates: str
+    """How learning rates were chosen."""
+    paper: float | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """Does the interval over seeds lie above 0?"""
+        return self.difference.low > 0
+
+
+@cache
+def image_pairs(name: str = "fig-rates") -> dict[str, Pair]:
+    """Curves over rates, by condition."""
+    return image_rates.pairs(request(name).results, IMAGE_CURVES[name])
+
+
+@cache
+def click_pairs() -> dict[str, Pair]:
+    return click_rates.pairs(request(CLICK_CURVES).results) if is_archived(CLICK_CURVES) else {}
+
+
+@cache
+def findings() -> tuple[Finding, ...]:
+    """All comparisons of archived studies on data, none left out."""
+    return (*_on_images(), *_on_clicks(), *_on_streams())
+
+
+def _on_images() -> Iterable[Finding]:
+    for name, what in IMAGE_CURVES.items():
+        if is_archived(name):
+            study = f"{images.MODELS[what.family]['full']}, {what.arms[0]}"
+            for label, pair in image_pairs(name).items():
+                yield _of(ACCURACY, study, label, pair.own, OWN, pair.margin)
+    for condition in images.CONDITIONS.values():
+        label = condition.label(condition.reference)
+        for treatment, baseline in images.PAIRS:
+            if baseline != "Adam" and not is_archived(f"fig-rates-{baseline.lower()}"):
+                found = row("tab-ablation-images", f"{label}: {treatment} against {baseline}")
+                without, confident = images.PAPER[condition.name, baseline]
+                yield _from(ACCURACY, f"VGG-16, {treatment}", label, found, BASELINES, confident - without)
+        for family in ("resnet", "densenet"):
+            if family == "densenet" or not is_archived("fig-rates-resnet"):
+                found = row(f"{FIGURE_OF[condition.name]}-{family}", f"{label}: mean test accuracy")
+                yield _from(ACCURACY, f"{images.MODELS[family]['full']}, CAdam", label, found, BASELINES)
+
+
+def _on_clicks() -> Iterable[Finding]:
+    if pairs := click_pairs():
+        for condition, pair in pairs.items():
+            yield _of(AUC, "DeepFM, generated clicks", condition, pair.own, OWN, pair.margin)
+        return
+    for drift in ("gradual", "sudden", "hours"):
+        found = row("stream-criteo", f"stream, drift {drift}: AUC over the stream")
+        yield _from(AUC, "DeepFM, generated clicks", f"drift, {drift}", found, TUNED)
+
+
+def _on_streams() -> Iterable[Finding]:
+    for name, label in STREAMS.items():
+        if is_archived(f"rates-{name}"):
+            found = row(f"rates-{name}", "GAUC by impressions: each at its own best rate")
+            yield _from(GAUC, label, "as it is", found, OWN, scale=POINTS)
+        if is_archived(f"ab-{name}"):
+            for found in lines(f"ab-{name}", end=": GAUC by impressions (higher is better)"):
+                condition = found.what.partition(":")[0]
+                yield _from(GAUC, label, condition, found, FIRST_FIFTH, scale=POINTS)
+
+
+def _of(unit: str, study: str, condition: str, found: Comparison, rates: str, paper: float | None) -> Finding:
+    return Finding(unit, study, condition, found.difference, found.kind, rates, paper)
+
+
+def _from(
+    unit: str, study: str, condition: str, found: Row, rates: str, paper: float | None = None, scale: float = 1.0
+) -> Finding:
+    assert found.verdict_kind is not None
+    return Finding(unit, study, condition, interval(found, scale), found.verdict_kind, rates, paper)
+
+
+# The answer ----------------------------------------------------------------------------------------------------
+
+KINDS_SAID: Mapping[str, str] = {
+    "better": "ahead",
+    "worse": "behind",
+    "equivalent": "no practical difference",
+    "inconclusive": "undecided",
+    "diverged": "not comparable",
+}
+
+
+def answer() -> list[str]:
+    """Does CAdam help? In five sentences."""
+    pairs = image_pairs()
+    own = {name: pair.own for name, pair in pairs.items()}
+    won = [found.difference.mean for found in own.values() if found.kind == "better"]
+    not_won = [name for name, found in own.items() if found.kind != "better"]
+    high = [pair.at(pair.baseline.above(pair.baseline.best())).difference.mean for pair in pairs.values()]
+    times = [round(pair.treatment.best() / pair.baseline.best()) for pair in pairs.values()]
+    clicks = [each for each in findings() if each.unit == AUC and "no drift" not in each.condition]
+    streams = as_they_are()
+    ahead = [each for each in streams if each.ahead]
+    agreed = sum(each.kind == "better" for each in streams)
+    drift = _span([each.difference.mean for each in clicks])
+    clear = sum(each.ahead for each in clicks)
+    gains = _span([each.difference.mean for each in ahead])
+    return [
+        f"1. **Yes, where the data change.** On CIFAR-10 images that turn, CAdam gains {_span(won)} points of accuracy "
+        "over Adam, each at its own best learning rate.",
+        f"2. **Not elsewhere, as far as we saw.** On images no clear difference was found {_listed(not_won)}.",
+        f"3. **On event streams it is mostly ahead.** On generated clicks that drift it gains {drift} points of AUC, "
+        f"clearly in {clear} of {len(clicks)} kinds of drift. On {len(ahead)} of {len(streams)} real streams its GAUC "
+        f"is higher by {gains} points; on {agreed} of them users and time agree.",
+        "4. **The gain grows with the learning rate.** At three times Adam's best rate CAdam is ahead by "
+        f"{_span(high)} points of accuracy: above all, it tolerates rates that are too high for Adam.",
+        f"5. **Start at Adam's rate, then try three times that.** CAdam's best rate was {_span(times, 0)} times Adam's "
+        "on images.",
+    ]
+
+
+def as_they_are() -> list[Finding]:
+    """The real streams, nothing done to them: each once, at rates chosen on its first fifth where that was run."""
+    found = {each.study: each for each in findings() if each.unit == GAUC and each.condition == "as it is"}
+    return list(found.values())
+
+
+def _span(values: Sequence[float], digits: int = 1) -> str:
+    """As in "1.1 to 3.9"."""
+    if not values:
+        return "no"
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    named = [word if word.startswith("without") else f"with {word}" for word in words]
+    *first, last = named
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+ADVICE: Mapping[str, str] = {
+    "better": "yes",
+    "worse": "no",
+    "equivalent": "no need to",
+    "inconclusive": "no need to",
+    "diverged": "unknown",
+}
+
+
+def switch() -> list[str]:
+    """Should I switch? By situation."""
+    rows = head("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
+    pairs = image_pairs()
+    streams, clicks = as_they_are(), [each for each in findings() if each.unit == AUC]
+    ahead = [each for each in streams if each.ahead]
+    drifting = [each for each in clicks if "no drift" not in each.condition]
+    rows.append(
+        line(
+            "a recommender or click stream that drifts",
+            "try it in an A/B",
+            f"{_signed([each.difference.mean for each in drifting])} points of AUC on generated clicks; "
+            f"{_signed([each.difference.mean for each in streams])} points of GAUC on real streams",
+            f"generated clicks: ahead in {sum(each.ahead for each in drifting)} of {len(drifting)}; "
+            f"real streams: ahead in {len(ahead)} of {len(streams)}",
+        )
+    )
+    situations = {
+        "images, data that jump": "sudden 80°",
+        "images, data that change steadily": "continuous 2°",
+        "images, noisy labels": "noise 40%",
+        "images, data that do not change": "without change",
+    }
+    for situation, name in situations.items():
+        pair = pairs[name]
+        rows.append(_situation(situation, pair.own, f"VGG-16, {name}, each at its own best rate"))
+    high = [pair.at(pair.baseline.above(pair.baseline.best())).difference.mean for pair in pairs.values()]
+    rows.append(
+        line(
+            "a rate that may be too high and cannot be tuned",
+            "yes",
+            f"{_signed(high)} points of accuracy at three times Adam's best rate",
+            "VGG-16, four conditions",
+        )
+    )
+    rows.append(
+        line(
+            "a rate that may be too low",
+            "no",
+            f"{_signed(_below(pairs))} points of accuracy at a third of Adam's best rate",
+            "VGG-16, four conditions",
+        )
+    )
+    return rows
+
+
+def _below(pairs: Mapping[str, Pair]) -> list[float]:
+    """The differences at the next rate below the baseline's best."""
+    found = []
+    for pair in pairs.values():
+        rates = pair.baseline.rates
+        found.append(pair.at(rates[max(rates.index(pair.baseline.best()) - 1, 0)]).difference.mean)
+    return found
+
+
+def _situation(situation: str, found: Comparison, evidence: str) -> str:
+    said = f"{in_brackets(found.difference)} points of accuracy"
+    return line(situation, ADVICE[found.kind], said, evidence)
+
+
+def _signed(values: Sequence[float]) -> str:
+    low, high = (f"{value:+.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+# Rates ---------------------------------------------------------------------------------------------------------
+
+
+def rate_table() -> list[str]:
+    """Best rates and how far one may be off, for every pair of curves."""
+    rows = head(
+        "study",
+        "Adam's best rate",
+        "CAdam's",
+        "each at its own best",
+        "both at Adam's best",
+        "both at three times that",
+        "Adam within 1% of its best",
+        "CAdam",
+    )
+    studies = {f"VGG-16, {name}": pair for name, pair in image_pairs().items()}
+    if is_archived("fig-rates-resnet"):
+        studies |= {f"ResNet-18, {name}": pair for name, pair in image_pairs("fig-rates-resnet").items()}
+    studies |= {f"DeepFM, {name}": pair for name, pair in click_pairs().items()}
+    for name, pair in studies.items():
+        base = pair.baseline
+        best = base.best()
+        near = 0.01 * base.at(best).mean
+        rows.append(
+            line(
+                name,
+                short(best),
+                short(pair.treatment.best()),
+                in_brackets(pair.own.difference),
+                in_brackets(pair.at(best).difference),
+                in_brackets(pair.at(base.above(best)).difference),
+                *("{} to {}".format(*map(short, curve.tolerance(near))) for curve in (base, pair.treatment)),
+            )
+        )
+    return rows
+
+
+def explanations() -> list[str]:
+    """Which rate would explain the paper's margins."""
+    rows = head("condition", "the paper's margin", "ours has it at the rate", "Adam's best rate", "times Adam's best")
+    for name, pair in image_pairs().items():
+        if pair.margin is None:
+            continue
+        at, best = pair.explains, pair.baseline.best()
+        found = ("none that was run", "") if at is None else (short(at), f"{at / best:.1f}")
+        rows.append(line(name, f"{pair.margin:+.2f}", found[0], short(best), found[1]))
+    return rows
+
+
+# Everything that was found -------------------------------------------------------------------------------------
+
+
+def all_findings() -> list[str]:
+    """The numbers of the forest plot."""
+    rows = head("study", "condition", "rates", "difference", "unit", "the paper's", "verdict")
+    for each in findings():
+        paper = "" if each.paper is None else f"{each.paper:+.2f}"
+        said = KINDS_SAID[each.kind]
+        if each.unit == GAUC and each.kind == "inconclusive" and each.ahead:
+            said = "ahead over seeds, undecided over time"
+        rows.append(line(each.study, each.condition, each.rates, in_brackets(each.difference), each.unit, paper, said))
+    return rows
+
+
+REACH = {ACCURACY: 5.0, AUC: 1.2, GAUC: 3.0}
+"""How far the axes of the forest plot go; what lies beyond is drawn at their end, with its number beside it."""
+
+
+def forest() -> Figure:
+    """All findings, a line each, by unit."""
+    units = {unit: [each for each in findings() if each.unit == unit] for unit in (ACCURACY, AUC, GAUC)}
+    sizes = [len(found) for found in units.values()]
+    figure, axes = palette.panels(3, 1, 9.5, 0.23 * sum(sizes) + 2.2, gridspec_kw={"height_ratios": sizes})
+    for panel, (unit, found) in zip(axes[:, 0], units.items(), strict=True):
+        _forest_panel(panel, unit, found)
+    return figure
+
+
+def _forest_panel(axes: Axes, unit: str, found: Sequence[Finding]) -> None:
+    reach = REACH[unit]
+    colours = {"better": palette.CADAM, "worse": palette.ADAM}
+    axes.axvline(0, color=palette.MUTED, lw=0.8)
+    for place, each in enumerate(found):
+        d, colour = each.difference, colours.get(each.kind, palette.TARGET)
+        if math.isfinite(d.low):
+            axes.plot([max(d.low, -reach), min(d.high, reach)], [place, place], "-", color=colour, lw=1.6)
+        marker = "o" if abs(d.mean) <= reach else (">" if d.mean > 0 else "<")
+        filled = "full" if each.rates == OWN else "none"
+        axes.plot([max(-reach, min(reach, d.mean))], [place], marker, color=colour, ms=5, fillstyle=filled)
+        if each.paper is not None:
+            axes.plot([min(each.paper, reach)], [place], "d", color=palette.INK, ms=4, fillstyle="none")
+        axes.annotate(
+            f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]",
+            (1.01, place),
+            xycoords=("axes fraction", "data"),
+            fontsize=7,
+            va="center",
+            color=palette.INK,
+        )
+    axes.set(xlim=(-1.05 * reach, 1.05 * reach), ylim=(len(found) - 0.4, -0.6), xlabel=f"with minus without, {unit}")
+    axes.set_yticks(range(len(found)), [f"{each.study}: {each.condition}" for each in found], fontsize=7)
+
+
+# Cost ----------------------------------------------------------------------------------------------------------
+
+
+def costs() -> list[str]:
+    """GPU minutes and CPU hours by study."""
+    rows = head("study", "runs", "GPU minutes", "CPU hours")
+    totals = [0, 0.0, 0.0]
+    for path in sorted(archive().root.glob("*.parquet")):
+        results = archive().study(path.stem).results()
+        gpu, cpu = _seconds(results, on_gpu=True), _seconds(results, on_gpu=False)
+        rows.append(line(path.stem, f"{len(results):,}", _amount(gpu / 60), _amount(cpu / 3600)))
+        totals = [totals[0] + len(results), totals[1] + gpu, totals[2] + cpu]
+    rows.append(line("**all**", f"{totals[0]:,}", _amount(totals[1] / 60), _amount(totals[2] / 3600)))
+    return rows
+
+
+def _seconds(results: Iterable[Result], *, on_gpu: bool) -> float:
+    return sum(r.provenance.seconds for r in results if r.provenance.device.startswith("CPU") != on_gpu)
+
+
+def _amount(value: float) -> str:
+    return "" if value == 0 else "under 0.1" if value < 0.05 else f"{value:.1f}"
+
+
+# Figures -------------------------------------------------------------------------------------------------------
+
+
+def rate_figure() -> Figure:
+    (figure,) = request("fig-rates").experiment.figures(request("fig-rates").results).values()
+    return figure
+
+
+def fingerprint(lines: Sequence[str]) -> str:
+    """Of the numbers that a figure is drawn from; it stands in the file, which shows whether that is current."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+FIGURES = {
+    "docs/img/evidence-rates.png": (rate_figure, rate_table),
+    "docs/img/evidence-forest.png": (forest, all_findings),
+}
+"""By file: what draws it, and the table of what it shows."""
+
+
+def is_current(path: str) -> bool:
+    """Was a figure drawn from the numbers that the archive has now?"""
+    file, table = ROOT / path, FIGURES[path][1]
+    return file.exists() and fingerprint(table()).encode() in file.read_bytes()
+
+
+def draw(path: str) -> None:
+    import matplotlib
+
+    make, table = FIGURES[path]
+    with matplotlib.rc_context(palette.STYLE):
+        make().savefig(ROOT / path, dpi=110, metadata={"Source": fingerprint(table())})

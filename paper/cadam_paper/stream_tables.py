@@ -1,0 +1,80 @@
+"""Tables of docs/ab.md: what the A/B and the rate curves say of each real stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cadam.trials.experiment import Row
+from cadam.trials.verdict import sign
+
+from .evidence import STREAMS
+from .published import head, interval, is_archived, line, lines, request, row, summary
+
+MAIN = "GAUC by impressions"
+OWN = "each at its own best rate"
+AS_IT_IS = "as it is"
+ARMS = ("Adam", "CAdam")
+
+
+def comparisons() -> list[str]:
+    """The A/B on each stream: the difference at rates chosen on the first fifth, in every condition."""
+    table = head("stream", "measured events, users", AS_IT_IS, "verdict", "one feature changes", "a fifth wrong")
+    for label, experiment in _archived("ab"):
+        metrics = request(experiment).results.tests()[0].outcome.metrics
+        counted = f"{metrics['events']:,.0f}, {metrics['users_of_both_classes']:,.0f}"
+        found = [_brackets(each) for each in lines(experiment, end=f": {MAIN} (higher is better)")]
+        table.append(line(label, counted, found[0], str(summary(experiment).verdicts[AS_IT_IS]), *found[1:]))
+    return table
+
+
+def rates() -> list[str]:
+    """Both arms over learning rates: their best rates, and CAdam minus Adam there and at one rate for both."""
+    table = head("stream", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
+    for label, experiment in _archived("rates"):
+        best = ", ".join(f"{_near(experiment, arm)['best']:g}" for arm in ARMS)
+        starts = (OWN, "both at Adam's best rate", "both at three times that")
+        table.append(line(label, best, *(_brackets(row(experiment, f"{MAIN}: {start}")) for start in starts)))
+    return table
+
+
+def tolerances() -> list[str]:
+    """Which rates cost an arm at most a point of GAUC; and best against best by log loss, where less is better."""
+    table = head("stream", *(f"{arm} within 0.01 of its best" for arm in ARMS), f"log loss, {OWN}")
+    for label, experiment in _archived("rates"):
+        ranges = [f"{near['low']:g} to {near['high']:g}" for near in (_near(experiment, arm) for arm in ARMS)]
+        table.append(line(label, *ranges, _brackets(row(experiment, f"log loss: {OWN}"))))
+    return table
+
+
+def intervals() -> list[str]:
+    """The same difference as seeds, users and time show it: best against best, and in the A/B."""
+    table = head("stream", "rates", "over seeds", "over users", "confidence sequence over time", "verdict")
+    by_label: dict[str, list[str]] = {}
+    for kind, what, start, words in (
+        ("rates", OWN, f"{MAIN}: {OWN}", "each its own best"),
+        ("ab", AS_IT_IS, f"{AS_IT_IS}: {MAIN} (", "chosen on the first fifth"),
+    ):
+        for label, experiment in _archived(kind):
+            found = row(experiment, start)
+            over = [lines(experiment, f"{what}: the same, {of}")[:1] for of in ("over users", "confidence sequence")]
+            shown = [_brackets(each) for each in (found, *(each for rest in over for each in rest))]
+            verdict = f"{found.verdict_kind}{', conflicting' if found.conflicting else ''}"
+            by_label.setdefault(label, []).append(line(label, words, *shown, verdict))
+    return [*table, *(each for label in STREAMS.values() for each in by_label.get(label, []))]
+
+
+def _archived(kind: str) -> Iterable[tuple[str, str]]:
+    """The streams of which the archive has everything, by label and name of the experiment."""
+    return [(label, f"{kind}-{name}") for name, label in STREAMS.items() if is_archived(f"{kind}-{name}")]
+
+
+def _near(experiment: str, arm: str) -> Mapping[str, float]:
+    """The best rate of an arm, and the lowest and the highest within a point of it."""
+    return row(experiment, f"{MAIN}: {arm} within").values
+
+
+def _brackets(found: Row) -> str:
+    """A difference of four digits and its interval, in bold where that excludes 0."""
+    difference = interval(found)
+    text = f"{difference:+.4f}"
+    return f"**{text}**" if sign(difference) else text

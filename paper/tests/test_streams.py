@@ -1,0 +1,160 @@
+"""Streams as their files give them, and what is said of two arms over learning rates, on small generated data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
+from cadam_paper import catalogue, streams
+
+# Files ---------------------------------------------------------------------------------------------------------
+
+RATINGS = [(7, 1193, 5, 30), (7, 661, 3, 10), (2, 914, 4, 20), (2, 661, 1, 10)]
+
+
+def write_ratings(path: Path, separator: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(separator.join(map(str, row)) + "\n" for row in RATINGS))
+
+
+@pytest.mark.parametrize("separator", ["::", "\t"])
+def test_ratings_are_read_in_the_order_of_time_from_the_file_that_is_named(
+    separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CADAM_ML_1M", str(tmp_path / "any.name"))
+    write_ratings(tmp_path / "any.name", separator)
+    events = streams.movielens_1m().events
+    assert events.features["user"].tolist() == [1, 0, 0, 1]
+    assert events.features["movie"].tolist() == [0, 0, 1, 2]
+    assert np.asarray(events.labels).tolist() == [False, False, True, True]
+    assert np.asarray(events.time).tolist() == [10, 10, 20, 30]
+
+
+def test_the_official_file_is_looked_for_below_the_folder_of_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CADAM_ML_1M", raising=False)
+    monkeypatch.setenv("CADAM_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"ratings\.dat.*CADAM_ML_1M"):
+        streams.movielens_1m()
+    write_ratings(tmp_path / "ml-1m" / "ratings.dat", "::")
+    assert len(streams.movielens_1m().events) == len(RATINGS)
+
+
+@pytest.mark.parametrize("text", ["", "1::2::3\n", "1::2::six::4\n", "1::2::9::4\n"])
+def test_a_file_that_holds_no_ratings_is_named(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ratings.dat"
+    path.write_text(text)
+    monkeypatch.setenv("CADAM_ML_1M", str(path))
+    with pytest.raises(ValueError, match=r"ratings\.dat"):
+        streams.movielens_1m()
+
+
+def plate_appearances(rows: list[int]) -> pa.Table:
+    """Two games at a time, as rows in an order of choice."""
+    time = np.repeat(np.arange(10) * 135, 2)
+    game = np.tile([0, 1], 10)
+    table = {
+        "time": time,
+        "batter": [f"b{(3 * g + t // 135) % 7}" for g, t in zip(game, time, strict=True)],
+        "pitcher": [f"p{g}" for g in game],
+        "park": [f"park{1 - g}" for g in game],
+        "batting_team": [f"t{g}" for g in game],
+        "fielding_team": [f"t{1 - g}" for g in game],
+        "inning": (time // 135 + 9).astype(np.int8),
+        "home": game.astype(np.int8),
+        "slot": (time // 135 % 9 + 1).astype(np.int8),
+        "daynight": ["night"] * 20,
+        "temp": np.full(20, 72, dtype=np.int8),
+        "on_base": (np.arange(20) % 3 == 0).astype(np.int8),
+    }
+    return pa.table(table).take(pa.array(rows))
+
+
+def test_plate_appearances_are_the_same_stream_in_whatever_order_games_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CADAM_DATA", str(tmp_path))
+    found = []
+    for rows in ([*range(20)], [*range(0, 20, 2), *range(1, 20, 2)]):
+        pq.write_table(plate_appearances(rows), tmp_path / streams.RETROSHEET_DATA.path)
+        found.append(streams.retrosheet())
+    by_time, by_game = found
+    assert by_time.fields == by_game.fields == {
+        "batter": 7, "pitcher": 2, "park": 2, "batting_team": 2, "fielding_team": 2, "daynight": 1, "inning": 13,
+        "slot": 10, "home": 2,
+    }  # fmt: skip
+    for name, values in by_time.events.features.items():
+        assert np.array_equal(values, by_game.events.features[name]), name
+    assert by_time.events.features["batter"][:4].tolist() == [0, 1, 2, 3], "numbered as they first come to bat"
+    assert np.array_equal(np.asarray(by_time.events.labels), np.arange(20) % 3 == 0)
+    assert np.array_equal(np.asarray(by_time.events.users), by_time.events.features["batter"])
+
+
+# Learning rates ------------------------------------------------------------------------------------------------
+
+EXPERIMENT = catalogue.find("rates-retrosheet")
+BLOCKS, USERS = 50, 40
+
+
+def outcome(cell: Cell, best: dict[str, float], ahead: float) -> Outcome:
+    """A GAUC that falls off on either side of an arm's best rate, with noise over seeds, blocks and users."""
+    random = np.random.default_rng([cell.seed, int(1e9 * cell.lr)])  # both arms have the same
+    value = 0.7 - 0.015 * abs(math.log10(cell.lr / best[cell.optimizer])) + 1e-5 * random.normal()
+    value += ahead if cell.optimizer == "CAdam" else 0.0
+    apart = np.random.default_rng(cell.seed + (100 if cell.optimizer == "CAdam" else 0))
+    return Outcome(
+        {"gauc_by_impressions": value, "log_loss": 1 - value, "events": 1000.0},
+        {
+            "gauc_by_impressions": value + 1e-4 * apart.normal(size=BLOCKS),
+            "user_auc": value + 1e-4 * apart.normal(size=USERS),
+            "user_impressions": np.full(USERS, 25),
+        },
+    )
+
+
+def results(best: dict[str, float], ahead: float = 0.0, seeds: int = 4) -> Results:
+    """All that the experiment asks for, phase by phase."""
+    plan, found = EXPERIMENT.plan("full", seeds), dict[Cell, Result]()
+    while new := [c for c in EXPERIMENT.cells(plan, Results(list(found.values()))) if c not in found]:
+        found |= {c: Result(c, outcome(c, best, ahead), Provenance(1.0, 1, "none", {})) for c in new}
+    return Results(list(found.values()))
+
+
+def test_both_arms_meet_every_rate_under_every_seed_and_share_cells_with_the_ab() -> None:
+    cells = EXPERIMENT.cells(EXPERIMENT.plan("full"), Results())
+    assert len(cells) == len(set(cells)) == 2 * 6 * 6
+    assert {(cell.experiment, cell.condition) for cell in cells} == {("ab-retrosheet", "as it is")}
+
+
+def test_the_grid_grows_until_the_best_rate_of_each_arm_is_inside() -> None:
+    rates = sorted({result.cell.lr for result in results({"Adam": 1e-4, "CAdam": 0.3})})
+    assert rates == [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0]
+    assert not EXPERIMENT.summary(results({"Adam": 1e-4, "CAdam": 0.3})).warnings
+
+
+def test_best_against_best_and_at_one_rate_have_verdicts_of_their_own() -> None:
+    found = results({"Adam": 3e-3, "CAdam": 1e-2})
+    kinds = {name: verdict.kind for name, verdict in EXPERIMENT.summary(found).verdicts.items()}
+    assert kinds == {
+        "each at its own best rate": "equivalent",
+        "both at Adam's best rate, 0.003": "worse",
+        "both at three times that, 0.01": "better",
+    }
+    ahead = EXPERIMENT.summary(results({"Adam": 3e-3, "CAdam": 1e-2}, ahead=0.005)).verdicts
+    assert ahead["each at its own best rate"].kind == "better"
+    rows = {row.what: row for row in EXPERIMENT.summary(found).rows}
+    assert rows["log loss: each at its own best rate"].values["difference"] == pytest.approx(0, abs=1e-4)
+    assert rows["GAUC by impressions: CAdam within 0.01 of its best"].values == {
+        "low": 3e-3,
+        "high": 3e-2,
+        "best": 1e-2,
+    }
+    assert "each at its own best rate: the same, over users" in rows
+    assert len(EXPERIMENT.figures(found)) == 1

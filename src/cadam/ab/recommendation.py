@@ -1,0 +1,130 @@
+"""What an A/B recommends: the verdict with the effect in points, in ranked pairs and in log loss, and the rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cadam.intervals import Interval
+
+from ..trials.statistics import Comparison
+from ..trials.verdict import Recommendation, Verdict, sign
+
+PAIRS = 1000
+"""The effect is said as so many pairs of events."""
+
+
+def recommend(
+    verdict: Verdict,
+    gauc: Comparison,
+    log_loss: Comparison,
+    intervals: Mapping[str, Interval],
+    *,
+    rates: Mapping[str, float],
+    hindsight: tuple[Mapping[str, float], float],
+    matters: float,
+    events: int,
+    label: str = "",
+) -> Recommendation:
+    """Of one arm against its baseline.
+
+    `intervals`: of the difference of GAUC, over seeds, users and time; `hindsight`: the learning rates that had the
+    best GAUC where it was measured, and the difference there.
+    """
+    values: dict[str, Any] = {
+        "metric": "gauc_by_impressions",
+        "difference": gauc.difference.mean,
+        "intervals": {over: {"low": i.low, "high": i.high} for over, i in intervals.items()},
+        "matters": matters,
+        "log_loss_difference": log_loss.difference.mean,
+        "learning_rates": dict(rates),
+        "learning_rates_in_hindsight": dict(hindsight[0]),
+        "difference_in_hindsight": hindsight[1],
+        "measured_events": events,
+        "seeds": gauc.seeds,
+    }
+    use = _rates(rates)
+    if verdict.kind == "diverged":
+        return Recommendation(verdict, "", (f"Learning rates in use: {use}.",), values)
+    reasons = [
+        _holds(verdict, intervals),
+        _pairs(verdict, gauc.difference.mean, label),
+        _log_loss(log_loss),
+        f"Learning rates to use: {use}.",
+    ]
+    if hindsight[0] != rates:
+        reasons.append(
+            f"Best learning rates in hindsight, by one seed: {_rates(hindsight[0])}. The difference there is "
+            f"{100 * hindsight[1]:+.2f} points."
+        )
+    if math.isfinite(gauc.floor):
+        reasons.append(
+            f"Noise floor: two sets of {gauc.seeds} runs of {gauc.baseline} that differ only in their seeds lie within "
+            f"{100 * gauc.floor:.2f} points of each other."
+        )
+    return Recommendation(verdict, _effect(verdict, gauc, intervals, matters), tuple(filter(None, reasons)), values)
+
+
+def _rates(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+
+
+def _effect(verdict: Verdict, gauc: Comparison, intervals: Mapping[str, Interval], matters: float) -> str:
+    points = 100 * gauc.difference.mean
+    if verdict.kind == "equivalent":
+        return (
+            f"GAUC with {verdict.arm} is within {100 * matters:g} points of that with {verdict.baseline} "
+            f"({points:+.2f} points)"
+        )
+    how = "higher" if points > 0 else "lower"
+    pair = f"{100 * gauc.baseline_mean:.2f} -> {100 * gauc.mean:.2f}"
+    return f"GAUC with {verdict.arm} is {abs(points):.2f} points {how} ({pair}){_but(verdict, intervals)}"
+
+
+def _but(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
+    if verdict.kind != "inconclusive":
+        return ""
+    if verdict.conflicting:
+        return ", but the intervals conflict"
+    return f", but that is not decided over {listed(over for over, i in intervals.items() if sign(i) == 0)}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """As in "seeds, users and time"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _holds(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
+    """On which side of 0 the difference lies over seeds, users and time."""
+    known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
+    sides = {1: f"{verdict.arm} is ahead", -1: f"{verdict.arm} is behind", 0: "Not decided"}
+    parts = []
+    for side, words in sides.items():
+        ends = [f"{o} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for o, i in known.items() if sign(i) == side]
+        if ends:
+            parts.append(f"{words} over {listed(ends)}.")
+    if unknown := [over for over in intervals if over not in known]:
+        parts.append(f"Not known over {listed(unknown)}.")
+    return f"{' '.join(parts)} (95% intervals, in points.)" if known else " ".join(parts)
+
+
+def _pairs(verdict: Verdict, difference: float, label: str) -> str:
+    more = PAIRS * difference
+    if round(abs(more), 1) == 0:
+        return ""
+    kinds = f"one with {label} and one without" if label else "one positive and one negative"
+    number = f"{abs(more):.0f}" if abs(more) >= 10 else f"{abs(more):.1f}"
+    return (
+        f"Of {PAIRS:,} pairs of events of one user, {kinds}, {verdict.arm} ranks {number} "
+        f"{'more' if more > 0 else 'fewer'} in the right order."
+    )
+
+
+def _log_loss(log_loss: Comparison) -> str:
+    share = log_loss.difference.mean / log_loss.baseline_mean
+    if not math.isfinite(share) or log_loss.kind not in ("better", "worse"):
+        return ""
+    how = "lower, so its probabilities are better too" if share < 0 else "higher: its probabilities are worse"
+    return f"Its log loss is {abs(share):.2%} {how}."

@@ -1,0 +1,185 @@
+"""What a command line says to learn from: the data, its schema, given or inferred, and the model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from . import models, sample
+from .infer import Inferred, Wishes, infer
+from .model_file import LOG_LOSS, UsageError, load, model_of
+from .schema import Schema
+from .sources.uri import uri_of
+from .training import Loss
+
+SCHEMA, MODEL = "schema.json", "model.json"
+"""Files of a folder that say what its model is and what it takes."""
+DEFAULT_MODEL = "deepfm"
+MODELS = f"{', '.join(models.MODELS)}, or FILE.py:FUNCTION for one of yours (default: {DEFAULT_MODEL})"
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where events come from, and what is said of them."""
+    parser.add_argument("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet, or a URI")
+    parser.add_argument("--data", metavar="URI", help="the same as DATA")
+    parser.add_argument("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
+    parser.add_argument("--user", metavar="NAME", help="the column of the user, by which GAUC groups")
+    parser.add_argument("--time", metavar="NAME", help="the column of the time; its form as in 'at:%%d/%%m/%%Y'")
+    parser.add_argument("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
+    parser.add_argument("--ignore", metavar="A,B", help="columns to leave out")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, and a schema that is there already."""
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON (default: it is inferred)")
+    parser.add_argument("--model", metavar="NAME", help=MODELS)
+    parser.add_argument("--width", type=int, metavar="N", help="of embeddings (default: 8)")
+    parser.add_argument("--hidden", metavar="N,M", help="hidden layers (default: one, by the number of inputs)")
+
+
+def add_max_rejected(parser: argparse.ArgumentParser, default: float | None) -> None:
+    parser.add_argument(
+        "--max-rejected",
+        type=_share,
+        default=default,
+        metavar="X",
+        help="where a greater share of the events is rejected, that is a failure (default: 0.01)",
+    )
+
+
+def _share(text: str) -> float:
+    """A share from 0 to 1, or in percent."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share as in 0.01 or 1%, got {text!r}")
+    return value
+
+
+def data_of(options: argparse.Namespace) -> str:
+    """The URI of the data."""
+    if (options.place is None) == (options.data is None):
+        raise UsageError("give the data once: a file, a folder of Parquet or a URI, as in cadam run clicks.csv")
+    return options.data if options.place is None else uri_of(options.place)
+
+
+def stem(uri: str) -> str:
+    """A short name for the data."""
+    name = uri.partition("?")[0].rstrip("/").rpartition("/")[2].rpartition(":")[2]
+    return re.sub(r"[^\w-]+", "-", re.sub(r"(\.gz)?$|\.\w+(\.gz)?$", "", name)).strip("-") or "stream"
+
+
+def wishes_of(options: argparse.Namespace) -> Wishes:
+    ignore = tuple(name.strip() for name in (options.ignore or "").split(",") if name.strip())
+    return Wishes(options.label, options.user, options.time, options.id, ignore)
+
+
+def inferred(uri: str, options: argparse.Namespace) -> Inferred:
+    """The schema of the data, from a sample."""
+    return infer(sample.take(uri), wishes_of(options), uri.partition(":")[2] or uri)
+
+
+def show(found: Inferred) -> None:
+    print("\n".join(found.lines(max(80, min(160, shutil.get_terminal_size().columns)))), flush=True)
+
+
+def amended(schema: Schema, options: argparse.Namespace) -> Schema:
+    """A schema with what the options say of label, user, time, id and columns to leave out."""
+    wishes = wishes_of(options)
+    given = {name: value for name in ("label", "user", "time", "id") if (value := getattr(wishes, name)) is not None}
+    features = {name: kind for name, kind in schema.features.items() if name not in wishes.ignore}
+    return replace(schema, features=features, **given)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is learnt from, and with which model."""
+
+    uri: str
+    schema: Schema
+    model: str
+    build: Callable[[], nn.Module]
+    loss: Loss
+    settings: Mapping[str, Any]
+    """Of a ready-made model: its width and hidden layers, where they were given."""
+    found: Inferred | None = None
+    """What the schema was inferred by, if it was."""
+
+    def write(self, folder: Path) -> None:
+        """What `read` finds in the folder."""
+        self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
+        (folder / MODEL).write_text(json.dumps({"model": self.model, **self.settings}, indent=2) + "\n")
+
+
+def builder(place: str, schema: Schema, settings: Mapping[str, Any]) -> tuple[Callable[[], nn.Module], Loss]:
+    """What builds the model of a name or FILE.py:FUNCTION, and its loss."""
+    if ":" in place:
+        module, build = load(place)
+        return lambda: model_of(place, build, schema), getattr(module, "loss", LOG_LOSS)
+    width, hidden = settings.get("width"), settings.get("hidden")
+    return lambda: models.build(place, schema, width=width, hidden=hidden), LOG_LOSS
+
+
+def read(options: argparse.Namespace, folder: Path | None = None, quiet: bool = False) -> Given:
+    """What the options ask for. Model and schema are those of the folder where it has them and options do not say."""
+    uri = data_of(options)
+    model, settings = _model(options, folder)
+    if ":" not in model and model not in models.MODELS:
+        raise UsageError(f"no model is called {model!r}; there are {MODELS}")
+    schema, found = _schema(options, uri, model, folder)
+    if found is not None and not quiet:
+        show(found)
+    build, loss = builder(model, schema, settings)
+    return Given(uri, schema, model, build, loss, settings, found)
+
+
+def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[str, Any]]:
+    given: dict[str, Any] = {}
+    if options.width is not None:
+        given["width"] = options.width
+    if options.hidden is not None:
+        try:
+            given["hidden"] = [int(size) for size in options.hidden.split(",")]
+        except ValueError:
+            raise UsageError(f"--hidden should be sizes of layers, as in 64,32; got {options.hidden!r}") from None
+    if any(size < 1 for size in (given.get("width", 1), *given.get("hidden", ()))):
+        raise UsageError("--width and --hidden must be at least 1")
+    if options.model is not None and ":" in options.model and given:
+        raise UsageError(f"--width and --hidden are for ready-made models; {options.model} is your own")
+    if options.model is None and folder is not None and (folder / MODEL).is_file():
+        saved = json.loads((folder / MODEL).read_text())
+        return saved.pop("model"), {**saved, **given}
+    return options.model or DEFAULT_MODEL, given
+
+
+def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | None) -> tuple[Schema, Inferred | None]:
+    if options.schema is not None:
+        return amended(Schema.read(options.schema), options), None
+    if ":" in model and isinstance(schema := getattr(load(model)[0], "SCHEMA", None), Schema):
+        return amended(schema, options), None
+    if folder is not None and (folder / SCHEMA).is_file():
+        schema = Schema.read(folder / SCHEMA)
+        if amended(schema, options) != schema:
+            raise UsageError(
+                f"{folder / SCHEMA} says otherwise than --label, --user, --time, --id or --ignore: edit it, or give "
+                "another --checkpoint to start anew"
+            )
+        print(f"the schema is {folder / SCHEMA}", file=sys.stderr)
+        return schema, None
+    if ":" in model and options.label is None:
+        raise UsageError(
+            f"{model.rpartition(':')[0]} has no SCHEMA, and --schema is not given; with --label the schema is inferred"
+        )
+    found = inferred(uri, options)
+    return found.schema, found

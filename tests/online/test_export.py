@@ -1,0 +1,204 @@
+"""What was learnt is used: the checkpoint's model predicts as the learner does, here, exported and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from online_kafka import free_port
+from online_streams import SCHEMA, build, events, learner, table
+from test_run_command import HERE, MODEL, run
+from test_sources import write_jsonl
+from torch import Tensor, nn
+
+from cadam import cli
+from cadam.online import DamagedCheckpointError, Events, load_model
+from cadam.online.export import export
+
+SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run."""
+    folder = tmp_path_factory.mktemp("run")
+    write_jsonl(folder / "a.jsonl", table(3000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        data = ("--data", f"jsonl:{folder / 'a.jsonl'}", "--batch-size", 50, "--lr", 0.05)
+        assert run(*data, "--checkpoint", folder / "state", "--quiet") == 0
+        yield folder / "state"
+
+
+def learnt_scores(state: Path, given: Events) -> np.ndarray:
+    """What the learner itself predicts once it has gone on."""
+    ours = learner(build(seed=3), checkpoint=state)
+    assert ours.resume()
+    ours.close()
+    return ours.training.score(given.features, len(given))
+
+
+def agree(found: np.ndarray, expected: np.ndarray) -> bool:
+    """To the precision of float32, since batches of another size may be summed in another order."""
+    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 1e-6)
+
+
+def test_the_model_of_a_checkpoint_predicts_as_its_learner_does(state: Path) -> None:
+    given = events(500, seed=9)
+    loaded = load_model(state)
+    expected = learnt_scores(state, given)
+    assert loaded.schema == SCHEMA
+    assert loaded.events == 3000
+    assert not any(module.training for module in loaded.model.modules())
+    assert agree(loaded.scores(given.features), expected)
+    raw = {name: values.tolist() for name, values in table(500, seed=9).items()}
+    records = [{name: values[row] for name, values in raw.items() if name in SCHEMA.features} for row in range(500)]
+    assert agree(loaded.predict(records), expected)
+    records[3] = {"user": 1, "item": 10**6, "price": 0.0}
+    records[4] = {"user": 1}
+    found = loaded.predict(records)
+    assert np.flatnonzero(np.isnan(found)).tolist() == [3, 4]
+    assert agree(np.delete(found, [3, 4]), np.delete(expected, [3, 4]))
+    as_text = [{name: str(value) for name, value in record.items()} for record in records[:3]]
+    assert agree(loaded.predict(as_text, text=True), expected[:3])
+
+
+def test_a_model_is_loaded_while_its_learner_runs_and_from_the_newest_good_checkpoint(tmp_path: Path) -> None:
+    ours = learner(checkpoint=tmp_path)
+    for first in (0, 100):
+        ours.learn(events(100, first=first))
+        ours.save()
+    loaded = load_model(tmp_path, build(seed=5), SCHEMA)
+    assert loaded.events == 200
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), ours.model.parameters(), strict=True))
+    files = sorted(tmp_path.glob("checkpoint-*"))
+    files[-1].write_bytes(files[-1].read_bytes()[:-1])
+    assert load_model(tmp_path, build(seed=5), SCHEMA).events == 100
+    assert sorted(tmp_path.glob("checkpoint-*")) == files  # a reader renames nothing
+    files[0].unlink()
+    with pytest.raises(DamagedCheckpointError, match="none of 1 checkpoints"):
+        load_model(tmp_path, build(seed=5), SCHEMA)
+    ours.close()
+
+
+def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+            return price * self.weight
+
+    with pytest.raises(ValueError, match=r"weights in .*checkpoint-.* are not of this model"):
+        load_model(state, Other())
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"lacks model.json"):
+        load_model(tmp_path)
+    assert cli.main(["export", str(state), str(tmp_path / "model.bin")]) == 2
+    assert "should end in .pt2" in capsys.readouterr().err
+    assert cli.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == 2
+    assert "lacks model.json" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+TORCH_ALONE = """
+import json, sys
+import torch
+
+given = torch.load("inputs.pt")
+model = torch.export.load("model.pt2").module()
+torch.save([model(dict(reversed(features.items()))).detach() for features in given], "scores.pt")
+assert not any(name.partition(".")[0] == "cadam" for name in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(state: Path) -> Path:
+    """A folder with the exported model."""
+    path = state.parent / "exported" / "model.pt2"
+    assert cli.main(["export", str(state), str(path)]) == 0
+    return path.parent
+
+
+def test_the_exported_model_scores_as_the_learner_does_in_a_process_with_torch_alone(
+    state: Path, exported: Path
+) -> None:
+    counts = (1, 2, 7, 1000)
+    given = [events(count, seed=count) for count in counts]
+    torch.save([{n: torch.from_numpy(v) for n, v in one.features.items()} for one in given], exported / "inputs.pt")
+    subprocess.run([sys.executable, "-I", "-c", TORCH_ALONE], cwd=exported, check=True, timeout=120)
+    for one, scores in zip(given, torch.load(exported / "scores.pt"), strict=True):
+        assert agree(scores.numpy(), learnt_scores(state, one))
+    weights = torch.load(exported / "model.pt", weights_only=True)
+    loaded = load_model(state, MODEL)
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.model.state_dict().items())
+    inside = {"schema.json": ""}
+    torch.export.load(exported / "model.pt2", extra_files=inside)
+    assert json.loads(inside["schema.json"]) == json.loads((exported / "model.schema.json").read_text())
+    assert sorted(path.name for path in exported.glob("*model*")) == ["model.pt", "model.pt2", "model.schema.json"]
+
+
+def test_a_model_that_cannot_be_exported_leaves_its_weights_and_a_reason(tmp_path: Path) -> None:
+    class Branching(type(build())):  # type: ignore[misc]
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+            scores: Tensor = super().forward(user, item, price)
+            return scores if bool(price.sum() > 0) else -scores
+
+    ours = learner(checkpoint=tmp_path / "state")
+    ours.learn(events(10))
+    ours.save()
+    ours.close()
+    with pytest.raises(RuntimeError, match=r"torch.export does not take this model .*model\.pt has its weights"):
+        export(load_model(tmp_path / "state", Branching(), SCHEMA), tmp_path / "model.pt2")
+    assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model.pt", "model.schema.json"]
+
+
+def post(url: str, body: bytes) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(state: Path, exported: Path) -> None:
+    code = next(c for c in re.findall(r"```py\n(.*?)```", SERVE.read_text(), re.DOTALL) if "do_POST" in c)
+    (exported / "serve.py").write_text(code)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    columns = {name: values.tolist() for name, values in table(200, seed=4).items()}
+    raw = [{name: values[row] for name, values in columns.items()} for row in range(200)]
+    expected = torch.sigmoid(torch.from_numpy(learnt_scores(state, events(200, seed=4)))).numpy()
+    process = subprocess.Popen([sys.executable, "serve.py", str(port)], cwd=exported, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(400):
+            try:
+                status, answer = post(url, json.dumps(raw).encode())
+                break
+            except urllib.error.URLError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        assert status == 200
+        assert answer["rejected"] == {}
+        assert agree(np.array(answer["probabilities"]), expected)
+        status, answer = post(url, json.dumps([{**raw[0], "item": 99}, raw[1]]).encode())
+        assert answer["probabilities"][0] is None
+        assert abs(answer["probabilities"][1] - expected[1]) <= 1e-6
+        assert answer["rejected"] == {"0": "item: 99 is not from 0 to 19"}
+        assert [post(url, body)[0] for body in (b"", b"{}", b"[3]", b"no")] == [413, 400, 400, 400]
+    finally:
+        process.kill()
+        process.wait()

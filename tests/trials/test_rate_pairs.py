@@ -1,0 +1,38 @@
+"""Two optimizers over learning rates: at which rate a margin would come out."""
+
+from __future__ import annotations
+
+import pytest
+
+from cadam.trials.rate_pairs import Pair, summary
+from cadam.trials.rates import RateCurve
+
+RATES = (1e-4, 1e-3, 1e-2)
+
+
+def curve(arm: str, *values: float) -> RateCurve:
+    """The same in two seeds but for a shift, so that differences are exact."""
+    return RateCurve(arm, "higher", {r: {0: v, 1: v + 1} for r, v in zip(RATES, values, strict=True)})
+
+
+def pair(margin: float) -> Pair:
+    """CAdam gains -1, 0 and 4 at the three rates; Adam is best in the middle."""
+    return Pair(curve("CAdam", 69, 80, 74), curve("Adam", 70, 80, 70), (50.0, 50.0 + margin))
+
+
+@pytest.mark.parametrize(
+    ("margin", "rate"), [(-2.0, 1e-4), (-0.5, 10**-3.5), (0.0, 1e-3), (2.0, 10**-2.5), (4.0, 1e-2), (5.0, None)]
+)
+def test_the_rate_that_explains_a_margin_is_the_lowest_at_which_the_difference_reaches_it(
+    margin: float, rate: float | None
+) -> None:
+    assert pair(margin).explains == (None if rate is None else pytest.approx(rate))
+
+
+def test_the_explanation_is_a_row_beside_the_papers_margin() -> None:
+    rows = {row.what: row for row in summary({"wind": pair(2.0)}, near=1.0, same_data=True).rows}
+    row = rows["wind: the rate at which the difference is the paper's"]
+    assert row.values["times the best"] == pytest.approx(10**0.5)
+    assert row.paper == "+2.00"
+    other = [row.what for row in summary({"wind": pair(2.0)}, near=1.0, same_data=False).rows]
+    assert not any("the paper's" in what for what in other), "on other data a margin is not to be explained"
