@@ -27,7 +27,7 @@ def run(
     torch.manual_seed(0)
     params: list[Tensor] = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
     optimizer = cls(params, lr=1e-2, **options)
-    for step in range(3):
+    for step in range(2):
         for param in params:
             if rows:
                 ids = torch.randperm(shape[0])[: shape[0] // 2]
@@ -36,7 +36,7 @@ def run(
                 param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
             else:
                 param.grad = torch.randn(shape) * torch.exp2(torch.randint(-20, 3, shape[1:]).float())
-                if step == 2:
+                if step == 1:
                     param.grad.view(-1)[:3] = 0
         optimizer.step()
     return optimizer, params
@@ -57,18 +57,17 @@ def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **op
 
 
 def dense() -> None:
-    for moments in ("bfloat16", "int8"):
-        compare(cadam.CAdam, False, (60, 37), moments=moments)
-        compare(cadam.CLion, False, (8, 256), moments=moments)
-        compare(cadam.CAdam, False, (30, 37), moments=moments, capturable=True)
+    compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
+    compare(cadam.CAdam, False, (60, 37), moments="int8")
+    compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
 
 
 def rows() -> None:
-    for options in ({"moments": "bfloat16"}, {"moments": "int8"}, {"moments": "int8", "second_moment": "row"}):
-        for width in (16, 200, 3):
-            compare(cadam.CAdam, True, (60, width), **options)
-    compare(cadam.CAdam, True, (400, 16), second_moment="row")
-    compare(cadam.CAdaBelief, True, (400, 16), moments="int8", second_moment="row", eps=1e-8)
+    compare(cadam.CAdam, True, (40, 3), moments="bfloat16")
+    compare(cadam.CAdam, True, (40, 16), moments="int8")
+    compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a plain tile
+    compare(cadam.CAdaBelief, True, (400, 16), second_moment="row", eps=1e-8)  # several tiles
+    compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
 
 

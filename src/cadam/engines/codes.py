@@ -66,6 +66,16 @@ def is_by_row(buffer: Tensor, param: Tensor) -> bool:
     return buffer.shape != param.shape
 
 
+def shares_moments(item: Item) -> bool:
+    """Has it such a buffer?"""
+    return any(is_by_row(buffer, item.param) for buffer in item.state.values())
+
+
+def shares(param: Tensor, kind: str, o: Options) -> bool:
+    """Do the rows of this table share such a moment? Rows of one element have their own, which is the same."""
+    return o["second_moment"] == "row" and kind != "signed" and by_row(param) != tuple(param.shape)
+
+
 def by_row(param: Tensor) -> tuple[int, ...]:
     """The shape of such a buffer."""
     return (*param.shape[:1], *[1] * (param.dim() - 1))
@@ -227,7 +237,7 @@ def complete(
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
-        if o["second_moment"] == "row" and kind != "signed" and rows:
+        if rows and shares(param, kind, o):
             if name not in state:
                 state[name] = torch.full(by_row(param), start, dtype=torch.float32, device=param.device)
             elif not is_by_row(state[name], param):
@@ -271,7 +281,7 @@ def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
     """What the state of a table consists of."""
     made: dict[str, tuple[int, ...]] = {}
     for name in rule.state(o):
-        shared = o["second_moment"] == "row" and rule.moments[name] != "signed"
+        shared = shares(table, rule.moments.get(name, "signed"), o)
         made[name] = by_row(table) if shared else table.shape
         if o["moments"] == "int8" and not shared:
             made[scale_of(name)] = (table.shape[0], 1)

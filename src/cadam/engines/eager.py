@@ -42,7 +42,7 @@ class RowTensors(Tensors):
 
 def functions(item: Item) -> type[Tensors]:
     """The functions for the moments of this parameter."""
-    return RowTensors if any(codes.is_by_row(b, item.param) for b in item.state.values()) else Tensors
+    return RowTensors if codes.shares_moments(item) else Tensors
 
 
 class Eager(Engine):

@@ -383,7 +383,7 @@ class PreparedTable:
     def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
         """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
         item, dtypes = batch.items[i], batch.dtypes[i]
-        param, structure = item.param, batch.structure
+        param, structure = item.param, batch.structures[i]
         self.param, self.shape, self.rows = param, param.shape, param.shape[0]
         self.width = param.numel() // self.rows if self.rows else 0
         if not self.width:

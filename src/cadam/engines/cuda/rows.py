@@ -26,6 +26,7 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import Item, Job
+from ..codes import shares_moments
 from .launch import (
     TYPES,
     CudaEngine,
@@ -112,14 +113,15 @@ class RowBatch:
     positions: list[int]
     """Which of the job's items they are."""
     items: list[Item]
-    structure: Structure
+    structures: list[Structure]
+    """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
     dtypes: list[tuple[torch.dtype, ...]]
     """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
     @classmethod
     def split(cls, job: Job, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
-        structure = Structure.of(job.update.rule, scalars.as_numbers(job.options), rows=True)
+        options = scalars.as_numbers(job.options)
         by_device: dict[torch.device, list[int]] = {}
         for i, item in enumerate(job.items):
             by_device.setdefault(item.param.device, []).append(i)
@@ -127,8 +129,9 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 items = [job.items[i] for i in positions]
-                numbers = StepNumbers(items, job.options, structure, device)
-            batches.append(cls(positions, items, structure, numbers, [dtypes[i] for i in positions]))
+                structures = [Structure.of(job.update.rule, options, rows=shares_moments(item)) for item in items]
+                numbers = StepNumbers(items, job.options, structures[0], device)
+            batches.append(cls(positions, items, structures, numbers, [dtypes[i] for i in positions]))
         return batches
 
     @property
@@ -168,7 +171,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             found = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
             known[same] = ids, found
         update_(
-            batch.structure,
+            batch.structures[k],
             item.param,
             tensors_of(item),
             known[same][1],
