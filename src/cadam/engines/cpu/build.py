@@ -109,7 +109,7 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
         objects = [f"{scratch}/{number}.o" for number in range(len(compiled))]
         list(pool.map(_run, [[*one, "-o", made] for one, made in zip(compiled, objects, strict=True)]))
         try:
-            _run([*command, "-shared", *objects, "-o", str(unfinished), "-lm"])
+            _run([*command, "-shared", *objects, "-lm", "-o", str(unfinished)])
             # First: where there is a library, there is its checksum.
             checksum_of(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
             unfinished.replace(library)
