@@ -1,11 +1,13 @@
 """State dicts: reading what torch.optim wrote, and writing what it can read.
 
 The names are torch's own (step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer), so for most optimizers
-a state dict simply fits in both directions. Three things need care:
+a state dict simply fits in both directions. Four things need care:
 
 - torch casts moments to the parameter's dtype when it loads; ours keep their own (float32 for half parameters).
 - torch's max_exp_avg_sq is the maximum of the raw second moment, ours of the corrected one. `FORMAT_KEY` in a
   group says that the state is ours; without it the maximum is converted. `for_torch` converts back.
+- Coded moments (`cadam.moments`) are taken over as they are; where the optimizer stores them otherwise, the next step
+  converts them, rounded to the nearest. `for_torch` decodes them.
 - A state dict that does not fit is refused before anything changes.
 """
 
@@ -20,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import options
-from .rules import Rule
+from . import moments, options
+from .engines import codes
+from .rules import RULES, Rule
 
 FORMAT_KEY = "cadam_format"
 FORMAT = 1
@@ -33,6 +36,9 @@ OURS = (
     FORMAT_KEY,
     RULE_KEY,
     "state_dtype",
+    "moments",
+    "second_moment",
+    "row_steps",
     "prepared",
     "stochastic_rounding",
     "track_alignment",
@@ -105,7 +111,7 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"group {number}: torch.optim.SGD has no nesterov=True with a moving average")
             group["dampening"] = group["momentum"]
         for key in saved["params"]:
-            entry = state.get(key)
+            entry = state[key] = codes.plain(state.get(key), RULES.get(saved.get(RULE_KEY, "")))
             if entry and MAXIMUM in entry and FORMAT_KEY in saved:
                 correction = 1 - float(group["betas"][1]) ** float(entry["step"])
                 state[key] = {**entry, MAXIMUM: entry[MAXIMUM] * correction}
@@ -212,7 +218,7 @@ def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], wh
         value = given.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
             raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
-        if value.shape != param.shape:
+        if value.shape not in (param.shape, codes.by_row(param)):
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
     return given
 
@@ -228,7 +234,10 @@ def _adopted(
     """A copy of one saved value: buffers in their own dtype on the parameter's device, others as they are."""
     if not isinstance(value, Tensor):
         return deepcopy(value)
-    dtype = buffer_dtype(param, group) if name in (*rule.state(group), MAXIMUM) else value.dtype
+    if name == moments.SEED:
+        return value.detach().cpu().clone()
+    kept = name not in (*rule.state(group), MAXIMUM) or value.dtype == torch.uint8 or value.shape != param.shape
+    dtype = value.dtype if kept else buffer_dtype(param, group)
     if value.shape == param.shape and not hasattr(param, "to_local"):  # laid out as the parameter is
         like = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
         return like.copy_(value.detach())

@@ -18,11 +18,11 @@ from torch.optim import optimizer as torchs
 from . import alignment, checkpoint, options
 from .alignment import Alignment, Ratio
 from .defaults import defaults
+from .engines import codes
 from .engines.base import Engine, Item, Job, NotMeant
 from .engines.choose import choose
 from .engines.cuda.rows import check_ids
 from .engines.plan import Plan, real_local, real_local_grad
-from .memory import filled_like
 from .rules import Rule
 from .update import Update
 
@@ -44,6 +44,11 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: autograd can look through the step.
         fused: True insists on a fused engine, False forbids it; None takes the fastest that can serve.
         state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
+        moments: how moments are stored: ``"float32"``, ``"bfloat16"`` or ``"int8"`` (one byte and a shared scale). The
+            latter two are rounded stochastically, reproducibly from torch.manual_seed; arithmetic stays float32.
+        second_moment: ``"row"`` keeps one second moment for each row of a table, the mean of the row's squares.
+            Parameters with dense gradients keep one for each element.
+        row_steps: correct the bias of a table's moments by how often each row was updated, not by the step count.
         prepared: on CUDA, have a step ready that is like the one before; False does not. CADAM_PREPARED=0 turns it off
             for a whole process.
         stochastic_rounding: round bfloat16 parameters up or down at random, so that small steps count on average;
@@ -241,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
             value = state.get(key, param)
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
-            elif value.shape != param.shape:
+            elif value.shape != param.shape and value.shape != codes.by_row(param):
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
                 problem = (
@@ -260,27 +265,33 @@ class Optimizer(torch.optim.Optimizer):
             state["step"],
             self._counter(param) if group["track_alignment"] else None,
             name,
+            **codes.storage(state, self.rule, group),
         )
 
     def _preview(self, param: Tensor, group: Mapping[str, Any]) -> Item:
         """The item as it will be, without making the state."""
         with torch.no_grad():
             like, known = real_local(param), self.state.get(param, {})
-            buffer = torch.empty_like(like, dtype=_buffer_dtype(like, group), device="meta")
-            state = {name: real_local(known[name]) if name in known else buffer for name in self.rule.state(group)}
+            planned = any(name not in known for name in self.rule.state(group))
+            full = dict(known)
+            if planned:
+                self._complete(full, torch.empty_like(like, device="meta"), param.grad, group)
+            state = {name: real_local(full[name]) for name in self.rule.state(group)}
         step = known.get("step", _new_step(0.0, param, group))
-        return Item(like, state, step, None, planned=any(name not in known for name in state))
+        return Item(like, state, step, None, planned=planned, **codes.storage(full, self.rule, group))
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
         state: dict[str, Tensor] = self.state[param]
         if not isinstance(state.get("step"), Tensor):
             state["step"] = _new_step(float(state.get("step", 0.0)), param, group)
-        for name, start in self.rule.state(group).items():
-            if name not in state:
-                fill = complex(start, start) if param.is_complex() else start
-                state[name] = filled_like(param, fill, _buffer_dtype(param, group))
+        self._complete(state, param, param.grad, group)
         return state
+
+    def _complete(self, state: dict[str, Any], param: Tensor, grad: Tensor | None, group: Mapping[str, Any]) -> None:
+        rows = grad is not None and grad.is_sparse
+        dtype = _buffer_dtype(param, group)
+        codes.complete(state, param, self.rule, group, dtype, rows=rows, number=len(self.state))
 
     def _counter(self, param: Tensor) -> Tensor:
         counts = self._counts.get(param)
@@ -345,9 +356,11 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 seen = None if grad is None else real_local_grad(grad, param)
                 update = Update.of(self.rule, self.confidence, group)
-                choice = choose(update, self._preview(param, group), seen, group)
+                item = self._preview(param, group)
+                choice = choose(update, item, seen, group)
                 engine, passed_over = choice.engine.name, choice.passed_over
-            rows.append(Explained(name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over))
+            about = name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over
+            rows.append(Explained(*about, None if fixed is not None else codes.mixed_scales(item)))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
         return Explanation(rows, self._how_prepared() if by_kernels else None)
 
@@ -425,6 +438,8 @@ class Explained:
     gradient: str
     engine: str
     passed_over: Mapping[str, str]
+    warning: str | None = None
+    """What is not well with how its moments are stored."""
 
 
 class Explanation(list[Explained]):
@@ -446,6 +461,8 @@ class Explanation(list[Explained]):
             # That an engine is for other devices or gradients explains nothing here.
             reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, NotMeant)}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
+            if row.warning is not None:
+                lines.append(f"    warning: {row.warning}")
         if self.steps is not None:
             lines.append(f"Steps are {self.steps}")
         return "\n".join(lines)
@@ -485,6 +502,8 @@ def _new_step(value: float, param: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    if group["moments"] == "bfloat16":
+        return torch.bfloat16
     if group["state_dtype"] is None:
         return torch.promote_types(param.dtype, torch.float32)
     dtype: torch.dtype = group["state_dtype"]
@@ -520,5 +539,8 @@ def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str
             "a sparse gradient of a DTensor is not supported; shard tables with cadam.torchrec, or replicate them with "
             "DistributedDataParallel"
         )
+    reason = codes.refusal(param, group, grad)
+    if reason is not None:
+        raise refuse(reason)
     if hasattr(param, "to_local") != hasattr(grad, "to_local"):
         raise refuse("only one of parameter and gradient is a DTensor")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import moments
 from .rules import Rule
 
 # Options that say how a step is run, not what it computes: a checkpoint does not change them.
@@ -25,6 +26,9 @@ HOW_IT_RUNS = (
     "capturable",
     "differentiable",
     "state_dtype",
+    "moments",
+    "second_moment",
+    "row_steps",
     "prepared",
     "stochastic_rounding",
     "track_alignment",
@@ -34,6 +38,7 @@ FLAGS = (
     "capturable",
     "differentiable",
     "decoupled_weight_decay",
+    "row_steps",
     "prepared",
     "stochastic_rounding",
     "track_alignment",
@@ -125,6 +130,7 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
         raise RuntimeError("`fused` does not support `differentiable`")
     if o["fused"] and o["foreach"]:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    moments.check(rule.moments, rule.state(o), rule.name, o)
     rule.check(o)
 
 

@@ -9,22 +9,34 @@ import torch
 from torch import Tensor
 
 from .catalog import CAdam
+from .engines import codes
 from .engines.base import Containers, Engine, Item, Job, Preparation
 from .engines.choose import choose, insist
 from .engines.cuda.rows import Bags, RowGrad, check_ids
-from .memory import filled_like
+from .moments import SEED
 from .optimizer import Optimizer
+from .rules import Rule
 from .update import Update
 
 _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
-    """The buffers that `update_` needs beside a table: zeros, in float32 at the least."""
+    """The buffers that `update_` needs beside a table: zeros, in float32 at the least unless the options say otherwise.
+
+    Moments that are coded, or shared by a row, have more than one tensor: keep all that this returns. Their rounding
+    goes by torch.manual_seed.
+    """
     _check_is_table(table)
     o = complete(optimizer, given)
-    dtype = o["state_dtype"] or torch.promote_types(table.dtype, torch.float32)
-    return {name: filled_like(table, start, dtype) for name, start in optimizer.rule.state(o).items()}
+    reason = codes.refusal(table, o, None)
+    if reason is not None:
+        raise ValueError(reason)
+    dtype = torch.promote_types(table.dtype, torch.float32)
+    dtype = torch.bfloat16 if o["moments"] == "bfloat16" else o["state_dtype"] or dtype
+    state: dict[str, Tensor] = {}
+    codes.complete(state, table, optimizer.rule, o, dtype, rows=True)
+    return state
 
 
 @torch.no_grad()
@@ -78,7 +90,7 @@ class RowUpdate:
         counts: Tensor | None = None,
         name: str = "the table",
     ) -> None:
-        _check_table(table, state, optimizer.rule.state(options))
+        _check_table(table, state, optimizer.rule, options)
         if counts is not None and not (counts.dtype == torch.int64 and counts.shape == (3,) and counts.is_contiguous()):
             raise ValueError(f"counts must be three int64 in a row, got {counts.dtype}, shape {tuple(counts.shape)}")
         if counts is not None and counts.device != table.device:
@@ -117,7 +129,7 @@ class RowUpdate:
         ready = self._preparation.ready
         if ready is not None and ready.update_rows(grad, step):
             return
-        _check_table(self.table, self.state, self._optimizer.rule.state(self.options))
+        _check_table(self.table, self.state, self._optimizer.rule, self.options)
         engine, job = self._job(grad)
         job.items[0].step.fill_(step - 1)
         if engine.takes_row_grads:
@@ -149,7 +161,10 @@ class RowUpdate:
         update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
         kind = update, grad.dtypes, self.table.dtype, self.table.stride()
         if kind not in self._jobs:
-            item = Item(self.table, self.state, _no_steps(), self.counts, self.name)
+            rule = self._optimizer.rule
+            buffers = {name: self.state[name] for name in rule.state(self.options)}
+            stored = codes.storage(self.state, rule, self.options)
+            item = Item(self.table, buffers, _no_steps(), self.counts, self.name, **stored)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
             choice = choose(update, item, example, self.options)
             insist(item, choice, self.options)
@@ -178,15 +193,21 @@ def _check_is_table(table: Tensor) -> None:
         raise ValueError(f"table must have rows of floating-point numbers, got {table.dtype}, {tuple(table.shape)}")
 
 
-def _check_table(table: Tensor, state: Mapping[str, Tensor], needed: Mapping[str, float]) -> None:
+def _check_table(table: Tensor, state: Mapping[str, Tensor], rule: Rule, o: Mapping[str, Any]) -> None:
     _check_is_table(table)
-    if set(state) != set(needed):
-        raise ValueError(f"state must have {sorted(needed)}, got {sorted(state)} (see new_state)")
+    shapes = codes.shapes(table, rule, o)
+    if set(state) != set(shapes):
+        raise ValueError(f"state must have {sorted(shapes)}, got {sorted(state)} (see new_state)")
     for name, tensor in state.items():
+        if name == SEED:
+            continue
         if tensor.device != table.device:
             raise ValueError(f"{name} is on {tensor.device}, the table on {table.device}")
-        if tensor.shape != table.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the table {tuple(table.shape)}")
+        if tensor.shape != shapes[name]:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, the table {tuple(table.shape)}"
+                + (f": it must be {tuple(shapes[name])}" if shapes[name] != table.shape else "")
+            )
 
 
 def _check_rows(table: Tensor, ids: Tensor, grads: Tensor, step: int) -> None:

@@ -40,7 +40,7 @@ def dense(c: ctypes.CDLL, kernel: int, dtype: int, lengths: list[int], lie: int 
         step, counts = np.zeros(1, np.float32), np.zeros(3, np.int64)
         kept += [*tensors, step, counts]
         rows.append(
-            [*(t.ctypes.data for t in tensors), step.ctypes.data, counts.ctypes.data, n + lie, kernel, dtype, 0]
+            [*(t.ctypes.data for t in tensors), step.ctypes.data, counts.ctypes.data, n + lie, kernel, dtype, *[0] * 5]
         )
     table, coefficients = np.array(rows, np.int64), np.full((1, 32), 0.5)
     assert c.cadam_dense(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
@@ -50,7 +50,7 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
     grads, step, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(1, np.float32), np.zeros(3, np.int64)
     pointers = [t.ctypes.data for t in (*tensors, step, counts)]
-    table = np.array([*pointers, height, width, kernel, dtype], np.int64)
+    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 4], np.int64)
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
     given = table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data
     squares = np.zeros(1)

@@ -24,7 +24,8 @@ TEMPLATES = {
 PREFACE = """\
 /* Generated from the rules in cadam/rules.
  *
- * An element function for each rule, in terms of `real`, and a list of them. Every option of a rule is a
+ * An element function for each rule and a list of them. A `real` is a number or a vector, a `scalar` a number. Every
+ * option of a rule is a
  * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held. */"""
 
 
@@ -34,16 +35,16 @@ def element(structure: Structure) -> str:
     body = lines(
         program,
         TEMPLATES,
-        "    const real {name} = {value};",
+        "    const __auto_type {name} = {value};",
         {c: f"c->{c}" for c in structure.coefficients},
-        "(real){!r}",
+        "(scalar){!r}",
     )
     if program.alignment is None:
         raise AssertionError("the general update always computes its alignment")
     return "\n".join(
         [
             f"struct COEFFICIENTS({name}) {{",
-            f"    real {', '.join(structure.coefficients)};",
+            f"    scalar {', '.join(structure.coefficients)};",
             "};",
             "",
             f"static inline void ELEMENT({name})(",
@@ -64,6 +65,15 @@ def element(structure: Structure) -> str:
 def header(rules: Iterable[Rule] = RULES.values()) -> str:
     """The whole of rules.h, with a kernel for every structure of these rules: those of the catalogue, or others."""
     wanted = structures(rules)
-    listed = " \\\n".join(f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)})" for s in wanted)
-    listing = f"/* X(name, buffers, coefficients) */\n#undef RULES\n#define RULES(X) \\\n{listed}\n"
+    listed = [f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {int(bool(s.kinds))})" for s in wanted]
+    coded = [f"    X({s.name}, {len(s.kinds)}, {s.kinds[0]}, {s.kinds[-1]})" for s in wanted if s.kinds]
+    listing = "\n".join(
+        [
+            "/* X(name, buffers, coefficients, is its state coded in other storages?) */",
+            " \\\n".join(["#undef RULES\n#define RULES(X)", *listed]),
+            "/* X(name, buffers, the kinds of the first and the last) */",
+            " \\\n".join(["#undef CODED_RULES\n#define CODED_RULES(X)", *coded]),
+            "",
+        ]
+    )
     return "\n\n".join([PREFACE, *map(element, wanted), listing])

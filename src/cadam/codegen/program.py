@@ -69,6 +69,8 @@ class Trace:
     """Records operations; also the `f` that rules call while they are recorded."""
 
     ops: list[Op] = field(default_factory=list)
+    by_row: bool = False
+    """Are second moments those of rows?"""
 
     def record(self, kind: str, *args: Any) -> Value:
         for arg in args:
@@ -88,6 +90,9 @@ class Trace:
 
     def sqrt(self, x: Value) -> Value:
         return self.record("sqrt", x)
+
+    def square(self, x: Value) -> Value:
+        return self.record("mean_square", x) if self.by_row else self.record("mul", x, x)
 
     def sign(self, x: Value) -> Value:
         return self.record("sign", x)
@@ -118,9 +123,9 @@ class Program:
 
 
 @cache
-def record(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...]) -> Program:
+def record(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...], by_row: bool = False) -> Program:
     """Run `update` once on symbols named ``p``, ``g``, the buffers and the coefficients."""
-    trace = Trace()
+    trace = Trace(by_row=by_row)
     moved = update(
         Value(trace, "p"),
         Value(trace, "g"),

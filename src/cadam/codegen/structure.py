@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..defaults import defaults
 from ..rules import Options, Rule
@@ -18,11 +18,18 @@ class Structure:
     rule: Rule
     buffers: tuple[str, ...]
     coefficients: tuple[str, ...]
+    stored: tuple[str, ...] = ()
+    """How each buffer is stored: ``plain``, ``bfloat16``, ``int8`` or ``row``; empty if all are plain."""
 
     @classmethod
-    def of(cls, rule: Rule, options: Options) -> Structure:
+    def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> Structure:
+        """That of these options; `rows` says that it is for tables, whose second moments may be those of rows."""
         coefficients = Update(rule, confidence=True).general_coefficients(2.0, options, Scalars)
-        return cls(rule, tuple(rule.state(options)), tuple(coefficients))
+        buffers = tuple(rule.state(options))
+        by_row = {b for b in buffers if rows and options["second_moment"] == "row" and rule.moments[b] != "signed"}
+        moments = "plain" if options["moments"] == "float32" else options["moments"]
+        stored = tuple("row" if b in by_row else moments for b in buffers)
+        return cls(rule, buffers, tuple(coefficients), stored if set(stored) - {"plain"} else ())
 
     @property
     def name(self) -> str:
@@ -30,13 +37,25 @@ class Structure:
         usual = Structure.of(self.rule, defaults(self.rule))
         more = [b for b in self.buffers if b not in usual.buffers]
         more += [c for c in self.coefficients if c not in usual.coefficients]
+        more += [f"{s}_{b}" for b, s in zip(self.buffers, self.stored, strict=False) if s != "plain"]
         return "_".join([self.rule.name, *more, *(f"without_{b}" for b in usual.buffers if b not in self.buffers)])
+
+    @property
+    def plain(self) -> Structure:
+        """The same with plain buffers: C has one kernel for all storages."""
+        return replace(self, stored=())
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its buffers, if these are one or two and all can be coded in fewer bytes."""
+        kinds = tuple(self.rule.moments.get(buffer, "") for buffer in self.buffers)
+        return kinds if len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"} else ()
 
     @property
     def program(self) -> Program:
         """The one program that covers every option, `Update.general`."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")
-        return record(Update(self.rule, confidence=True).general, self.buffers, coefficients)
+        return record(Update(self.rule, confidence=True).general, self.buffers, coefficients, "row" in self.stored)
 
 
 def structures(rules: Iterable[Rule]) -> list[Structure]:

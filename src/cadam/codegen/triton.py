@@ -27,6 +27,7 @@ TEMPLATES = {
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
+    "mean_square": "mean_square({0}, mask, width)",
 }
 
 PREFACE = '''\
@@ -45,16 +46,25 @@ import triton
 import triton.language as tl
 
 from cadam.engines.cuda.blocks import (
+    blocks_of,
     count,
     divide,
     fetch,
+    fetch_coded,
+    fetch_row,
     hold,
     maximum,
+    mean_square,
+    noise_at,
     proceed,
     put,
+    put_coded,
+    put_row,
     reciprocal,
+    round_up_or_down,
     round_randomly,
     scaled,
+    scales_of,
     see,
     sign,
     sqrt,
@@ -81,6 +91,95 @@ def {name}_move(
     put(p_, p, mask, WHOLE)
 {puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
 '''
+
+CODED_MOVE = '''\
+@triton.jit
+def {name}_move(
+    p_, g, {buffers_}{scales_}c, place, far, seed, mask, width,
+    WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
+):
+    """Move the elements at these addresses, rows or blocks that share what they share; 1 where the signs agree."""
+    p = fetch(p_, mask, WHOLE, WORK)
+{fetches}{loads}    p, {buffers}alignment = {name}(
+        p, g, {buffers}
+{coefficients}
+        mask, width,
+    )
+    noise = noise_at(place, far, seed, tl.load(c))
+    if STOCHASTIC:
+        p = round_randomly(p, place + (1 << 52), seed, tl.load(c))
+    put(p_, p, mask, WHOLE)
+{puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
+'''
+
+CODED_DENSE = """\
+@triton.jit(do_not_specialize=["only", "seed"])
+def {name}_dense(
+    table,
+    grads,
+    coefficients,
+    stride,
+    owners,
+    only,
+    found_inf,
+    seed,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    STATE: tl.constexpr,
+    WORK: tl.constexpr,
+    ALONE: tl.constexpr,
+    COUNT: tl.constexpr,
+    GUARD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if proceed(found_inf, GUARD):
+        block = tl.program_id(0)
+        i = only if ALONE else tl.load(owners + block)
+        row = table + i * {row}
+        p = tl.load(row)
+        n = tl.load(row + 2)
+        g = tl.load(grads + i)
+{addresses}        own = tl.load(row + {row} - 1)
+        c = coefficients + i * stride
+        start = (block - tl.load(row + 3)) * BLOCK
+        place = start + tl.arange(0, BLOCK // 256)[:, None] * 256 + tl.arange(0, 256)[None, :]
+        if (start + BLOCK <= n) & ((({together}) & 15) == 0):
+            aligned = {name}_move(
+                blocks_of(p, start, PARAM, True, BLOCK),
+                fetch(blocks_of(g, start, GRAD, True, BLOCK), None, True, WORK),
+{whole}                c,
+                place,
+                start,
+                own,
+                None,
+                256,
+                True,
+                WORK,
+                STOCHASTIC,
+            )
+            agree = tl.sum(aligned)
+        else:
+            mask = place < n
+            aligned = {name}_move(
+                blocks_of(p, start, PARAM, False, BLOCK),
+                fetch(blocks_of(g, start, GRAD, False, BLOCK), mask, False, WORK),
+{masked}                c,
+                place,
+                start,
+                own,
+                mask,
+                256,
+                False,
+                WORK,
+                STOCHASTIC,
+            )
+            agree = tl.sum(aligned)
+        if COUNT:
+            counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
+            count(counts, agree, tl.where(start == 0, n, 0))
+            see(counts, start == 0, n)
+"""
 
 DENSE = """\
 @triton.jit(do_not_specialize=["only", "seed"])
@@ -179,7 +278,7 @@ def {name}_rows(
         place = row[:, None] * width + column[None, :]
         aligned = {name}_move(
             p + place, g, {at}
-            coefficients, place, seed, mask, False, WORK, STOCHASTIC,
+            coefficients, place, {far}seed, mask, {width}False, WORK, STOCHASTIC,
         )
         if COUNT:
             count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
@@ -210,13 +309,18 @@ def {name}_seams(
     if proceed(found_inf, GUARD):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row, g, mask = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
-        place = row * width + column
+{as_rows}        place = row * width + column
         aligned = {name}_move(
             p + place, g, {at}
-            coefficients, place, seed, mask, False, WORK, STOCHASTIC,
+            coefficients, place, {far}seed, mask, {width}False, WORK, STOCHASTIC,
         )
         if COUNT:
             count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+"""
+
+
+AS_ROWS = """\
+        row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
 """
 
 
@@ -237,7 +341,7 @@ def element(structure: Structure) -> str:
         [
             "@triton.jit",
             f"def {structure.name}(",
-            filled(["p", "g", *names.values()], 4),
+            filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
             "):",
             *lines(program, TEMPLATES, "    {name} = {value}", names),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
@@ -248,30 +352,65 @@ def element(structure: Structure) -> str:
 
 def kernels(structure: Structure) -> str:
     """The element function of one structure and the kernels around it."""
-    buffers = structure.buffers
+    buffers, stored = structure.buffers, structure.stored or ("plain",) * len(structure.buffers)
+    scaled = [b for b, how in zip(buffers, stored, strict=True) if how == "int8"]
 
     def each(template: str, separator: str = "") -> str:
         return separator.join(template.format(b=b, number=4 + k) for k, b in enumerate(buffers))
 
+    def each_scale(template: str) -> str:
+        return "".join(template.format(b=b, number=4 + len(buffers) + k) for k, b in enumerate(scaled))
+
+    def fetched(b: str, how: str) -> str:
+        signed = structure.rule.moments.get(b) == "signed"
+        if how == "int8":
+            return f"    s_{b} = fetch_coded(s_{b}_, e_{b}_, mask, WHOLE, {signed})\n"
+        return f"    s_{b} = fetch{'_row' if how == 'row' else ''}(s_{b}_, mask, WHOLE, WORK)\n"
+
+    def kept(k: int, b: str, how: str) -> str:
+        signed, half = structure.rule.moments.get(b) == "signed", "noise >> 16" if k else "noise & 0xFFFF"
+        if how == "int8":
+            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, WHOLE, {signed})\n"
+        if how == "bfloat16":
+            return f"    put(s_{b}_, round_up_or_down(s_{b}, {half}), mask, WHOLE)\n"
+        return f"    put{'_row' if how == 'row' else ''}(s_{b}_, s_{b}, mask, WHOLE)\n"
+
+    stretch = "blocks_of" if structure.stored else "stretch"
+    scales = each_scale("                scales_of(e_{b}, start, BLOCK),\n")
     columns = [f"tl.load(c + {k}).to(WORK)" for k in range(1, 1 + len(structure.coefficients))]
     assigned = [f"    c_{c} = {load}\n" for c, load in zip(structure.coefficients, columns, strict=True)]
     values = {
         "name": structure.name,
-        "row": 4 + len(buffers),
+        "row": 4 + len(buffers) + len(scaled) + bool(structure.stored),
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
-        "fetches": each("    s_{b} = fetch(s_{b}_, mask, WHOLE, WORK)\n"),
+        "scales_": each_scale("e_{b}_, "),
+        "fetches": "".join(map(fetched, buffers, stored)),
         "loads": "".join(assigned),
         "coefficients": filled((f"c_{c}" for c in structure.coefficients), 8),
-        "puts": each("    put(s_{b}_, s_{b}, mask, WHOLE)\n"),
-        "addresses": each("        s_{b} = tl.load(row + {number})\n"),
+        "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
+        "addresses": each("        s_{b} = tl.load(row + {number})\n")
+        + each_scale("        e_{b} = tl.load(row + {number})\n"),
         "together": " | ".join(["p", "g", *(f"s_{b}" for b in buffers)]),
-        "whole": each("                stretch(s_{b}, start, STATE, True, BLOCK),\n"),
-        "masked": each("                stretch(s_{b}, start, STATE, False, BLOCK),\n"),
-        "pointers": each("    s_{b},\n"),
-        "at": each("s_{b} + place,", " "),
+        "whole": each(f"                {stretch}(s_{{b}}, start, STATE, True, BLOCK),\n") + scales,
+        "masked": each(f"                {stretch}(s_{{b}}, start, STATE, False, BLOCK),\n") + scales,
+        "pointers": each("    s_{b},\n") + each_scale("    e_{b},\n"),
+        "far": "place, " if structure.stored else "",
+        "width": "width, " if structure.stored else "",
+        "as_rows": AS_ROWS if structure.stored else "",
     }
-    return "\n\n".join([element(structure), *(text.format(**values) for text in (MOVE, DENSE, ROWS, SEAMS))])
+
+    def text_of(template: str, index: str) -> str:
+        at = [f"s_{b} + {f'row{index}' if how == 'row' else 'place'}," for b, how in zip(buffers, stored, strict=True)]
+        return template.format(**values, at=" ".join([*at, *(f"e_{b} + row{index}," for b in scaled)]))
+
+    if not structure.stored:
+        templates = [(MOVE, ""), (DENSE, ""), (ROWS, ""), (SEAMS, "")]
+    elif "row" in stored:
+        templates = [(CODED_MOVE, ""), (ROWS, "[:, None]"), (SEAMS, "")]
+    else:
+        templates = [(CODED_MOVE, ""), (CODED_DENSE, ""), (ROWS, "[:, None]"), (SEAMS, "")]
+    return "\n\n".join([element(structure), *(text_of(*template) for template in templates)])
 
 
 def source(*wanted: Structure) -> str:

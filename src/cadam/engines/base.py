@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -41,13 +41,32 @@ class Item:
     step: Tensor
     counts: Tensor | None
     name: str = "the parameter"
+    moments: str = "float32"
+    """How they are stored, see `cadam.moments`. The `state` holds their codes."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """What kind of moment each buffer is, as the rule says."""
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """The shared exponents of buffers that are coded in a byte: one a row, two-dimensional, or one a block."""
+    seed: int = 0
+    """Of the rounding of coded moments."""
+    row_steps: Tensor | None = None
+    """Step counts of rows, or None where all go by the one of the parameter."""
     planned: bool = False
     """Is its state yet to be made? Then missing buffers are stand-ins without memory."""
 
     @property
     def work_dtype(self) -> torch.dtype:
         """The dtype of the arithmetic: that of the parameter and its buffers, and float32 at the least."""
-        return _promoted(self.param.dtype, *[buffer.dtype for buffer in self.state.values()])
+        floats = [buffer.dtype for buffer in self.state.values() if buffer.is_floating_point()]
+        return _promoted(self.param.dtype, *floats)
+
+    @cached_property
+    def storage(self) -> str:
+        """How the moments are kept, as options say it; empty if every element has its own, in plain numbers."""
+        said = [f"moments={self.moments!r}"] if self.moments != "float32" else []
+        if any(buffer.shape != self.param.shape for buffer in self.state.values()):
+            said.append("second_moment='row'")
+        return ", ".join([*said, *(["row_steps=True"] if self.row_steps is not None else [])])
 
     @property
     def is_negated(self) -> bool:
@@ -115,6 +134,8 @@ class Engine:
     """Does it find gradients by itself, through the parameters?"""
     takes_row_grads = False
     """Does it take gradients of rows that are no sparse tensors, by `update`?"""
+    any_storage = False
+    """Does it serve every way to store moments? If not, `lacks_storage` says which it does."""
     traceable = False
     """Can torch.compile look through it?"""
 
@@ -127,7 +148,15 @@ class Engine:
             return NotMeant(f"serves {'sparse' if self.sparse else 'dense'} gradients only")
         if self.device is not None and self.device != item.param.device.type:
             return NotMeant(f"serves {self.device} only")
+        if item.storage and not self.any_storage:
+            reason = self.lacks_storage(item)
+            if reason is not None:
+                return reason
         return self.lacks(update, item, grad, options)
+
+    def lacks_storage(self, item: Item) -> str | None:
+        """Why it does not serve moments that are stored otherwise than as one plain number an element."""
+        return f"has no {item.storage}"
 
     def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         """The same for a parameter and a gradient of the kind that it is meant for."""
@@ -138,9 +167,8 @@ class Engine:
         for job in jobs:
             for item, grad in job:
                 shape = item.param.shape
-                for buffer in item.state.values():
-                    if buffer.shape != shape:
-                        return True
+                if not item.storage and any(buffer.shape != shape for buffer in item.state.values()):
+                    return True
                 if grad.device != item.param.device:
                     return True
                 if not grad.is_sparse and (grad.shape != shape or grad.is_complex()):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import lists, scalars
+from . import codes, lists, scalars
 from .base import Engine, Item, Job
 
 
@@ -22,13 +22,32 @@ class Tensors:
     maximum = staticmethod(lists.maximum)
 
     @staticmethod
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
     def hold(alignment: Tensor, step: Tensor) -> Tensor:
         """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
         return lists.hold(step, alignment, 0)  # type: ignore[no-any-return]
 
 
+class RowTensors(Tensors):
+    """The same where a second moment is that of a row."""
+
+    @staticmethod
+    def square(x: Tensor) -> Tensor:
+        """The mean of the squares of each row."""
+        return x.square().reshape(len(x), -1).mean(1).view(len(x), *[1] * (x.dim() - 1))
+
+
+def functions(item: Item) -> type[Tensors]:
+    """The functions for the moments of this parameter."""
+    return RowTensors if codes.shares_moments(item) else Tensors
+
+
 class Eager(Engine):
     name = "eager"
+    any_storage = True
     traceable = True
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -46,7 +65,7 @@ def step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Tensor | None
 
     Returns the number of aligned elements, None if nobody counts.
     """
-    whole = job.options["differentiable"] or torch.compiler.is_compiling()
+    whole = job.options["differentiable"] or torch.compiler.is_compiling() or item.storage
     parts = [(item, grad)] if whole else lists.blocks(item, grad)
     aligned = [_update(job, part, of_grad, c) for part, of_grad in parts]
     return None if aligned[0] is None else reduce(add, aligned)
@@ -57,13 +76,19 @@ def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
     copy = job.options["differentiable"]
     work = item.work_dtype
     param = item.param.to(work, copy=copy)
-    state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
-    moved = job.update(param, grad.to(work), state, c, Tensors)
+    if item.storage:
+        state = codes.load(item, None, work)
+    else:
+        state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
+    moved = job.update(param, grad.to(work), state, c, functions(item))
     if item.is_stand_in:
         return None
     item.param.copy_(moved.param)
-    for name, buffer in item.state.items():
-        buffer.copy_(moved.state[name])
+    if item.storage:
+        codes.store(item, moved.state, None, item.step)
+    else:
+        for name, buffer in item.state.items():
+            buffer.copy_(moved.state[name])
     return None if item.counts is None else (moved.alignment > 0).sum()
 
 

@@ -2,24 +2,26 @@
 
 The same arithmetic as the reference, on the gathered rows. A gradient's sparse dimensions may be any number
 of the leading ones; with all of them sparse a "row" is a single element. Bias correction goes by the one step
-count of the parameter, as in torch.optim.SparseAdam.
+count of the parameter, as in torch.optim.SparseAdam, unless rows have their own (`row_steps`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import scalars
+from . import codes, scalars
 from .base import Engine, Item, Job
-from .eager import Tensors, count
+from .eager import count, functions
 
 
 class Rows(Engine):
     name = "rows"
     sparse = True
+    any_storage = True
 
     def check(self, jobs: Sequence[Job]) -> None:
         check_ids(jobs)
@@ -29,6 +31,13 @@ class Rows(Engine):
             for item, grad in job:
                 item.step.add_(1)
                 _step(job, item, grad)
+
+
+def _of_rows(job: Job, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The coefficients of rows that count their own steps: by row where they depend on the count."""
+    counts[where] += 1  # the rows are distinct
+    c = job.update.coefficients(scalars.exact(counts[where]), job.options, scalars.Scalars, job.grad_scale)
+    return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
 
 
 def check_ids(jobs: Sequence[Job]) -> None:
@@ -66,11 +75,12 @@ def _step(job: Job, item: Item, grad: Tensor) -> None:
         item.counts[2].add_(item.param.numel())
     if values.numel() == 0:
         return
-    c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
-    state = {name: buffer[where].to(work) for name, buffer in item.state.items()}
-    moved = job.update(item.param[where].to(work), values, state, c, Tensors)
+    if item.row_steps is not None:
+        c = _of_rows(job, item.row_steps, where, work)
+    else:
+        c = scalars.of_step(job.update, job.options, item.step, job.grad_scale)
+    moved = job.update(item.param[where].to(work), values, codes.load(item, where, work), c, functions(item))
     item.param[where] = moved.param.to(item.param.dtype)
-    for name, buffer in item.state.items():
-        buffer[where] = moved.state[name].to(buffer.dtype)
+    codes.store(item, moved.state, where, item.step)
     if item.counts is not None:
         count(item.counts, moved.alignment, values.numel(), item.param.numel())

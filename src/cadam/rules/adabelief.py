@@ -18,7 +18,7 @@ def state(o: Options) -> dict[str, float]:
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
     surprise = g - exp_avg
-    exp_avg_var = s.exp_avg_var * c.beta2 + surprise * surprise * c.weight2 + c.eps
+    exp_avg_var = s.exp_avg_var * c.beta2 + f.square(surprise) * c.weight2 + c.eps
     step = exp_avg * c.correct1 / (f.sqrt(exp_avg_var * c.correct2) + c.eps)
     return Step(step, exp_avg, {"exp_avg": exp_avg, "exp_avg_var": exp_avg_var})
 
@@ -29,4 +29,5 @@ ADABELIEF = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"exp_avg": "signed", "exp_avg_var": "positive"},
 )

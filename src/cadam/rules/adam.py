@@ -34,7 +34,7 @@ def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
-    exp_avg_sq = s.exp_avg_sq * c.beta2 + g * g * c.weight2
+    exp_avg_sq = s.exp_avg_sq * c.beta2 + f.square(g) * c.weight2
     new = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     vhat = exp_avg_sq * c.correct2
     if hasattr(s, "max_exp_avg_sq"):
@@ -48,6 +48,7 @@ ADAM = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"exp_avg": "signed", "exp_avg_sq": "positive", "max_exp_avg_sq": "maximum"},
     late=frozenset({"max_exp_avg_sq"}),
     variants=({"amsgrad": True},),
 )

@@ -35,5 +35,6 @@ LION = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"exp_avg": "signed"},
     timeless=True,
 )

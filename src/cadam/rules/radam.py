@@ -42,7 +42,7 @@ def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
-    exp_avg_sq = s.exp_avg_sq * c.beta2 + g * g * c.weight2
+    exp_avg_sq = s.exp_avg_sq * c.beta2 + f.square(g) * c.weight2
     step = exp_avg * c.plain + exp_avg * c.adaptive / (f.sqrt(exp_avg_sq) + c.eps)
     return Step(step, exp_avg, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
 
@@ -53,4 +53,5 @@ RADAM = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"exp_avg": "signed", "exp_avg_sq": "positive"},
 )

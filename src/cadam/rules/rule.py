@@ -2,14 +2,15 @@
 
 A rule never sees where it runs. The engines call the same two functions with tensors, or with symbols
 whose operations they record, so a rule may only use ``+ - * /`` and the functions of `f`
-(``f.sqrt``, ``f.sign``, ``f.maximum``; in `coefficients` also ``f.positive``), and no ``if`` on values.
+(``f.sqrt``, ``f.square``, ``f.sign``, ``f.maximum``; in `coefficients` also ``f.positive``), and no ``if`` on values.
+``f.square`` is for what goes into a second moment: where that is kept by row, it is the mean of the row's squares.
 An ``if`` on which buffers or coefficients there are (``hasattr(s, "max_exp_avg_sq")``) is fine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Options = Mapping[str, Any]
@@ -45,6 +46,8 @@ class Rule:
     - `timeless`: the update does not depend on `t` beyond the first step, so that a checkpoint
       without a step count still fits.
     - `variants`: options under which it has other buffers or coefficients than by default.
+    - `moments`: what kind of moment each buffer is, for storages other than float32: ``signed`` (first moments),
+      ``positive`` (second moments) or ``maximum`` (the largest second moment so far).
     - `check`: raises ValueError for options that do not go together.
     """
 
@@ -56,6 +59,7 @@ class Rule:
     late: frozenset[str] = frozenset()
     timeless: bool = False
     variants: tuple[Options, ...] = ()
+    moments: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Options], None] = _nothing_to_check
 
     def __post_init__(self) -> None:
@@ -63,3 +67,6 @@ class Rule:
             raise ValueError(f"a rule's name must be an identifier, as kernels are named after it; got {self.name!r}")
         if "lr" not in self.defaults:
             raise ValueError(f"the rule {self.name!r} needs a default for 'lr'")
+        for buffer, kind in self.moments.items():
+            if kind not in ("signed", "positive", "maximum"):
+                raise ValueError(f"the rule {self.name!r}: {buffer} is {kind!r}, not signed, positive or maximum")

@@ -51,6 +51,7 @@ SGDM = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"momentum_buffer": "signed"},
     timeless=True,
     variants=({"nesterov": True}, {"momentum": 0.0}),
     check=check,

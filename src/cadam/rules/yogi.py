@@ -17,7 +17,7 @@ def state(o: Options) -> dict[str, float]:
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
-    square = g * g
+    square = f.square(g)
     exp_avg_sq = s.exp_avg_sq - f.sign(s.exp_avg_sq - square) * square * c.weight2
     step = exp_avg * c.correct1 / (f.sqrt(exp_avg_sq * c.correct2) + c.eps)
     return Step(step, exp_avg, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
@@ -29,4 +29,5 @@ YOGI = Rule(
     state=state,
     coefficients=coefficients,
     update=update,
+    moments={"exp_avg": "signed", "exp_avg_sq": "positive"},
 )

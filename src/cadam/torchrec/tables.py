@@ -108,6 +108,9 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self.optimizer_class, self.options, self.replicas = optimizer, options, replicas
         self.output_dtype_as_torch: torch.dtype = output_dtype.as_dtype()
         self.weights_host.data = filled_like(self.weights_host, 0.0, self.weights_host.dtype)  # in huge pages
+        for name, usual in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False)):
+            if options[name] != usual:
+                raise ValueError(f"{name}={options[name]!r}: sharded tables keep {name}={usual!r} only")
         self.flat_state = new_state(self.memory(), optimizer, **options)
         """The buffers of all tables, one after the other as the tables are."""
         self.steps = torch.zeros(len(specs), dtype=torch.float32)

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,13 +104,12 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
     command = [*compiler().split(), *FLAGS, *extra]
     library.parent.mkdir(parents=True, exist_ok=True)
     unfinished = library.with_name(f"{library.name}.{uuid.uuid4().hex}")
-    with tempfile.TemporaryDirectory() as scratch:
-        objects: list[str] = []
-        for source, flags in parts:
-            objects.append(f"{scratch}/{len(objects)}.o")
-            _run([*command, *flags, "-c", str(source), "-o", objects[-1]])
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = [[*command, *flags, "-c", str(source)] for source, flags in parts]
+        objects = [f"{scratch}/{number}.o" for number in range(len(compiled))]
+        list(pool.map(_run, [[*one, "-o", made] for one, made in zip(compiled, objects, strict=True)]))
         try:
-            _run([*command, "-shared", *objects, "-o", str(unfinished), "-lm"])
+            _run([*command, "-shared", *objects, "-lm", "-o", str(unfinished)])
             # First: where there is a library, there is its checksum.
             checksum_of(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
             unfinished.replace(library)

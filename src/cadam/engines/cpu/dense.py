@@ -6,7 +6,7 @@ keeps a user from replacing what a parameter or a buffer points to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
 from .library import Library, find
 from .watch import CHANGED, Watched, lay_out, watched_grads
 
-MAX_BUFFERS, MAX_COEFFICIENTS = 4, 32  # as in native/cadam.h
+MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments are in
+STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
 
 GRAIN = 32768  # elements below which a second thread is not worth waking
@@ -43,7 +45,7 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return reason
     if item.param.dtype not in DTYPES:
         return f"has no kernels for {item.param.dtype}"
-    wanted = torch.promote_types(item.param.dtype, torch.float32)
+    wanted = CODES.get(item.moments, torch.promote_types(item.param.dtype, torch.float32))
     for name, buffer in item.state.items():
         if buffer.dtype != wanted:
             return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
@@ -55,13 +57,27 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return "the parameter or its state is not aligned in memory"
     if item.step.device.type != "cpu" or item.step.dtype != torch.float32:
         return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
+    if any(not scales.is_contiguous() for scales in item.scales.values()):
+        return "the scales of its moments are not contiguous"
     found = find(Structure.of(update.rule, scalars.as_numbers(options)))
     return found if isinstance(found, str) else None
 
 
+def lacks_storage(item: Item, rows: bool) -> str | None:
+    """Why the kernels cannot serve moments that are stored like these; None if they can."""
+    if item.moments not in CODES or item.storage != f"moments={item.moments!r}":
+        return f"has no {item.storage}"
+    if item.param.dtype != torch.float32:
+        return f"has {item.storage} for float32 only, and the parameter is {item.param.dtype}"
+    if any((scales.dim() == 2) != rows for scales in item.scales.values()):
+        return "the moments have a scale for each row, and the gradient is dense"
+    return None
+
+
 # Dense ---------------------------------------------------------------------------------------------------------
 
-P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12  # of a dense_tensor
+# Of a dense_tensor:
+P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, SCALES, SEED, MOMENTS, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16
 
 
 class Native(Engine):
@@ -69,6 +85,9 @@ class Native(Engine):
     device = "cpu"
     fused = True
     finds_grads = True
+
+    def lacks_storage(self, item: Item) -> str | None:
+        return lacks_storage(item, rows=False)
 
     def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         reason = refusal(update, item, options)
@@ -103,8 +122,8 @@ class DenseStep:
     params: Watched
     grads: Watched
     steps: Watched
-    buffers: list[tuple[list[int] | slice, Watched]]
-    """The first buffers, the second...: in which rows they belong, and they themselves."""
+    buffers: list[tuple[list[int] | slice, int, Watched]]
+    """The first buffers, the second..., then their scales: rows and column that they belong in, and they themselves."""
     strided: dict[int, tuple[int, ...]]
     """The strides of parameters that are not contiguous."""
     disjoint: bool
@@ -124,6 +143,7 @@ class DenseStep:
                 row[KERNEL] = number
                 row[DTYPE] = DTYPES[item.param.dtype]
                 row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
+                row[SEED], row[MOMENTS] = item.seed, STORAGES[item.moments]
             start += len(job.items)
         params = Watched([item.param for item in items], threads=True)
         rows[:, P], rows[:, N] = params.addresses, params.sizes
@@ -134,7 +154,10 @@ class DenseStep:
             params,
             watched_grads(params.tensors, [grad for job in jobs for grad in job.gradients()], threads=True),
             Watched([item.step for item in items], threads=True),
-            [_nth_buffers(items, k) for k in range(max(len(item.state) for item in items))],
+            [_nth([item.state for item in items], k, S) for k in range(max(len(item.state) for item in items))]
+            + [
+                _nth([item.scales for item in items], k, SCALES) for k in range(max(len(item.scales) for item in items))
+            ],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
             _disjoint(params),
         )
@@ -152,7 +175,7 @@ class DenseStep:
         for i, stride in self.strided.items():
             if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
                 return True
-        if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, buffers in self.buffers):
+        if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, _, buffers in self.buffers):
             return True
         if self.grads.look() & CHANGED:
             self.fit = self._fit()
@@ -167,8 +190,8 @@ class DenseStep:
         rows = self.rows
         grads, copies = self._grads(jobs)
         rows[:, G], rows[:, STEP] = grads, self.steps.addresses
-        for k, (where, buffers) in enumerate(self.buffers):
-            rows[where, S + k] = buffers.addresses
+        for where, column, buffers in self.buffers:
+            rows[where, column] = buffers.addresses
         c = self._coefficients(jobs)
         for part in [rows] if self.disjoint else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
@@ -218,10 +241,11 @@ def _disjoint(params: Watched) -> bool:
     return bool((ends[:-1] <= starts[1:]).all())
 
 
-def _nth_buffers(items: list[Item], k: int) -> tuple[list[int] | slice, Watched]:
-    where = [row for row, item in enumerate(items) if len(item.state) > k]
-    buffers = Watched([list(items[row].state.values())[k] for row in where], threads=True)
-    return slice(None) if len(where) == len(items) else where, buffers
+def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list[int] | slice, int, Watched]:
+    """The number `k` of all of these, for the column `first + k`."""
+    where = [row for row, tensors in enumerate(held) if len(tensors) > k]
+    tensors = Watched([list(held[row].values())[k] for row in where], threads=True)
+    return slice(None) if len(where) == len(held) else where, first + k, tensors
 
 
 def kernel(job: Job) -> tuple[Library, int]:

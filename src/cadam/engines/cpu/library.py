@@ -142,7 +142,7 @@ def find(structure: Structure) -> tuple[Library, int] | str:
         library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
         return NotThere(reason)
-    kernel = int(library.c.cadam_kernel(structure.name.encode()))
+    kernel = int(library.c.cadam_kernel(structure.plain.name.encode()))
     if kernel < 0:
         return NotThere(f"has no kernel for {structure.name}: options that lead there must be in the rule's variants")
     return library, kernel

@@ -13,7 +13,18 @@ from ...rules import Options
 from ...update import Update
 from ..base import PLAIN, Engine, Item, Job, UnavailableError
 from ..rows import out_of_range
-from .dense import DTYPES, MAX_BUFFERS, MAX_COEFFICIENTS, kernel, refusal, values
+from .dense import (
+    DTYPES,
+    MAX_BUFFERS,
+    MAX_CODED,
+    MAX_COEFFICIENTS,
+    STORAGES,
+    WIDEST,
+    kernel,
+    lacks_storage,
+    refusal,
+    values,
+)
 from .library import Library, package_library
 
 
@@ -24,6 +35,12 @@ class NativeRows(Engine):
     device = "cpu"
     sparse = True
     fused = True
+
+    def lacks_storage(self, item: Item) -> str | None:
+        width = item.param.shape[1:].numel()
+        if width > WIDEST:
+            return f"has {item.storage} for rows of up to {WIDEST} elements, and these have {width}"
+        return lacks_storage(item, rows=True)
 
     def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         assert grad is not None
@@ -71,7 +88,10 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
     pointers += [0] * (MAX_BUFFERS - len(pointers))
     counts = 0 if item.counts is None else item.counts.data_ptr()
     tensors = (item.param.data_ptr(), *pointers, item.step.data_ptr(), counts)
-    table = np.array([*tensors, rows, width, number, DTYPES[item.param.dtype]], np.int64)
+    scales = [scales.data_ptr() for scales in item.scales.values()]
+    scales += [0] * (MAX_CODED - len(scales))
+    kind = (number, DTYPES[item.param.dtype], *scales, item.seed, STORAGES[item.moments])
+    table = np.array([*tensors, rows, width, *kind], np.int64)
     c = np.zeros(MAX_COEFFICIENTS)
     numbers = values(job, item.step.item() + 1)
     c[: len(numbers)] = numbers
@@ -111,7 +131,9 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
     ids, values = ids.contiguous(), values.contiguous()
     n, width = values.shape
     if rows and width:
-        table = np.array([0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]], np.int64)
+        table = np.array(
+            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 2), np.int64
+        )
         failed = library.c.cadam_rows_squares(
             table.ctypes.data,
             ids.data_ptr(),

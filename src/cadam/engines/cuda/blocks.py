@@ -96,17 +96,111 @@ def scramble(x):
 
 
 @triton.jit
-def round_randomly(x, place, seed, step):
-    """x rounded to one of its two neighbours in bfloat16, to each the more often the nearer it is.
+def noise_at(place, far, seed, step):
+    """32 random bits: a hash of the seed, the step and the element's place, the same wherever it is computed.
 
-    The random bits are a hash of the seed, the step and the element's place: the same wherever it is computed.
+    `far` is any place whose upper half is that of `place`: one for all of a block, or each its own.
     """
     high = scramble((seed.to(tl.int64) >> 32).to(tl.uint32) ^ scramble(step.to(tl.int64).to(tl.uint32)))
     key = scramble(seed.to(tl.uint32) ^ high)
-    noise = scramble(place.to(tl.uint32) ^ scramble((place >> 32).to(tl.uint32) ^ key))
-    bits = x.to(tl.uint32, bitcast=True) + (noise & 0xFFFF)
+    return scramble(place.to(tl.uint32) ^ scramble((far >> 32).to(tl.uint32) ^ key))
+
+
+@triton.jit
+def round_up_or_down(x, noise):
+    """x rounded to one of its two neighbours in bfloat16 by 16 bits of noise."""
+    bits = x.to(tl.uint32, bitcast=True) + noise
     # A NaN with all bits set would overflow.
     return tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def round_randomly(x, place, seed, step):
+    """x rounded to one of its two neighbours in bfloat16, to each the more often the nearer it is."""
+    return round_up_or_down(x, noise_at(place, place, seed, step) & 0xFFFF)
+
+
+# Coded moments, as cadam/moments.py defines them: blocks of rows that share a scale each --------------------------
+
+
+@triton.jit
+def blocks_of(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """Pointers to a block of elements, 256 of which share a scale."""
+    pointer = address.to(tl.pointer_type(TYPE))
+    if WHOLE:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer + start + tl.arange(0, BLOCK // 256)[:, None] * 256 + tl.arange(0, 256)[None, :]
+
+
+@triton.jit
+def scales_of(address, start, BLOCK: tl.constexpr):
+    """Pointers to the scales of a block of elements."""
+    return address.to(tl.pointer_type(tl.uint8)) + start // 256 + tl.arange(0, BLOCK // 256)[:, None]
+
+
+@triton.jit
+def any_of(mask):
+    """Which rows of it have an element?"""
+    return tl.max(mask.to(tl.int32), 1, keep_dims=True) > 0
+
+
+@triton.jit
+def fetch_row(pointers, mask, WHOLE: tl.constexpr, WORK: tl.constexpr):
+    """One value for each row."""
+    return tl.load(pointers, mask=any_of(mask), other=0).to(WORK)
+
+
+@triton.jit
+def put_row(pointers, values, mask, WHOLE: tl.constexpr):
+    tl.store(pointers, values, mask=any_of(mask))
+
+
+@triton.jit
+def fetch_coded(pointers, scales, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+    """Values from codes of one byte and the exponents that they share."""
+    if WHOLE:
+        code = tl.load(pointers).to(tl.int32)
+        exponent = tl.load(scales).to(tl.int32)
+    else:
+        code = tl.load(pointers, mask=mask, other=0).to(tl.int32)
+        exponent = tl.load(scales, mask=any_of(mask), other=32).to(tl.int32)
+    base = tl.where(exponent == 255, 0x7FC00000, (exponent - 31) << 23)
+    if SIGNED:
+        size = code & 0x7F
+        bits = ((size << 21) + base) | ((code & 0x80) << 24)
+    else:
+        size = code
+        bits = (size << 20) + base
+    return tl.where(size == 0, 0.0, bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def put_coded(pointers, scales, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+    """Code values, rounded by 16 bits of noise each."""
+    shift: tl.constexpr = 21 if SIGNED else 20
+    noise = noise.to(tl.int32)
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    largest = tl.max(size if WHOLE else tl.where(mask, size, 0), 1, keep_dims=True)
+    exponent = tl.maximum((largest + (1 << shift)) >> 23, 32)
+    exponent = tl.where(exponent >= 254, 255, exponent)
+    base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
+    code = (size - base + (noise << (shift - 16))) >> shift
+    code = tl.maximum(code, 0) | ((bits >> 24) & 0x80) if SIGNED else tl.maximum(code, tl.minimum(size, 1))
+    code = code.to(tl.uint8)
+    if WHOLE:
+        tl.store(pointers, code)
+        tl.store(scales, exponent.to(tl.uint8))
+    else:
+        tl.store(pointers, code, mask=mask)
+        tl.store(scales, exponent.to(tl.uint8), mask=any_of(mask))
+
+
+@triton.jit
+def mean_square(x, mask, width):
+    """The mean of the squares of each row."""
+    total = tl.sum(tl.where(mask, x * x, 0.0), 1, keep_dims=True)
+    return divide(total, tl.zeros_like(total) + width)
 
 
 # Counting --------------------------------------------------------------------------------------------------------

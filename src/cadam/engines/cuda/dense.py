@@ -29,6 +29,7 @@ from .launch import (
     capturing,
     keep,
     kernel,
+    lacks_storage,
     overflowed,
     refusal,
     stochastic,
@@ -42,6 +43,9 @@ HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 class Cuda(CudaEngine):
     name = "cuda"
     finds_grads = True
+
+    def lacks_storage(self, item: Item) -> str | None:
+        return lacks_storage(item, rows=False)
 
     def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         reason = refusal(item, options)
@@ -108,6 +112,9 @@ class Batch:
         blocks = np.where(huge, 0, -(-sizes // BLOCK))
         counts = [0 if item.counts is None else item.counts.data_ptr() for item in items]
         columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
+        if structure.stored:
+            scales = [[item.scales[name] for item in items] for name in structure.buffers if name in items[0].scales]
+            columns += [*map(addresses, scales), np.array([item.seed for item in items], np.int64)]
         table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
         table[huge, 3] = 0
         owners = np.repeat(np.arange(len(items)), blocks)
@@ -115,7 +122,7 @@ class Batch:
         launches += [(-(-int(sizes[i]) // BLOCK), i, True) for i in np.flatnonzero(huge).tolist()]
         device = params[0].device
         channel = Channel(device)
-        state = [tensor for item in items for tensor in (*item.state.values(), item.step)]
+        state = [tensor for item in items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
         numbers = StepNumbers(items, job.options, structure, device)
         return cls(
             positions,

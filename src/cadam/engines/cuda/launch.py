@@ -23,6 +23,7 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from .. import scalars
 from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
+from ..codes import is_by_row
 
 WARPS = 4
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -82,10 +83,26 @@ class Launch:
 def triton_type(dtype: torch.dtype) -> Any:
     import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
-    return getattr(tl, TYPES[dtype])
+    return tl.uint8 if dtype == torch.uint8 else getattr(tl, TYPES[dtype])
 
 
 # What the engines can serve ------------------------------------------------------------------------------------
+
+
+CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments are in
+
+
+def lacks_storage(item: Item, rows: bool) -> str | None:
+    """Why the kernels cannot serve moments that are stored like these; None if they can."""
+    if item.row_steps is not None:
+        return "has no row_steps=True"
+    if not rows and "second_moment" in item.storage:
+        return "the second moment is that of rows, and the gradient is dense"
+    if any((scales.dim() == 2) != rows for scales in item.scales.values()):
+        return "the moments have a scale for each row, and the gradient is dense"
+    if any(not scales.is_contiguous() for scales in item.scales.values()):
+        return "the scales of its moments are not contiguous"
+    return None
 
 
 class CudaEngine(Engine):
@@ -127,8 +144,12 @@ def refusal(item: Item, options: Options) -> str | None:
     reason = unreadable(item)
     if reason:
         return reason
-    dtypes = {buffer.dtype for buffer in item.state.values()}
-    for dtype in (param.dtype, *dtypes):
+    by_row = {name for name, buffer in item.state.items() if is_by_row(buffer, param)}
+    dtypes = {buffer.dtype for name, buffer in item.state.items() if name not in by_row}
+    wanted = CODES.get(item.moments)
+    if wanted is not None and dtypes - {wanted}:
+        return f"keeps moments={item.moments!r} in {wanted}, and these are {dtypes}"
+    for dtype in (param.dtype, *dtypes - {wanted}):
         if dtype not in TYPES:
             return f"has no kernels for {dtype}"
     if len(dtypes) > 1:
@@ -136,7 +157,9 @@ def refusal(item: Item, options: Options) -> str | None:
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
     for name, buffer in item.state.items():
-        if buffer.shape != param.shape or buffer.stride() != param.stride():
+        if name in by_row and not buffer.is_contiguous():
+            return f"{name} is not contiguous"
+        if name not in by_row and (buffer.shape != param.shape or buffer.stride() != param.stride()):
             return f"{name} does not lie in memory as the parameter does"
     where = param.device if scalars.stay_on_device(options) else torch.device("cpu")
     if item.step.device != where or item.step.dtype != torch.float32:
@@ -277,7 +300,8 @@ class StepNumbers:
         count_steps[(-(-self.size // 256),)](self.steps, now, found_inf, self.size, found_inf is not None, 256)
         c = job.update.general_coefficients(now, job.options, scalars.Scalars, job.grad_scale)
         rows = np.zeros((self.size, self.columns))
-        later: dict[int, Tensor] = {0: now} if stochastic(job.options) else {}
+        rounded = stochastic(job.options) or job.options["moments"] != "float32"
+        later: dict[int, Tensor] = {0: now} if rounded else {}
         for j, value in enumerate(c.values(), 1):
             if isinstance(value, Tensor) and value.device == self.channel.device:
                 later[j] = value

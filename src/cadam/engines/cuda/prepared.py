@@ -45,6 +45,7 @@ from .rows import (
     kind_of,
     launches_for,
     make_keys,
+    tensors_of,
 )
 
 CUDA = (
@@ -382,7 +383,7 @@ class PreparedTable:
     def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
         """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
         item, dtypes = batch.items[i], batch.dtypes[i]
-        param, structure = item.param, batch.structure
+        param, structure = item.param, batch.structures[i]
         self.param, self.shape, self.rows = param, param.shape, param.shape[0]
         self.width = param.numel() // self.rows if self.rows else 0
         if not self.width:
@@ -393,7 +394,10 @@ class PreparedTable:
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         bounds = [Bound.of(make_keys(self.in_bags), kind)]
-        self.how, kind = launches_for(structure, param, item.state, dtypes[0], in_bags=self.in_bags, counts=item.counts)
+        state, seed = tensors_of(item), item.seed if item.storage else None
+        self.how, kind = launches_for(
+            structure, param, state, dtypes[0], in_bags=self.in_bags, counts=item.counts, seed=seed
+        )
         bounds.append(Bound.of(self.how.rows, kind))
         self.longest, self.outgrown = LONGEST, False
         try:
@@ -401,10 +405,10 @@ class PreparedTable:
         except UnavailableError:  # no step had more than one tile yet
             bounds.append(bounds[-1])  # and is not launched
             self.longest = self.how.cut.tile
-        lasting = {"p": param, **{f"s_{name}": item.state[name] for name in structure.buffers}}
+        lasting = {"p": param, **state}
         lasting |= {"error": error} | ({} if item.counts is None else {"counts": item.counts})
         fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
-        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": 0}
+        fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": seed or 0}
         self.words = np.array([0] * len(STEPS_OWN + AFTER_SORTING) + list(fixed.values()), np.int64)
         named = {name: self.words[k:] for k, name in enumerate([*STEPS_OWN, *AFTER_SORTING, *fixed])}
         before = {**named, "keys": named["made"]}

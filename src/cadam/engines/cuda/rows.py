@@ -26,6 +26,7 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import Item, Job
+from ..codes import shares_moments
 from .launch import (
     TYPES,
     CudaEngine,
@@ -36,6 +37,7 @@ from .launch import (
     keep,
     kernel,
     lacking,
+    lacks_storage,
     mark_in_use,
     overflowed,
     refusal,
@@ -45,6 +47,7 @@ from .launch import (
 
 ELEMENTS = 2048  # of one tile: sorted ids times columns
 COLUMNS = 128  # at most, of one tile
+WIDEST = 1024  # columns of rows that share something, which are all in one tile
 SPAN = 32  # tiles whose parts of a row are added at a time
 KEYS = 1024  # ids that one program makes keys of
 LONGEST = 1 << 30  # ids in one gradient
@@ -57,6 +60,12 @@ class CudaRows(CudaEngine):
     name = "cuda-rows"
     sparse = True
     takes_row_grads = True
+
+    def lacks_storage(self, item: Item) -> str | None:
+        width = item.param.shape[1:].numel()
+        if width > WIDEST:
+            return f"has {item.storage} for rows of up to {WIDEST} elements, and these have {width}"
+        return lacks_storage(item, rows=True)
 
     def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
         assert grad is not None
@@ -104,14 +113,15 @@ class RowBatch:
     positions: list[int]
     """Which of the job's items they are."""
     items: list[Item]
-    structure: Structure
+    structures: list[Structure]
+    """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
     dtypes: list[tuple[torch.dtype, ...]]
     """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
     @classmethod
     def split(cls, job: Job, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
-        structure = Structure.of(job.update.rule, scalars.as_numbers(job.options))
+        options = scalars.as_numbers(job.options)
         by_device: dict[torch.device, list[int]] = {}
         for i, item in enumerate(job.items):
             by_device.setdefault(item.param.device, []).append(i)
@@ -119,8 +129,9 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 items = [job.items[i] for i in positions]
-                numbers = StepNumbers(items, job.options, structure, device)
-            batches.append(cls(positions, items, structure, numbers, [dtypes[i] for i in positions]))
+                structures = [Structure.of(job.update.rule, options, rows=shares_moments(item)) for item in items]
+                numbers = StepNumbers(items, job.options, structures[0], device)
+            batches.append(cls(positions, items, structures, numbers, [dtypes[i] for i in positions]))
         return batches
 
     @property
@@ -134,13 +145,13 @@ class RowBatch:
     @property
     def state(self) -> list[Tensor]:
         """Buffers, step counts and alignment counters of all of them."""
-        more = [tensor for item in self.items for tensor in (*item.state.values(), item.step)]
+        more = [tensor for item in self.items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
         return more + [item.counts for item in self.items if item.counts is not None]
 
 
 def _layout(item: Item, grad: Tensor) -> Any:
     """What the kernels take for granted. The ids are looked at by the kernels, the addresses in every step."""
-    tensors = (item.param, *item.state.values())
+    tensors = (item.param, *item.state.values(), *item.scales.values())
     same = [(x.nbytes, x.is_contiguous(), x.dtype, x.is_neg()) for x in tensors]
     return same, item.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
 
@@ -160,17 +171,24 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             found = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
             known[same] = ids, found
         update_(
-            batch.structure,
+            batch.structures[k],
             item.param,
-            item.state,
+            tensors_of(item),
             known[same][1],
             grad.values,
             sent.of(k),
             counts=item.counts,
             found_inf=job.found_inf if numbers.stay else None,
-            seed=torch.initial_seed() + i if stochastic(job.options) else None,
+            seed=item.seed if item.storage else torch.initial_seed() + i if stochastic(job.options) else None,
+            randomly=stochastic(job.options),
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
+
+
+def tensors_of(item: Item) -> dict[str, Tensor]:
+    """The buffers as kernels call them, and their scales."""
+    buffers = {f"s_{name}": buffer for name, buffer in item.state.items()}
+    return {**buffers, **{f"e_{name}": scales for name, scales in item.scales.items()}}
 
 
 _NO_WORDS = np.empty(0, np.int64)
@@ -280,11 +298,13 @@ def update_(
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
     seed: int | None = None,
+    randomly: bool = False,
 ) -> None:
     """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
 
     `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the structure's
-    order, in float64 on the device. A `seed` asks for stochastic rounding of a bfloat16 parameter.
+    order, in float64 on the device. `state` is what `tensors_of` gives; the `seed` is that of coded moments and of a
+    bfloat16 parameter that is rounded `randomly`.
     """
     n, rows = len(ids.keys), param.shape[0]
     width = param.numel() // rows if rows else 0
@@ -304,8 +324,9 @@ def update_(
         counts=counts,
         found_inf=found_inf,
         seed=seed,
+        randomly=randomly,
     )
-    tensors = [param, *(state[name] for name in structure.buffers)]
+    tensors = [param, *state.values()]
     keys, order = ids.keys, ids.keys if ids.order is None else ids.order
     tiles, across = how.cut.grid(n, width)
     partials = torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
@@ -327,12 +348,13 @@ def launches_for(
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
     seed: int | None = None,
+    randomly: bool = False,
 ) -> tuple[Launches, Any]:
     """The launches for such tensors, and all that their arguments can differ in where the launches are the same.
 
     `aligned`: do the values and the coefficients lie at multiples of 16 bytes?
     """
-    tensors = [param, *(state[name] for name in structure.buffers)]
+    tensors = [param, *state.values()]
     rows = param.shape[0]
     how = _launches(
         structure,
@@ -342,7 +364,7 @@ def launches_for(
         found_inf is not None,
         ordered,
         in_bags,
-        seed is not None and param.dtype == torch.bfloat16,
+        randomly and param.dtype == torch.bfloat16,
     )
     kind = (
         param.device,
@@ -395,8 +417,8 @@ class Cut:
     columns: int
 
     @classmethod
-    def of(cls, width: int) -> Cut:
-        columns = min(COLUMNS, 1 << (width - 1).bit_length())
+    def of(cls, width: int, most: int = COLUMNS) -> Cut:
+        columns = min(most, 1 << (width - 1).bit_length())
         return cls(ELEMENTS // columns, columns)
 
     def grid(self, n: int, width: int) -> tuple[int, int]:
@@ -447,7 +469,7 @@ def _launches(
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    cut = Cut.of(width)
+    cut = Cut.of(width, WIDEST if structure.stored else COLUMNS)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before = {"WORK": triton_type(work)}
     return Launches(

@@ -16,6 +16,16 @@ enum dtype { F32, F64, BF16, F16, DTYPES };
 
 enum { MAX_BUFFERS = 4, MAX_COEFFICIENTS = 32 };
 
+/* How moments are stored, see cadam/moments.py. Coded ones are those of float32 parameters, and at most two. */
+enum moments { PLAIN, CODED_BF16, CODED_INT8, STORAGES };
+
+enum { MAX_CODED = 2, CODED_BLOCK = 256, WIDEST = 1024 }; /* elements that share a scale, or a row may have */
+
+/* Update n elements whose moments are coded: `scales` are those of the buffers, `place` is that of the first element,
+ * `key` what the noise of this step comes from. Returns how many were aligned. */
+typedef int64_t coded_fn(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place,
+                         uint32_t key, const void *c);
+
 /* Update n elements: parameter, gradient, buffers, coefficients. Returns how many were aligned. */
 typedef int64_t update_fn(void *p, const void *g, void *const *s, int64_t n, const void *c);
 
@@ -33,6 +43,9 @@ typedef struct {
     const uint32_t *ends, *at;
     const void *grads;      /* of all ids */
     void *p, *s[MAX_BUFFERS]; /* the first row of the bucket: of the parameter, of its buffers */
+    uint8_t *scales[MAX_CODED]; /* the same of coded buffers */
+    uint64_t place;           /* the place of its first element in the table */
+    uint32_t key;             /* what the noise of this step comes from */
 } row_batch;
 
 /* Sum the gradients of each row and update it, with these coefficients. Returns how many elements were aligned. */
@@ -46,6 +59,8 @@ typedef struct {
     int buffers, coefficients;
     update_fn *dense[DTYPES];
     rows_fn *rows[DTYPES];
+    coded_fn *coded[STORAGES]; /* or 0 */
+    rows_fn *coded_rows[STORAGES];
 } kernel;
 
 typedef struct {

@@ -84,13 +84,16 @@ static const void *in_arithmetic_of(const coefficients *c, int64_t dtype)
 }
 
 static const int64_t size_of[DTYPES] = {[F32] = 4, [F64] = 8, [BF16] = 2, [F16] = 2};
-static int64_t size_of_real(int dtype) { return dtype == F64 ? 8 : 4; }
+static int64_t size_of_buffer(int64_t dtype, int64_t moments)
+{
+    return moments == CODED_INT8 ? 1 : moments == CODED_BF16 ? 2 : dtype == F64 ? 8 : 4;
+}
 
 /* Dense -------------------------------------------------------------------------------------------------- */
 
 /* One tensor, as a row of 64-bit integers. */
 typedef struct {
-    int64_t p, g, s[MAX_BUFFERS], step, counts, n, kernel, dtype, c;
+    int64_t p, g, s[MAX_BUFFERS], step, counts, n, kernel, dtype, c, scales[MAX_CODED], seed, moments;
 } dense_tensor;
 
 typedef struct {
@@ -101,7 +104,20 @@ typedef struct {
     const coefficients *c;
 } dense_step;
 
-enum { UNIT = 64 }; /* elements; ranges are cut between units, so that blocks stay whole */
+enum { UNIT = CODED_BLOCK }; /* elements; ranges are cut between units, so that blocks stay whole */
+
+static uint32_t scramble(uint32_t x)
+{
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return x ^ (x >> 16);
+}
+
+/* What the noise of a step comes from; `step` is counted from 1. */
+static uint32_t noise_key(uint64_t seed, float step)
+{
+    return scramble((uint32_t)seed ^ scramble((uint32_t)(seed >> 32) ^ scramble((uint32_t)(int64_t)step)));
+}
 
 static void dense_range(int64_t begin, int64_t end, void *context)
 {
@@ -121,13 +137,23 @@ static void dense_range(int64_t begin, int64_t end, void *context)
         const int64_t to = limit < x->n ? limit : x->n;
         if (from >= to)
             continue;
-        const int64_t size = size_of[x->dtype], real = size_of_real(x->dtype);
+        const int64_t size = size_of[x->dtype], real = size_of_buffer(x->dtype, x->moments);
         void *s[MAX_BUFFERS];
         for (int k = 0; k < MAX_BUFFERS; k++)
             s[k] = x->s[k] ? (char *)x->s[k] + from * real : 0;
-        const int64_t aligned = step->set->kernels[x->kernel].dense[x->dtype](
-            (char *)x->p + from * size, (const char *)x->g + from * size, s, to - from,
-            in_arithmetic_of(&step->c[x->c], x->dtype));
+        const kernel *k = &step->set->kernels[x->kernel];
+        const void *c = in_arithmetic_of(&step->c[x->c], x->dtype);
+        char *p = (char *)x->p + from * size;
+        const char *g = (const char *)x->g + from * size;
+        int64_t aligned;
+        if (x->moments) {
+            uint8_t *scales[MAX_CODED];
+            for (int b = 0; b < MAX_CODED; b++)
+                scales[b] = x->scales[b] ? (uint8_t *)x->scales[b] + from / CODED_BLOCK : 0;
+            aligned = k->coded[x->moments]((float *)p, (const float *)g, s, scales, to - from, (uint64_t)from,
+                                           noise_key((uint64_t)x->seed, *(const float *)x->step), c);
+        } else
+            aligned = k->dense[x->dtype](p, g, s, to - from, c);
         if (x->counts)
             __atomic_fetch_add((int64_t *)x->counts, aligned, __ATOMIC_RELAXED);
     }
@@ -204,7 +230,7 @@ EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t 
  * All that is stable, so the result depends neither on the sizes of chunks and buckets nor on the number of threads. */
 
 typedef struct {
-    int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype;
+    int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype, scales[MAX_CODED], seed, moments;
 } row_table;
 
 typedef struct {
@@ -261,6 +287,7 @@ struct row_step {
     entry *entries;    /* by bucket, then in order of appearance */
     found_rows *found; /* by thread */
     int64_t bad, next;
+    uint32_t key;
     coefficients c; /* of an update, and what it counts */
     int64_t aligned, touched;
     double *squares; /* by bucket */
@@ -335,7 +362,8 @@ static row_batch rows_of(const row_step *step, int64_t bucket, found_rows *my)
 {
     const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
     const int64_t distinct = find_rows(step->entries + first, n, my);
-    return (row_batch){distinct, step->table->width, my->distinct, my->ends, my->at, step->grads, 0, {0}};
+    return (row_batch){.count = distinct, .width = step->table->width, .distinct = my->distinct, .ends = my->ends,
+                       .at = my->at, .grads = step->grads};
 }
 
 static void square_bucket(row_step *step, int64_t bucket, found_rows *my)
@@ -351,9 +379,14 @@ static void update_bucket(row_step *step, int64_t bucket, found_rows *my)
     row_batch rows = rows_of(step, bucket, my);
     rows.p = (char *)t->p + row * t->width * size_of[t->dtype];
     for (int b = 0; b < step->set->kernels[t->kernel].buffers; b++)
-        rows.s[b] = (char *)t->s[b] + row * t->width * size_of_real((int)t->dtype);
-    const int64_t aligned =
-        step->set->kernels[t->kernel].rows[t->dtype](&rows, in_arithmetic_of(&step->c, t->dtype));
+        rows.s[b] = (char *)t->s[b] + row * t->width * size_of_buffer(t->dtype, t->moments);
+    for (int b = 0; b < MAX_CODED; b++)
+        rows.scales[b] = t->scales[b] ? (uint8_t *)t->scales[b] + row : 0;
+    rows.place = (uint64_t)(row * t->width);
+    rows.key = step->key;
+    const kernel *k = &step->set->kernels[t->kernel];
+    rows_fn *update = t->moments ? k->coded_rows[t->moments] : k->rows[t->dtype];
+    const int64_t aligned = update(&rows, in_arithmetic_of(&step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
     __atomic_fetch_add(&step->touched, rows.count * t->width, __ATOMIC_RELAXED);
 }
@@ -459,6 +492,7 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
         .do_bucket = update_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
     convert(&step.c, c);
+    step.key = noise_key((uint64_t)table->seed, *(const float *)table->step + 1);
     const int64_t result = do_buckets(&step, threads, parallel_for);
     if (result != -1)
         return result;

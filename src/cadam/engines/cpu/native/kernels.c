@@ -121,6 +121,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #define HOLD(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
 
 #define real float
+#define scalar float
 #define SQRT(x) __builtin_sqrtf(x)
 #define ELEMENT(name) name##_float
 #define COEFFICIENTS(name) name##_float_c
@@ -128,9 +129,11 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #undef COEFFICIENTS
 #undef ELEMENT
 #undef SQRT
+#undef scalar
 #undef real
 
 #define real double
+#define scalar double
 #define SQRT(x) __builtin_sqrt(x)
 #define ELEMENT(name) name##_double
 #define COEFFICIENTS(name) name##_double_c
@@ -138,6 +141,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #undef COEFFICIENTS
 #undef ELEMENT
 #undef SQRT
+#undef scalar
 #undef real
 
 /* The buffers by number, so that the compiler sees them as separate streams. */
@@ -191,7 +195,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
         return aligned;                                                                                            \
     }
 
-#define LOOPS(rule, buffers, coefficients)                                                                         \
+#define LOOPS(rule, buffers, coefficients, codes)                                                                         \
     LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
     LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
     LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
@@ -280,7 +284,7 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
         return aligned;                                                                                            \
     }
 
-#define ALL_ROWS(rule, buffers, coefficients)                                                                      \
+#define ALL_ROWS(rule, buffers, coefficients, codes)                                                                      \
     ROWS(rule, buffers, F32, float, int32_t, rule##_f32_rows)                                                      \
     ROWS(rule, buffers, F64, double, int64_t, rule##_f64_rows)                                                     \
     ROWS(rule, buffers, BF16, float, int32_t, rule##_bf16_rows)                                                    \
@@ -323,11 +327,402 @@ SQUARES(F64, double, squares_f64)
 SQUARES(BF16, float, squares_bf16)
 SQUARES(F16, float, squares_f16)
 
-#define ENTRY(rule, n_buffers, n_coefficients)                                                                     \
+/* Coded moments, as cadam/moments.py defines them -------------------------------------------------------------
+ *
+ * Sixteen elements at a time, as vectors: decoded, updated and, where they share no scale, coded again in registers. */
+
+enum { LANES = 16 };
+typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
+typedef int32_t mask_t __attribute__((vector_size(4 * LANES)));
+typedef float floats_t __attribute__((vector_size(4 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test & yes) | (~(bits_t)test & no); }
+
+/* What the compiler does not find by itself for AVX-512. */
+#ifdef __AVX512F__
+INLINE bits_t unless_zero(bits_t size, bits_t x) /* x, and zero where the size is */
+{
+    return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
+}
+
+INLINE floats_t sign_of(floats_t x)
+{
+    const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1);
+    const __m512 up = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, zero, _CMP_GT_OQ), one);
+    return (floats_t)_mm512_mask_mov_ps(up, _mm512_cmp_ps_mask((__m512)x, zero, _CMP_LT_OQ), _mm512_set1_ps(-1));
+}
+
+INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+{
+    const __mmask16 goes = _mm512_cmp_ps_mask((__m512)alignment, _mm512_set1_ps(threshold), _CMP_NLE_UQ);
+    return (floats_t)_mm512_maskz_mov_ps(goes, (__m512)step);
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    return __builtin_popcount(_mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ));
+}
+
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm512_min_epu32((__m512i)x, (__m512i)y); }
+INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE floats_t root(floats_t x) { return (floats_t)_mm512_sqrt_ps((__m512)x); }
+
+INLINE bits_t widen(const void *q, int64_t size) /* codes of one byte or two */
+{
+    return (bits_t)(size == 1 ? _mm512_cvtepu8_epi32(_mm_loadu_si128(q)) : _mm512_cvtepu16_epi32(_mm256_loadu_si256(q)));
+}
+
+INLINE void narrow(void *q, bits_t x, int64_t size)
+{
+    if (size == 1)
+        _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x));
+    else
+        _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x));
+}
+#else
+INLINE floats_t sign_of(floats_t x)
+{
+    return (floats_t)((bits_t)(x > 0) & 0x3f800000) - (floats_t)((bits_t)(x < 0) & 0x3f800000);
+}
+
+INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+{
+    return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    const mask_t positive = x > 0;
+    int32_t count = 0;
+    for (int k = 0; k < LANES; k++)
+        count -= positive[k];
+    return count;
+}
+
+INLINE bits_t unless_zero(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
+
+INLINE int32_t largest_of(mask_t x)
+{
+    int32_t largest = x[0];
+    for (int k = 1; k < LANES; k++)
+        largest = x[k] > largest ? x[k] : largest;
+    return largest;
+}
+
+INLINE floats_t root(floats_t x)
+{
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < LANES; k++)
+        lanes[k] = __builtin_sqrtf(lanes[k]);
+    memcpy(&x, lanes, sizeof x);
+    return x;
+}
+
+INLINE bits_t widen(const void *q, int64_t size)
+{
+    uint32_t lanes[LANES];
+    for (int k = 0; k < LANES; k++)
+        lanes[k] = size == 1 ? ((const uint8_t *)q)[k] : ((const uint16_t *)q)[k];
+    bits_t x;
+    memcpy(&x, lanes, sizeof x);
+    return x;
+}
+
+INLINE void narrow(void *q, bits_t x, int64_t size)
+{
+    uint32_t lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int k = 0; k < LANES; k++)
+        if (size == 1)
+            ((uint8_t *)q)[k] = (uint8_t)lanes[k];
+        else
+            ((uint16_t *)q)[k] = (uint16_t)lanes[k];
+}
+#endif
+
+/* The first n of them from memory, and back. */
+INLINE floats_t read_floats(const float *x, int64_t n)
+{
+    floats_t lanes = {0};
+    memcpy(&lanes, x, (size_t)(n < LANES ? n : LANES) * sizeof *x);
+    return lanes;
+}
+
+INLINE void write_floats(float *x, floats_t lanes, int64_t n)
+{
+    memcpy(x, &lanes, (size_t)(n < LANES ? n : LANES) * sizeof *x);
+}
+
+INLINE bits_t read_codes(const void *q, int64_t n, int64_t size)
+{
+    uint16_t room[LANES] = {0};
+    return widen(n < LANES ? memcpy(room, q, (size_t)(n * size)) : q, size);
+}
+
+INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
+{
+    uint16_t room[LANES];
+    narrow(n < LANES ? room : q, x, size);
+    if (n < LANES)
+        memcpy(q, room, (size_t)(n * size));
+}
+
+/* The element functions once more, of vectors. */
+#pragma push_macro("MAXIMUM")
+#pragma push_macro("SIGN")
+#pragma push_macro("SCALED")
+#pragma push_macro("HOLD")
+#undef MAXIMUM
+#undef SIGN
+#undef SCALED
+#undef HOLD
+#define MAXIMUM(x, y) (floats_t) choose(((x) > (y)) | ((x) != (x)), (bits_t)(x), (bits_t)(y))
+#define SIGN(x) sign_of(x)
+#define SCALED(x, factor) ((factor) == 0 ? (floats_t){0} : (x) * (factor))
+#define HOLD(alignment, step) hold(alignment, c->threshold, step)
+#define real floats_t
+#define scalar float
+#define SQRT(x) root(x)
+#define ELEMENT(name) name##_lanes
+#define COEFFICIENTS(name) name##_lanes_c
+#include "rules.h"
+#undef COEFFICIENTS
+#undef ELEMENT
+#undef SQRT
+#undef scalar
+#undef real
+#pragma pop_macro("MAXIMUM")
+#pragma pop_macro("SIGN")
+#pragma pop_macro("SCALED")
+#pragma pop_macro("HOLD")
+
+/* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
+enum { SHIFT_signed = 21, SHIFT_positive = 20 };
+
+INLINE bits_t decode_signed(bits_t code, uint32_t base)
+{
+    const bits_t size = code & 0x7f;
+    return unless_zero(size, ((size << SHIFT_signed) + base) | (code & 0x80) << 24);
+}
+
+INLINE bits_t decode_positive(bits_t code, uint32_t base)
+{
+    return unless_zero(code, (code << SHIFT_positive) + base);
+}
+
+/* Both with the 16 bits of noise number k. */
+INLINE bits_t encode_signed(bits_t bits, bits_t noise, int k, uint32_t base)
+{
+    const bits_t more = (k ? noise >> 11 : noise << 5) & 0x1fffe0, size = bits & 0x7fffffff;
+    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_signed, (mask_t){0}) | (bits >> 24 & 0x80);
+}
+
+INLINE bits_t encode_positive(bits_t bits, bits_t noise, int k, uint32_t base)
+{
+    const bits_t more = (k ? noise >> 12 : noise << 4) & 0xffff0, size = bits & 0x7fffffff;
+    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_positive, (mask_t)lower(size, (bits_t){0} + 1));
+}
+
+/* To bfloat16. A NaN that has all bits must not overflow. */
+INLINE bits_t upper_half(bits_t bits, bits_t noise)
+{
+    bits = lower(bits, (bits_t){0} + 0xffc00000u);
+    bits = (bits_t)smaller((mask_t)bits, (mask_t){0} + 0x7fc00000);
+    return (bits + noise) >> 16;
+}
+
+/* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
+INLINE uint32_t shared_exponent(mask_t sizes, uint32_t shift)
+{
+    const uint32_t exponent = ((uint32_t)largest_of(sizes) + (1u << shift)) >> 23;
+    return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
+}
+
+INLINE uint32_t scramble(uint32_t x)
+{
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return x ^ (x >> 16);
+}
+
+/* The noise of elements; `inner` is what the key and the upper half of their place make of it. */
+INLINE bits_t noise_at(bits_t place, uint32_t inner)
+{
+    bits_t x = place ^ inner;
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return x ^ (x >> 16);
+}
+
+/* A rule has one or two coded buffers: the first takes the lower half of the noise. */
+#define EACH_1(DO, kind0, kind1) DO(0, kind0)
+#define EACH_2(DO, kind0, kind1) DO(0, kind0) DO(1, kind1)
+#define LANES_OF(k) , &x##k
+#define NOISE(k) (noise >> (16 * k) & 0xffff)
+#define CODES(k) (char *)s[k] + (i + j) * size
+
+#define PREPARE_BF16(k, kind)
+#define DECODE_BF16(k, kind) floats_t x##k = (floats_t)(read_codes(CODES(k), left, size) << 16);
+#define ENCODE_BF16(k, kind) write_codes(CODES(k), upper_half((bits_t)x##k, NOISE(k)), left, size);
+#define FINISH_BF16(k, kind)
+#define FITS_BF16(k, kind)
+
+#define PREPARE_INT8(k, kind)                                                                                      \
+    floats_t room##k[room / LANES];                                                                                \
+    mask_t sizes##k = {0};                                                                                         \
+    const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23;
+#define DECODE_INT8(k, kind)                                                                                       \
+    floats_t x##k = (floats_t)decode_##kind(read_codes(CODES(k), left, size), base##k);
+#define ENCODE_INT8(k, kind)                                                                                       \
+    room##k[j / LANES] = x##k;                                                                                     \
+    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));                                              \
+    write_codes(CODES(k), encode_##kind((bits_t)x##k, noise, k, base##k), left, size);
+#define FINISH_INT8(k, kind)                                                                                       \
+    const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
+    const uint32_t from##k = new##k == 255 ? 0x78000000u : (new##k - 31) << 23;                                    \
+    scales[k][at] = (uint8_t)new##k;
+#define FITS_INT8(k, kind) || new##k != old##k || new##k == 255
+#define CODE_INT8(k, kind)                                                                                         \
+    write_codes(CODES(k), encode_##kind((bits_t)room##k[j / LANES], noise, k, from##k), left, size);
+#define CODE_BF16(k, kind)
+
+/* Update m elements from i on, at most `room`, that share their scales number `at`. They are coded with the scales that they
+ * had, which they keep most of the time, and once more where these turn out to be others. */
+#define CODED(rule, n_buffers, kind0, kind1, STORAGE, bytes, NAME)                                                 \
+    INLINE void NAME(const struct rule##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s,   \
+                     uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
+                     const int64_t room, const int is_whole, int64_t *count)                                        \
+    {                                                                                                              \
+        const int64_t size = bytes;                                                                                \
+        const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
+        const bits_t first = (bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)place;      \
+        bits_t low = first;                                                                                        \
+        (void)scales, (void)at, (void)room;                                                                        \
+        EACH_##n_buffers(PREPARE_##STORAGE, kind0, kind1)                                                          \
+        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
+            const int64_t left = is_whole ? LANES : m - j;                                                         \
+            floats_t p_ = read_floats(p + j, left), alignment;                                                     \
+            EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                       \
+            rule##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &alignment);              \
+            write_floats(p + j, p_, left);                                                                         \
+            *count += count_positive(alignment);                                                                   \
+            const bits_t noise = noise_at(low, inner);                                                             \
+            low += LANES;                                                                                          \
+            EACH_##n_buffers(ENCODE_##STORAGE, kind0, kind1)                                                       \
+        }                                                                                                          \
+        EACH_##n_buffers(FINISH_##STORAGE, kind0, kind1)                                                           \
+        if (!(0 EACH_##n_buffers(FITS_##STORAGE, kind0, kind1)))                                                   \
+            return;                                                                                                \
+        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
+            const int64_t left = is_whole ? LANES : m - j;                                                         \
+            const bits_t noise = noise_at(first + (uint32_t)j, inner);                                             \
+            (void)left, (void)noise;                                                                               \
+            EACH_##n_buffers(CODE_##STORAGE, kind0, kind1)                                                         \
+        }                                                                                                          \
+    }
+
+#define PREFETCH_CODED(k) prefetch(s[k], i + ahead, size);
+
+#define CODED_LOOP(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+    static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
+                        uint32_t key, const void *c_)                                                              \
+    {                                                                                                              \
+        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
+        const int64_t size = bytes;                                                                                \
+        int64_t i = 0;                                                                                             \
+        int64_t count = 0;                                                                                         \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK) {                                                           \
+            for (int64_t ahead = 0; ahead < CODED_BLOCK; ahead += BLOCK) {                                         \
+                prefetch(p, i + ahead, sizeof *p);                                                                 \
+                prefetch(g, i + ahead, sizeof *g);                                                                 \
+                BUFFERS_##n_buffers(PREFETCH_CODED)                                                                \
+            }                                                                                                      \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, CODED_BLOCK, \
+                     1, &count);                                                                                   \
+        }                                                                                                          \
+        if (i < n)                                                                                                 \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, 0, \
+                     &count);                                                                                      \
+        return count;                                                                                              \
+    }
+
+#define SUM_ROW(ignored, m)                                                                                        \
+    {                                                                                                              \
+        SUM(F32, float, m)                                                                                         \
+        memcpy(sums + i, total, sizeof total);                                                                     \
+        i += m;                                                                                                    \
+    }
+
+#define PREFETCH_CODED_ROW(k) prefetch_row(rows->s[k], next, width * size);
+
+/* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
+#define CODED_ROWS(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int is_whole)      \
+    {                                                                                                              \
+        typedef float real_t;                                                                                      \
+        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
+        const float *grads = rows->grads;                                                                          \
+        const int64_t size = bytes, last = rows->count ? rows->ends[rows->count - 1] : 0;                          \
+        int64_t begin = 0;                                                                                         \
+        int64_t count = 0;                                                                                         \
+        float sums[WIDEST] __attribute__((aligned(64)));                                                             \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
+            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+        for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
+            if (r + ROWS_AHEAD < rows->count) {                                                                    \
+                const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
+                prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
+                BUFFERS_##n_buffers(PREFETCH_CODED_ROW)                                                            \
+                for (int k = 0; size == 1 && k < n_buffers; k++)                                                   \
+                    prefetch_row(rows->scales[k], next, 1);                                                        \
+            }                                                                                                      \
+            if (r < 0)                                                                                             \
+                continue;                                                                                          \
+            const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
+            if (begin + GRADS_AHEAD < last)                                                                        \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            int64_t i = 0;                                                                                         \
+            STRIPS(SUM_ROW, 0)                                                                                     \
+            BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
+                     rows->place + (uint64_t)(row * width), rows->key, WIDEST, is_whole, &count);                  \
+            begin = end;                                                                                           \
+        }                                                                                                          \
+        return count;                                                                                              \
+    }                                                                                                              \
+    static int64_t NAME(const row_batch *rows, const void *c)                                                      \
+    {                                                                                                              \
+        if (rows->width == 16)                                                                                     \
+            return NAME##_of(rows, c, 16, 1);                                                                      \
+        return rows->width % LANES ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, 1);      \
+    }
+
+#define ALL_CODED(rule, n_buffers, kind0, kind1)                                                                   \
+    CODED(rule, n_buffers, kind0, kind1, BF16, 2, rule##_coded_bf16)                                               \
+    CODED(rule, n_buffers, kind0, kind1, INT8, 1, rule##_coded_int8)                                               \
+    CODED_LOOP(rule, n_buffers, rule##_coded_bf16, 2, rule##_dense_bf16)                                           \
+    CODED_LOOP(rule, n_buffers, rule##_coded_int8, 1, rule##_dense_int8)                                           \
+    CODED_ROWS(rule, n_buffers, rule##_coded_bf16, 2, rule##_rows_bf16)                                            \
+    CODED_ROWS(rule, n_buffers, rule##_coded_int8, 1, rule##_rows_int8)
+CODED_RULES(ALL_CODED)
+
+#define HAS_CODES_0(rule)
+#define HAS_CODES_1(rule)                                                                                          \
+    .coded = {0, rule##_dense_bf16, rule##_dense_int8}, .coded_rows = {0, rule##_rows_bf16, rule##_rows_int8},
+
+#define ENTRY(rule, n_buffers, n_coefficients, codes)                                                                     \
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
+        HAS_CODES_##codes(rule)                                                                                    \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
 

@@ -1,0 +1,266 @@
+"""Moments in bfloat16 and in one byte on a CUDA device: the codes of the reference, unbiased, and how fast.
+
+    python benchmarks/light_cuda.py            # about two minutes, most of it compilation
+    python benchmarks/light_cuda.py --check    # without timing
+
+First the kernels are compared with the reference engines on the same device, to the bit of every code; then with
+themselves in a CUDA graph and as prepared steps. Then the mean of a million roundings is compared with the value. Last
+come times, interleaved with torch's fused Adam and SparseAdam.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cadam
+from cadam import bench
+from cadam.engines import codes
+
+START = time.monotonic()
+LIMIT = 140.0  # seconds after which no further case is begun
+REFERENCE = {"fused": False, "foreach": False}
+DENSE: dict[str, dict[str, Any]] = {s: {"moments": s} for s in ("float32", "bfloat16", "int8")}
+ROWS: dict[str, dict[str, Any]] = {
+    **DENSE,
+    "float32, row v": {"second_moment": "row"},
+    "int8, row v": {"moments": "int8", "second_moment": "row"},
+}
+good = True
+
+
+def say(fine: bool, what: str) -> None:
+    global good
+    good = good and fine
+    print(f"{'ok' if fine else 'FAILED'}: {what}", flush=True)
+
+
+# The same codes ---------------------------------------------------------------------------------------------------
+
+
+def gradients(rows: bool, shape: tuple[int, ...], steps: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        size = torch.exp2(torch.randint(-20, 3, shape[1:], device="cuda").float())
+        if rows:
+            ids = torch.randperm(shape[0], device="cuda")[: shape[0] // 2]  # distinct: sums round in one way only
+            values = torch.randn(len(ids), *shape[1:], device="cuda") * size
+            found.append(torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=False))
+        else:
+            found.append(torch.randn(shape, device="cuda") * size)
+    return found
+
+
+def trained(rows: bool, shape: tuple[int, ...], graph: bool = False, **options: Any) -> tuple[Tensor, cadam.Optimizer]:
+    grads = gradients(rows, shape, 6)
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(shape, device="cuda"))
+    optimizer = cadam.CAdam([param], lr=1e-2, **options)
+    if not graph:
+        for grad in grads:
+            param.grad = grad
+            optimizer.step()
+        return param, optimizer
+    param.grad = grads[0].clone()
+    optimizer.step()
+    torch.cuda.synchronize()
+    held = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(held):
+        optimizer.step()
+    for grad in grads[1:]:
+        if rows:
+            param.grad._indices().copy_(grad._indices())
+            param.grad._values().copy_(grad._values())
+        else:
+            param.grad.copy_(grad)
+        held.replay()
+    torch.cuda.synchronize()
+    return param, optimizer
+
+
+def differences(one: tuple[Tensor, Any], other: tuple[Tensor, Any]) -> str:
+    """How many values differ, by name; empty if none does. Plain numbers may differ by rounding."""
+    found = []
+    (p, a), (q, b) = one, other
+    if not torch.allclose(p, q, rtol=1e-5, atol=1e-6):
+        found.append(f"parameter {int((p != q).sum())}")
+    for name, value in a.state[p].items():
+        expected = b.state[q][name]
+        plain = value.dtype == torch.float32
+        same = torch.allclose(value, expected, rtol=1e-5, atol=0) if plain else torch.equal(value, expected)
+        if not same:
+            found.append(f"{name} {int((value != expected).sum())} of {value.numel()}")
+    if a.alignment() != b.alignment():
+        found.append(f"alignment {a.alignment().total} and {b.alignment().total}")
+    return ", ".join(found)
+
+
+def compare() -> None:
+    for rows, shape in ((False, (1000, 1037)), (True, (4000, 16)), (True, (4000, 64)), (True, (600, 200))):
+        for name, options in (ROWS if rows else DENSE).items():
+            if name == "float32":
+                continue
+            kernels = trained(rows, shape, **options)
+            engine = kernels[1].explain()[0].engine
+            different = differences(kernels, trained(rows, shape, **REFERENCE, **options))
+            say(engine.startswith("cuda") and not different, f"{name}, {shape}, {engine} as the reference {different}")
+            if shape in ((1000, 1037), (4000, 16)):
+                steps = str(kernels[1].explain().steps)
+                usual = differences(kernels, trained(rows, shape, prepared=False, **options))
+                say(not usual, f"{name}, {shape}, steps {steps} as the usual way {usual}")
+                in_graph = differences(kernels, trained(rows, shape, graph=True, capturable=True, **options))
+                say(not in_graph, f"{name}, {shape}, in a graph {in_graph}")
+
+
+def unbiased() -> None:
+    for storage in ("bfloat16", "int8"):
+        param = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+        optimizer = cadam.CAdam([param], betas=(0.9, 0.999), moments=storage)
+        param.grad = torch.full_like(param, 0.3137)
+        optimizer.step()
+        state = optimizer.state[param]
+        for name, kind, value in (("exp_avg", "signed", 0.3137 * 0.1), ("exp_avg_sq", "positive", 0.3137**2 * 0.001)):
+            found = state[name]
+            if storage == "int8":
+                found = codes.decode(kind, found.view(-1, 256), state[f"{name}_scale"])
+            found = found.double()
+            error = abs(float(found.mean()) - value) / (float(found.std()) / found.numel() ** 0.5)
+            say(
+                error < 4, f"{storage} {name}: the mean of {found.numel()} roundings is {error:.1f} standard errors off"
+            )
+
+
+# Times ------------------------------------------------------------------------------------------------------------
+
+
+def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int, inside: int) -> dict[str, float]:
+    """Milliseconds of each, on the device: medians over rounds of so many calls."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for step in contenders.values():
+        for _ in range(3):
+            step()
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(inside):
+                step()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) / inside)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def table(title: str, peer: str, times: dict[str, float], extra: dict[str, str] | None = None) -> None:
+    print(f"\n{title} ({time.monotonic() - START:.0f} s)")
+    for name, taken in times.items():
+        ratios = f"{times[peer] / taken:5.2f} x {peer}, {times['float32'] / taken:5.2f} x float32"
+        print(f"  {name:16} {taken:8.3f} ms  {ratios}  {(extra or {}).get(name, '')}", flush=True)
+
+
+def dense(title: str, shapes: list[tuple[int, ...]], traffic: bool = False) -> None:
+    values = [torch.randn(shape, device="cuda") for shape in shapes]
+    grads = [torch.randn_like(value) * 0.01 for value in values]
+
+    def contender(make: Any, **options: Any) -> Callable[[], Any]:
+        params = [torch.nn.Parameter(value) for value in values]  # all move the same memory
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        step: Callable[[], Any] = make(params, lr=1e-5, **options).step
+        return step
+
+    contenders = {"torch fused Adam": contender(torch.optim.Adam, fused=True)}
+    contenders |= {name: contender(cadam.CAdam, **options) for name, options in DENSE.items()}
+    times = interleaved(contenders, rounds=7, inside=5)
+    elements = sum(value.numel() for value in values)
+    moved = {"torch fused Adam": 28, "float32": 28, "bfloat16": 20, "int8": 16 + 4 / 256}
+    speeds = {n: f"{moved[n] * elements / t / 1e9:5.2f} TB/s" for n, t in times.items()} if traffic else {}
+    table(title, "torch fused Adam", times, speeds)
+
+
+def rows(count: int, width: int) -> None:
+    """Other rows in each step, as in training: the caches must not know them from the step before."""
+    value = torch.randn(count, width, device="cuda")
+    grads = []
+    for seed in range(4):
+        ids = bench.ids("fields", count, bench.COUNT, seed).cuda()
+        rows = torch.randn(len(ids), width, device="cuda")
+        grads.append(torch.sparse_coo_tensor(ids[None], rows, value.shape, check_invariants=False))
+    contenders: dict[str, Callable[[], Any]] = {}
+    sizes = {}
+    param = torch.nn.Parameter(value)
+    peer = torch.optim.SparseAdam([param], lr=1e-5)
+    turns = cycle(grads)
+
+    def torchs() -> None:
+        param.grad = next(turns)
+        peer.step()
+
+    contenders["SparseAdam"] = torchs
+    alive = []
+    for name, options in ROWS.items():
+        if torch.cuda.mem_get_info()[0] < 10 * value.nbytes // 4:
+            print(f"  {name}: left out, no memory")
+            continue
+        own = torch.nn.Parameter(value)
+        own.grad = grads[0]
+        optimizer = cadam.CAdam([own], lr=1e-5, capturable=True, **options)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs = []
+        for own.grad in grads:
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                optimizer.step()
+        alive.append((graphs, optimizer))
+        contenders[name] = partial(_replay, cycle(graphs))
+        state = optimizer.state[own]
+        held_bytes = sum(t.numel() * t.itemsize for t in state.values() if t.numel() > 1)
+        engine = optimizer.explain()[0].engine
+        sizes[name] = f"{held_bytes / count:.0f} bytes of state a row, {engine}"
+    times = interleaved(contenders, rounds=9, inside=8)
+    table(f"rows {count:,} x {width}, ours in a graph", "SparseAdam", times, sizes)
+
+
+def _replay(graphs: Iterator[Any]) -> None:
+    next(graphs).replay()
+
+
+def main() -> int:
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    compare()
+    unbiased()
+    print(f"checked after {time.monotonic() - START:.0f} s")
+    if "--check" in sys.argv:
+        return 0 if good else 1
+    cases: list[Callable[[], None]] = [
+        lambda: dense("one tensor of 537M", [(1 << 29,)], traffic=True),
+        lambda: dense("161 tensors, 38M", bench.resnet50(78)),
+        lambda: rows(1_000_000, 16),
+        lambda: rows(50_000_000, 16),
+        lambda: rows(50_000_000, 64),
+    ]
+    for case in cases:
+        if time.monotonic() - START > LIMIT:
+            print("stopped: no time for the other cases")
+            break
+        case()
+        torch.cuda.empty_cache()
+    print("all the same" if good else "FAILED: see above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""Coded moments on tensors: what `cadam.moments` defines, for the reference and for making and converting state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import moments
+from ..memory import filled_like
+from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
+from ..rules import Options, Rule
+from .base import Item
+
+NEAREST = 1 << 15
+"""The noise that makes stochastic rounding the nearest."""
+
+
+# One block, or many -----------------------------------------------------------------------------------------------
+
+
+def encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Codes of float32 values, blocks first, and the exponent of each block; `noise` is 16 bits for each value."""
+    shift = 23 - MANTISSA[kind]
+    bits = values.contiguous().view(torch.int32)
+    size = bits & 0x7FFFFFFF
+    largest = size.amax(1, keepdim=True) if size.shape[1] else size.new_zeros(len(size), 1)
+    exponent = ((largest + (1 << shift)) >> 23).clamp_min(LOWEST)
+    exponent = torch.where(exponent >= 254, BROKEN, exponent)
+    base = torch.where(exponent == BROKEN, BROKEN_BASE, (exponent - 31) << 23)
+    codes = (size - base + (noise << (shift - 16))) >> shift
+    codes = torch.maximum(codes, size.clamp(max=1) if kind == "positive" else torch.zeros_like(size))
+    if kind == "signed":
+        codes = codes | (bits >> 31 & 1) << 7
+    return codes.to(torch.uint8), exponent[:, 0].to(torch.uint8)
+
+
+def decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
+    """The float32 values of codes, blocks first, with the exponent of each block."""
+    shift, exponent = 23 - MANTISSA[kind], exponents.int()[:, None]
+    codes = codes.int()
+    size = codes & 0x7F if kind == "signed" else codes
+    bits = (size << shift) + ((exponent - 31) << 23)
+    if kind == "signed":
+        bits = bits | (codes >> 7) << 31
+    values = torch.where(exponent == BROKEN, math.nan, bits.view(torch.float32))
+    return torch.where(size == 0, 0.0, values)
+
+
+def to_bfloat16(values: Tensor, noise: Tensor | int) -> Tensor:
+    """Float32 values in bfloat16; `noise` is 16 bits for each."""
+    bits = values.contiguous().view(torch.int32)
+    rounded = (bits + noise) >> 16 << 16
+    rounded = torch.where(values.isfinite(), rounded, bits)
+    return torch.where(values.isnan(), math.nan, rounded.view(torch.float32)).to(torch.bfloat16)
+
+
+# The moments of a parameter ---------------------------------------------------------------------------------------
+
+
+def is_by_row(buffer: Tensor, param: Tensor) -> bool:
+    """Does the buffer hold one number for each row?"""
+    return buffer.shape != param.shape
+
+
+def shares_moments(item: Item) -> bool:
+    """Has it such a buffer?"""
+    return any(is_by_row(buffer, item.param) for buffer in item.state.values())
+
+
+def shares(param: Tensor, kind: str, o: Options) -> bool:
+    """Do the rows of this table share such a moment? Rows of one element have their own, which is the same."""
+    return o["second_moment"] == "row" and kind != "signed" and by_row(param) != tuple(param.shape)
+
+
+def by_row(param: Tensor) -> tuple[int, ...]:
+    """The shape of such a buffer."""
+    return (*param.shape[:1], *[1] * (param.dim() - 1))
+
+
+def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
+    """What an `Item` says of how its moments are stored."""
+    return {
+        "moments": o["moments"] if rule.state(o) else "float32",
+        "kinds": rule.moments,
+        "scales": {name: state[scale_of(name)] for name in rule.state(o) if scale_of(name) in state},
+        "seed": int(state[SEED]) if SEED in state else 0,
+        "row_steps": state.get(ROW_STEPS) if o["row_steps"] else None,
+    }
+
+
+def coded(item: Item) -> list[str]:
+    """The buffers that are coded, in order: the first takes the lower half of the noise."""
+    if item.moments == "float32":
+        return []
+    return [name for name, buffer in item.state.items() if not is_by_row(buffer, item.param)]
+
+
+def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The moments of all elements, or of the rows `where`, in the dtype of the arithmetic."""
+    found = {}
+    for name, buffer in item.state.items():
+        part = buffer if where is None else buffer[where]
+        if name in item.scales:
+            scales = item.scales[name]
+            if where is not None:
+                blocks = part.reshape(len(part), -1)
+                part = decode(item.kinds[name], blocks, scales[where[0], 0]).view(part.shape)
+            else:
+                part = _decoded(item.kinds[name], buffer, scales)
+        found[name] = part.to(dtype)
+    return found
+
+
+def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int) -> None:
+    """Keep new moments of all elements, or of the rows `where`, rounded by the noise of this step."""
+    names = coded(item)
+    both = _noise(item, where, step) if names else None
+    for name, values in new.items():
+        buffer = item.state[name]
+        if name not in names:
+            if where is None:
+                buffer.copy_(values)
+            else:
+                buffer[where] = values.to(buffer.dtype)
+            continue
+        assert both is not None
+        noise = (both >> (16 * names.index(name)) & 0xFFFF).int()
+        values, kind = values.float(), item.kinds[name]
+        if item.moments == "bfloat16":
+            if where is None:
+                flat(buffer).copy_(to_bfloat16(flat(_laid_out(values, item.param)), noise))
+            else:
+                buffer[where] = to_bfloat16(values, noise.view(values.shape))
+        elif where is None:
+            _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
+        else:
+            codes, exponents = encode(kind, values.reshape(len(values), -1), noise)
+            buffer[where] = codes.view(values.shape)
+            item.scales[name][where[0], 0] = exponents
+
+
+def _noise(item: Item, where: tuple[Tensor, ...] | None, step: Tensor | int) -> Tensor:
+    """32 bits for each element, in memory's order; by rows where these are given."""
+    param, device = item.param, item.param.device
+    if isinstance(step, Tensor):
+        step = step.detach().to(torch.int64)
+    key = moments.key(item.seed, step)
+    found: Tensor
+    if where is None:
+        found = moments.noise(key, torch.arange(param.numel(), device=device))
+        return found
+    width = param.shape[len(where) :].numel()
+    row = where[0]
+    for size, more in zip(param.shape[1:], where[1:], strict=False):
+        row = row * size + more
+    found = moments.noise(key, row[:, None] * width + torch.arange(width, device=device))
+    return found
+
+
+def flat(x: Tensor) -> Tensor:
+    """The elements in the order in which they lie in memory, which they fill."""
+    return x.as_strided((x.numel(),), (1,))
+
+
+def _laid_out(values: Tensor, like: Tensor) -> Tensor:
+    return torch.empty_like(like, dtype=torch.float32, requires_grad=False).copy_(values)
+
+
+def _blocks(x: Tensor, scales: Tensor) -> Tensor:
+    """The elements of whole blocks: rows if the scales are of rows, else stretches of memory, the last padded."""
+    if scales.dim() == 2:
+        return x.reshape(len(x), -1)
+    x = flat(x)
+    return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
+
+
+def _decoded(kind: str, codes: Tensor, scales: Tensor) -> Tensor:
+    values = decode(kind, _blocks(codes, scales), scales.view(-1))
+    if scales.dim() == 2:
+        return values.view(codes.shape)
+    out = torch.empty_like(codes, dtype=torch.float32)
+    flat(out).copy_(values.reshape(-1)[: out.numel()])
+    return out
+
+
+def _encode_into(kind: str, values: Tensor, noise: Tensor | int, codes: Tensor, scales: Tensor) -> None:
+    if isinstance(noise, Tensor):
+        noise = _blocks(noise.view(values.shape) if scales.dim() == 2 else noise, scales)
+    made, exponents = encode(kind, _blocks(values, scales), noise)
+    if scales.dim() == 2:
+        codes.copy_(made.view(codes.shape))
+    else:
+        flat(codes).copy_(made.reshape(-1)[: codes.numel()])
+    scales.view(-1).copy_(exponents)
+
+
+MIXED = 10.0
+"""How many times the median column's momentum another one may be before a row mixes scales."""
+SAMPLE = 1000
+
+
+def mixed_scales(item: Item) -> str | None:
+    """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
+    by_rows = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
+    first = next((name for name in item.state if name not in by_rows), None)
+    if not by_rows or first is None or item.planned or item.param.dim() != 2:
+        return None
+    updated = item.state[by_rows[0]].flatten().nonzero()[:SAMPLE, 0]
+    if not len(updated):
+        return None
+    sizes = load(item, (updated,), torch.float32)[first].square().mean(0).sqrt()
+    column, usual = int(sizes.argmax()), float(sizes.median())
+    times = float(sizes[column]) / usual if usual else math.inf
+    if times <= MIXED:
+        return None
+    return (
+        f"column {column} has {times:.0f} times the momentum of the median column, and second_moment='row' makes it "
+        "decide for the whole row: keep it in a table of its own, or use second_moment='element'"
+    )
+
+
+# State ------------------------------------------------------------------------------------------------------------
+
+
+def complete(
+    state: dict[str, Any], param: Tensor, rule: Rule, o: Options, dtype: torch.dtype, *, rows: bool, number: int = 0
+) -> None:
+    """Make what is missing in the state of a parameter; convert what is stored otherwise than the options say.
+
+    `rows`: is it a table, whose gradients are sparse? Then scales, second moments and step counts may be those of rows.
+    `number` tells parameters apart whose roundings are to differ.
+    """
+    for name, start in rule.state(o).items():
+        kind = rule.moments.get(name, "")
+        scale = state.get(scale_of(name))
+        if rows and shares(param, kind, o):
+            if name not in state:
+                state[name] = torch.full(by_row(param), start, dtype=torch.float32, device=param.device)
+            elif not is_by_row(state[name], param):
+                whole = _plain(kind, state[name], state.pop(scale_of(name), None))
+                state[name] = whole.reshape(len(whole), -1).mean(1).view(by_row(param))
+            continue
+        if name in state and is_by_row(state[name], param):
+            if o["second_moment"] == "row":
+                continue  # a table that has a dense gradient for once
+            state[name] = torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(state[name])
+        if o["moments"] != "int8":
+            if scale is not None:
+                state[name] = _plain(kind, state[name], state.pop(scale_of(name))).to(dtype)
+            elif name not in state:
+                fill = complex(start, start) if param.is_complex() else start
+                state[name] = filled_like(param, fill, dtype)
+            elif state[name].dtype != dtype and (SEED in state or o["moments"] != "float32"):
+                state[name] = state[name].to(dtype)
+            continue
+        if scale is not None and (scale.dim() == 2 or not rows):
+            continue
+        values = _plain(kind, state[name], scale) if name in state else None
+        blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
+        codes = filled_like(param, 0, torch.uint8)
+        scales = torch.full(blocks, LOWEST, dtype=torch.uint8, device=param.device)
+        if values is None and start:
+            values = filled_like(param, start, torch.float32)
+        if values is not None:
+            _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
+        state[name], state[scale_of(name)] = codes, scales
+    if o["moments"] == "float32":
+        state.pop(SEED, None)
+    elif SEED not in state and rule.state(o):
+        seed = moments.scramble(number) << 31 ^ torch.initial_seed() & (2**63 - 1)
+        state[SEED] = torch.tensor(seed, dtype=torch.int64, device="cpu")
+    if o["row_steps"] and rows and ROW_STEPS not in state:
+        state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+
+
+def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
+    """What the state of a table consists of."""
+    made: dict[str, tuple[int, ...]] = {}
+    for name in rule.state(o):
+        shared = shares(table, rule.moments.get(name, "signed"), o)
+        made[name] = by_row(table) if shared else table.shape
+        if o["moments"] == "int8" and not shared:
+            made[scale_of(name)] = (table.shape[0], 1)
+    if o["moments"] != "float32" and made:
+        made[SEED] = ()
+    return {**made, ROW_STEPS: by_row(table)} if o["row_steps"] else made
+
+
+def _plain(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
+    return buffer.float() if scales is None else _decoded(kind, buffer, scales)
+
+
+def plain(state: Any, rule: Rule | None) -> Any:
+    """A state with all moments in float32, one for each element, and nothing that only coded ones need."""
+    if not isinstance(state, Mapping) or not any(name in (SEED, ROW_STEPS) for name in state):
+        return state
+    kinds = rule.moments if rule is not None else {}
+    extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
+    found = {name: value for name, value in state.items() if name not in extra}
+    for name, kind in kinds.items():
+        if name in found:
+            found[name] = _plain(kind, found[name], state.get(scale_of(name)))
+    shapes = [found[name].shape for name in kinds if name in found and kinds[name] == "signed"]
+    for name in kinds:
+        if shapes and name in found and found[name].shape != shapes[0]:
+            found[name] = found[name].expand(shapes[0]).clone()
+    return found
+
+
+def refusal(param: Tensor, o: Options, grad: Tensor | None) -> str | None:
+    """Why the moments of a parameter cannot be stored as the options say; None if they can."""
+    if o["moments"] == "float32" and o["second_moment"] == "element" and not o["row_steps"]:
+        return None
+    option = next(
+        f"{name}={o[name]!r}"
+        for name, usual in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False))
+        if o[name] != usual
+    )
+    if param.is_complex() or param.dtype == torch.float64:
+        return f"{option} is for real parameters of at most float32, and this one is {param.dtype}"
+    if hasattr(param, "to_local"):
+        return f"{option} does not serve a DTensor"
+    if grad is not None and grad.is_sparse and grad.sparse_dim() != 1:
+        return f"{option} serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+    return None

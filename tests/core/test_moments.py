@@ -1,0 +1,279 @@
+"""How moments are stored: what a code is, how it is rounded, what that does to a run, and what checkpoints keep."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cadam
+from cadam import moments
+from cadam.engines import codes
+
+STORAGES = ("bfloat16", "int8")
+
+
+# Codes ------------------------------------------------------------------------------------------------------------
+
+
+def small_floats(kind: str, exponent: int) -> list[float]:
+    """Every size that a code of one byte can have, from the definition: 32 powers of two up to the shared one."""
+    steps = 4 if kind == "signed" else 8
+    count = 128 if kind == "signed" else 256
+    values = [2.0 ** (exponent - 127 - 31 + q // steps) * (1 + q % steps / steps) for q in range(count)]
+    return [0.0, *values[1:]]
+
+
+def shared_exponent(kind: str, largest: float) -> int:
+    """That of the largest element, or the next where rounding up would leave its octave."""
+    steps = 4 if kind == "signed" else 8
+    mantissa, exponent = math.frexp(largest)  # in [0.5, 1)
+    return max(exponent - 1 + 127 + (2 * mantissa >= 2 - 1 / steps), 32)
+
+
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+def test_a_value_is_rounded_to_one_of_its_neighbours_as_the_noise_says(kind: str) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(50, 16) * torch.exp2(torch.randint(-60, 20, (50, 16)).float())
+    values[torch.rand(50, 16) < 0.1] = 0.0
+    if kind == "positive":
+        values = values.abs()
+    noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32)
+    decoded = codes.decode(kind, *codes.encode(kind, values, noise))
+    for row, bits, got in zip(values.tolist(), noise.tolist(), decoded.tolist(), strict=True):
+        grid = small_floats(kind, shared_exponent(kind, max(map(abs, row))))
+        for x, u, y in zip(row, bits, got, strict=True):
+            low = max(i for i, v in enumerate(grid) if v <= abs(x))
+            part = (abs(x) - grid[low]) / (grid[low + 1] - grid[low])
+            if low == 0:  # below the smallest code: counted from the power of two below it
+                power = grid[1] / (1.25 if kind == "signed" else 1.125)
+                part = (abs(x) - power) / (grid[1] - power)
+            up = part + u / 65536 >= 1 or (low == 0 and kind == "positive" and x != 0)
+            assert y == math.copysign(grid[low + up], x), (x, u)
+
+
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> None:
+    times = 100_000
+    noise = moments.noise(moments.key(7, torch.arange(times)), torch.zeros(times, dtype=torch.int64))
+    noise = (noise >> (16 if kind == "positive" else 0) & 0xFFFF).int()
+    for x in (0.3, 1.03e-3, 0.77e-6, 2.3e-9):
+        values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large one
+        if storage == "int8":
+            rounded = codes.decode(kind, *codes.encode(kind, values, noise[:, None].expand(-1, 2)))[:, 1]
+        else:
+            rounded = codes.to_bfloat16(values, noise[:, None].expand(-1, 2)).float()[:, 1]
+        rounded = rounded.double()
+        assert len(rounded.unique()) == 2
+        error = abs(float(rounded.mean()) - float(values[0, 1]))
+        assert error <= 4 * float(rounded.std()) / math.sqrt(times)
+
+
+def test_a_second_moment_is_never_rounded_to_zero() -> None:
+    values = torch.tensor([[1.0, 1e-12, 1e-30, 1e-38, 0.0]])
+    for noise in (0, 1 << 15, 65535):
+        decoded = codes.decode("positive", *codes.encode("positive", values, noise))[0]
+        assert (decoded[:4] > 0).all()
+        assert decoded[4] == 0
+        assert (decoded[1:4] >= values[0, 1:4]).all()
+        assert (codes.to_bfloat16(values, noise)[0, :4] > 0).all()
+
+
+def test_what_is_no_number_is_not_hidden() -> None:
+    for bad in (math.nan, math.inf):
+        decoded = codes.decode("signed", *codes.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0))
+        assert decoded[0, 1].isnan()
+        assert torch.equal(decoded[1], torch.tensor([1.0, 2.0]))
+        assert not codes.to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
+
+
+def test_the_noise_is_the_hash_that_the_definition_says() -> None:
+    def murmur(x: int) -> int:
+        with np.errstate(over="ignore"):
+            h = np.uint32(x)
+            h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+            h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+            return int(h ^ (h >> np.uint32(16)))
+
+    seed, step, place = 0x123456789ABCDEF, 1000, (5 << 32) + 12345
+    key = murmur((seed & 0xFFFFFFFF) ^ murmur((seed >> 32) ^ murmur(step)))
+    expected = murmur((place & 0xFFFFFFFF) ^ murmur((place >> 32) ^ key))
+    assert moments.noise(moments.key(seed, step), place) == expected
+    assert int(moments.noise(moments.key(seed, torch.tensor(step)), torch.tensor(place))) == expected
+
+
+# Runs -------------------------------------------------------------------------------------------------------------
+
+
+def run(steps: int, rows: bool = False, scale: Any = 1.0, seed: int = 0, **options: Any) -> tuple[Any, Tensor]:
+    torch.manual_seed(seed)
+    noise = torch.Generator().manual_seed(1)
+    param = torch.nn.Parameter(torch.zeros(64, 16))
+    optimizer = cadam.CAdam([param], lr=1e-3, **options)
+    for _ in range(steps):
+        grad = (torch.randn(64, 16, generator=noise) + 0.1) * scale
+        param.grad = grad.to_sparse(1) if rows else grad
+        optimizer.step()
+    return optimizer, param
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("options", [{"moments": s} for s in STORAGES] + [{"moments": "int8", "second_moment": "row"}])
+def test_confidence_is_that_of_float32_where_gradients_are_tiny_beside_large_ones(options: Any, rows: bool) -> None:
+    scale = torch.tensor([1.0, 1e-2, 1e-4, 1e-6]).repeat(4)
+    full, _ = run(150, rows, scale)
+    light, _ = run(150, rows, scale, **options)
+    assert abs(light.alignment().total.over_touched - full.alignment().total.over_touched) < 0.01
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_long_run_does_not_drift_from_float32(storage: str, rows: bool) -> None:
+    _, full = run(500, rows)
+    _, light = run(500, rows, moments=storage)
+    way = float(full.detach().mean())
+    assert abs(float(light.detach().mean()) / way - 1) < (0.01 if storage == "bfloat16" else 0.05)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(storage: str) -> None:
+    _, one = run(5, moments=storage)
+    _, same = run(5, moments=storage)
+    _, other = run(5, moments=storage, seed=1)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_row_of_its_own_step_count_is_corrected_as_a_first_step() -> None:
+    param = torch.nn.Parameter(torch.zeros(2, 4))
+    optimizer = cadam.CAdam([param], lr=0.1, row_steps=True)
+    for row in (0, 0, 0, 1):
+        param.grad = torch.sparse_coo_tensor(torch.tensor([[row]]), torch.ones(1, 4), (2, 4), check_invariants=True)
+        optimizer.step()
+    assert torch.allclose(param[1], torch.full((4,), -0.1))
+    assert optimizer.state[param][moments.ROW_STEPS].flatten().tolist() == [3, 1]
+
+
+def test_a_second_moment_by_row_is_the_mean_of_the_squares_of_the_row() -> None:
+    param = torch.nn.Parameter(torch.zeros(3, 4))
+    optimizer = cadam.Adam([param], lr=0.1, betas=(0.5, 0.75), second_moment="row")
+    gradient = torch.tensor([[1.0, 2.0, -3.0, 4.0]])
+    param.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), gradient, (3, 4), check_invariants=True)
+    optimizer.step()
+    assert optimizer.state[param]["exp_avg_sq"].flatten().tolist() == [0, 0.25 * 7.5, 0]
+    assert torch.allclose(param[1], -0.1 * gradient[0] / math.sqrt(7.5))
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5,)])
+def test_rows_of_one_element_have_their_own_second_moment(shape: tuple[int, ...]) -> None:
+    ends = []
+    for second in ("row", "element"):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.zeros(shape))
+        optimizer = cadam.CAdam([param], moments="int8", second_moment=second)
+        for _ in range(3):
+            param.grad = torch.randn(shape).to_sparse(1)
+            optimizer.step()
+        ends.append(param.detach())
+    assert torch.equal(*ends)
+
+
+def test_explain_warns_of_a_row_that_mixes_scales() -> None:
+    mixed, _ = run(3, True, torch.tensor([100.0] + [1.0] * 15), second_moment="row")
+    assert "column 0" in str(mixed.explain()[0].warning)
+    assert "column 0" in str(mixed.explain())
+    even, _ = run(3, True, second_moment="row")
+    assert even.explain()[0].warning is None
+    own, _ = run(3, True, torch.tensor([100.0] + [1.0] * 15))
+    assert own.explain()[0].warning is None
+
+
+# Checkpoints, and what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_checkpoint_goes_on_to_the_bit_whatever_the_seed_of_the_process(storage: str, rows: bool) -> None:
+    _, whole = run(8, rows, moments=storage)
+    half, param = run(4, rows, moments=storage)
+    torch.manual_seed(99)
+    resumed = torch.nn.Parameter(param.detach().clone())
+    optimizer = cadam.CAdam([resumed], lr=1e-3, moments=storage)
+    optimizer.load_state_dict(half.state_dict())
+    noise = torch.Generator().manual_seed(1)
+    for step in range(8):
+        grad = torch.randn(64, 16, generator=noise) + 0.1
+        if step >= 4:
+            resumed.grad = grad.to_sparse(1) if rows else grad
+            optimizer.step()
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize(
+    ("before", "after"), [("float32", "int8"), ("int8", "float32"), ("bfloat16", "int8"), ("int8", "bfloat16")]
+)
+def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, rows: bool) -> None:
+    saved, param = run(20, rows, moments=before)
+    values = dict(cadam.for_torch(saved.state_dict())["state"][0])
+    loaded = cadam.CAdam([param], lr=0.0, moments=after)
+    loaded.load_state_dict(saved.state_dict())
+    loaded.param_groups[0].update(lr=0.0, betas=(1.0 - 1e-12, 1.0 - 1e-12))  # keeps the moments as they are
+    loaded.step()
+    converted = cadam.for_torch(loaded.state_dict())["state"][0]
+    tolerance = 0.3 if "int8" in (before, after) else 0.01
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert values[name].dtype == converted[name].dtype == torch.float32
+        assert torch.allclose(values[name], converted[name], rtol=tolerance, atol=0)
+    assert float(loaded.state[param]["step"]) == 21
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (cadam.CAdam, {"moments": "int4"}),
+        (cadam.CAdam, {"second_moment": "column"}),
+        (cadam.CAdam, {"moments": "int8", "differentiable": True}),
+        (cadam.CAdam, {"moments": "int8", "state_dtype": torch.float32}),
+        (cadam.CAmsGrad, {"moments": "int8"}),
+        (cadam.CLion, {"second_moment": "row"}),
+    ],
+)
+def test_storages_that_cannot_be_are_refused(cls: Any, options: Any) -> None:
+    with pytest.raises(ValueError, match="moment"):
+        cls([torch.zeros(2)], **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_a_parameter_that_has_no_such_storage_is_refused_before_anything_changes(dtype: torch.dtype) -> None:
+    param = torch.zeros(4, dtype=dtype, requires_grad=True)
+    optimizer = cadam.CAdam([param], moments="int8")
+    param.grad = torch.ones_like(param)
+    with pytest.raises(RuntimeError, match="moments='int8'"):
+        optimizer.step()
+    assert not optimizer.state
+    assert (param == 0).all()
+
+
+def test_a_rule_that_does_not_say_what_its_buffers_are_is_refused() -> None:
+    rule = cadam.Rule(
+        "mine", {"lr": 1e-3}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: cadam.Step(g, g, {"m": g})
+    )
+    mine = type("Mine", (cadam.Optimizer,), {"rule": rule})
+    mine([torch.zeros(2)])
+    with pytest.raises(ValueError, match="'mine'"):
+        mine([torch.zeros(2)], moments="int8")
+
+
+def test_bfloat16_is_the_upper_half_of_the_bits() -> None:
+    x = 1.2345678
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    for noise in (0, 0x1234, 0xFFFF):
+        expected = struct.unpack("<f", struct.pack("<I", (bits + noise) & 0xFFFF0000))[0]
+        assert float(codes.to_bfloat16(torch.tensor([x]), noise)) == expected

@@ -1,0 +1,75 @@
+"""Coded moments in Triton's interpreter: the codes of the kernels are those of the reference, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton_interpreter  # noqa: F401  (patches the interpreter)
+from torch import Tensor
+from triton_interpreter import run_named
+
+import cadam
+from cadam.engines import choose
+from cadam.engines.cuda.dense import Cuda
+from cadam.engines.cuda.rows import CudaRows
+
+REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows", "eager"))
+FUSED: tuple[Any, ...] = (Cuda(), CudaRows())
+for engine in FUSED:
+    engine.device = "cpu"
+
+
+def run(
+    engines: Any, cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any
+) -> tuple[Any, list[Tensor]]:
+    choose.ENGINES = (*engines, *REFERENCE)
+    torch.manual_seed(0)
+    params: list[Tensor] = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
+    optimizer = cls(params, lr=1e-2, **options)
+    for step in range(2):
+        for param in params:
+            if rows:
+                ids = torch.randperm(shape[0])[: shape[0] // 2]
+                ids, values = ids.repeat(2), torch.randn(2 * len(ids), *shape[1:]).round(decimals=1)
+                values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
+                param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
+            else:
+                param.grad = torch.randn(shape) * torch.exp2(torch.randint(-20, 3, shape[1:]).float())
+                if step == 1:
+                    param.grad.view(-1)[:3] = 0
+        optimizer.step()
+    return optimizer, params
+
+
+def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any) -> None:
+    light, ours = run(FUSED, cls, rows, shape, **options)
+    assert light.explain()[0].engine == ("cuda-rows" if rows else "cuda"), light.explain()
+    reference, theirs = run((), cls, rows, shape, **options)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        for name, buffer in light.state[p].items():
+            if options.get("second_moment") == "row" and buffer.dtype == torch.float32:  # sums may round otherwise
+                torch.testing.assert_close(buffer, reference.state[q][name], rtol=1e-5, atol=0)
+            else:
+                assert torch.equal(buffer, reference.state[q][name]), name
+    assert light.alignment() == reference.alignment()
+
+
+def dense() -> None:
+    compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
+    compare(cadam.CAdam, False, (60, 37), moments="int8")
+    compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
+
+
+def rows() -> None:
+    compare(cadam.CAdam, True, (40, 3), moments="bfloat16")
+    compare(cadam.CAdam, True, (40, 16), moments="int8")
+    compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a plain tile
+    compare(cadam.CAdaBelief, True, (400, 16), second_moment="row", eps=1e-8)  # several tiles
+    compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
+    compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
+
+
+if __name__ == "__main__":
+    run_named({"dense": dense, "rows": rows})
