@@ -65,6 +65,41 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "says otherwise" in capsys.readouterr().err
 
 
+def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    other = schema_file(tmp_path / "other.json", item="hash:50")
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same) == 0
+    before = {name: (state / name).read_text() for name in ("model.json", "schema.json")}
+    item = Schema.read(state / "schema.json").features["item"]
+    for change, message in (
+        (("--model", "mlp"), "it is of deepfm with width 8; you gave mlp with width 8; give the same"),
+        (("--width", 16), "it is of deepfm with width 8; you gave deepfm with width 16; give the same"),
+        (("--hidden", "7,5"), "you gave deepfm with width 8 and hidden layers 7,5; give the same"),
+        (("--schema", other), f"its column 'item' is {item}; the schema you gave says hash:50"),
+    ):
+        capsys.readouterr()
+        assert run(*same, *change) == 2
+        assert message in capsys.readouterr().err
+        assert {name: (state / name).read_text() for name in before} == before
+    assert run(*same) == 0
+    assert cli.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
+
+
+def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = clicks(tmp_path / "clicks.csv", 100)
+    for option, name in (("--optimizer", "adamm"), ("--metrics", "aucc")):
+        assert run(data, "--label", "click", "--checkpoint", tmp_path / "state", option, name) == 2
+        told = capsys.readouterr()
+        assert name in told.err
+        assert "column" not in told.out
+        assert not (tmp_path / "state").exists()
+
+
 def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

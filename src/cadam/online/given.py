@@ -17,6 +17,7 @@ from torch import nn
 from . import models, sample
 from .infer import Inferred, Wishes, infer
 from .model_file import LOG_LOSS, UsageError, load, model_of
+from .models.networks import WIDTH
 from .schema import Schema
 from .sources.uri import uri_of
 from .training import Loss
@@ -120,6 +121,33 @@ class Given:
         """What `read` finds in the folder."""
         self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
         (folder / MODEL).write_text(json.dumps({"model": absolute(self.model), **self.settings}, indent=2) + "\n")
+
+    def other_than(self, folder: Path) -> str:
+        """How the model and the features that a folder notes differ from these, in words; empty if they do not."""
+        said = []
+        if (folder / MODEL).is_file():
+            settings = json.loads((folder / MODEL).read_text())
+            before, now = _described(settings.pop("model"), settings), _described(absolute(self.model), self.settings)
+            if before != now:
+                said.append(f"it is of {before}; you gave {now}")
+        if (folder / SCHEMA).is_file():
+            features, ours = Schema.read(folder / SCHEMA).features, self.schema.features
+            names = [name for name in {**features, **ours} if features.get(name) != ours.get(name)]
+            said += [
+                f"its column {name!r} is {features.get(name, 'left out')}; the schema you gave says "
+                f"{ours.get(name, 'to leave it out')}"
+                for name in names[:3]
+            ]
+            said += [f"{len(names) - 3} more columns differ"] if len(names) > 3 else []
+        return "; ".join(said)
+
+
+def _described(model: str, settings: Mapping[str, Any]) -> str:
+    """A model with its settings, for people."""
+    if ":" in model:
+        return model
+    hidden = f" and hidden layers {','.join(map(str, settings['hidden']))}" if settings.get("hidden") else ""
+    return f"{model} with width {settings.get('width') or WIDTH}{hidden}"
 
 
 def absolute(place: str) -> str:
