@@ -31,6 +31,7 @@ from .model_file import LOG_LOSS, UsageError, class_of, optimizer_of
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
+from .schema import Schema
 from .sources import Source, open_source
 from .sources.uri import FORMS
 from .validation import check_columns, check_uri
@@ -234,25 +235,36 @@ def run(options: argparse.Namespace) -> int:
         if constant := watch.constant(learner) if learner.training.loss is LOG_LOSS else "":
             print(f"beware: {constant}", file=sys.stderr)
         print(
-            f"{why} at {learner.events:,} events{_lost(learner)}; the state is in {options.checkpoint}", file=sys.stderr
+            f"{why} at {learner.events:,} events{_lost(learner, source.schema)}; the state is in {options.checkpoint}",
+            file=sys.stderr,
         )
     most = guard.MAX_REJECTED if options.max_rejected is None else options.max_rejected
     if guard.share(learner.rejected, learner.events) > most:
         if options.follow:
             return DONE
         _say_rejected(f"more than {most:.1%} of the events were rejected", learner, source)
+        where = "" if ":" in asked.model else f"the schema is {options.schema or options.checkpoint / given.SCHEMA}; "
+        print(
+            f"{where}once schema or data are mended, remove the state (rm {shlex.quote(str(options.checkpoint))}/"
+            "checkpoint-*): the same command then reads everything anew",
+            file=sys.stderr,
+        )
         return FAILED
     return DONE
 
 
-def _lost(learner: Learner) -> str:
+def _lost(learner: Learner, schema: Schema) -> str:
     """What became of events that were not learnt from, for the last line."""
     said = ""
     if learner.rejected:
         share = guard.share(learner.rejected, learner.events)
         said = f", and {learner.rejected:,} rejected ({share:.2%}: {guard.reasons(learner.rejections.reasons)})"
-    if waiting := len(learner.pending):
-        said += f"; {waiting:,} wait for a label"
+    waiting, lost = len(learner.pending), learner.pending.counts
+    if schema.id is not None:
+        return f"{said}; {waiting:,} wait for a label" if waiting else said
+    waiting += lost.crowded_out + (lost.expired if learner.join.unmatched == "drop" else 0)
+    if waiting:
+        said += f"; {waiting:,} had no label and were never learnt from"
     return said
 
 
