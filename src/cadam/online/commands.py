@@ -336,6 +336,8 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     )
     asked.write(options.checkpoint)
     if one_by_one:
+        if schema.id is not None:
+            learner.by_event = "by torch: events have ids, so labels may come between any two of them"
         logger.info("learning: %s", learner.learning)
     return learner, source
 
