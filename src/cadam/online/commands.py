@@ -352,6 +352,8 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
         reports=_reports(options),
     )
     if one_by_one:
+        if schema.id is not None:
+            learner.by_event = "by torch: events have ids, so labels may come between any two of them"
         logger.info("learning: %s", learner.learning)
     return learner, source, asked
 
