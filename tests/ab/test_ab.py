@@ -24,6 +24,7 @@ from cadam.intervals import Interval
 from cadam.online import exposition
 from cadam.online.evidence import confidence_sequence, over_blocks
 from cadam.online.metrics import measure
+from cadam.trials import runner
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
@@ -545,7 +546,8 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert again == stored
     (place / "model.py").write_text(MODEL.replace("4, sparse", "5, sparse"))
     assert main(arguments) == 2, "the report is that of another model"
-    (place / "report.html").unlink()
+    for made in ("report.html", "report.json"):
+        (place / made).unlink()
     assert main(arguments) == 0
     assert len([p for p in (place / "cells").rglob("*.json") if p.name != "plan.json"]) == 2 * len(stored)
 
@@ -568,6 +570,54 @@ def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
     assert main([*arguments, "--output", "mine.html"]) == 2
     assert "mine.html exists and is not a report of this comparison" in capsys.readouterr().err
     assert (place / "mine.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["mine.html", "mine.json", "mine.schema.json"])
+def test_none_of_the_files_beside_the_report_replaces_one_of_the_user(
+    place: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (place / name).write_text('{"mine": 1}')
+    assert main(command(place, "--output", str(place / "mine.html"))) == 2
+    assert f"{place / name} exists and is not a report of this comparison" in capsys.readouterr().err
+    assert (place / name).read_text() == '{"mine": 1}'
+    assert not (place / "cells").exists(), "refused before any work"
+
+
+def test_a_report_never_replaces_its_own_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pq.read_table(place / "clicks.parquet").to_pylist()
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    (place / "clicks.json").write_text(content)
+    arguments = ["--data", f"jsonl:{place / 'clicks.json'}", "--output", str(place / "clicks.html")]
+    assert main(command(place, *arguments)) == 2
+    assert "clicks.json is the data, and would be replaced" in capsys.readouterr().err
+    assert (place / "clicks.json").read_text() == content
+
+
+@pytest.mark.parametrize("name", ["z.json", "z", "z.schema.json", ".html"])
+def test_a_report_that_is_no_page_is_refused(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(command(place, "--output", str(place / name))) == 2
+    assert "its name must end in .html" in capsys.readouterr().err
+    assert not (place / name).exists()
+
+
+def test_a_schema_beside_the_report_that_was_given_is_left_as_it_is(place: Path) -> None:
+    given = {**json.loads((place / "schema.json").read_text()), "ignored": {"x": "why"}}
+    (place / "report.schema.json").write_text(json.dumps(given))
+    arguments = command(place, "--schema", str(place / "report.schema.json"), "--lr", "0.03", "--events", "1500")
+    assert main(arguments) == 0
+    assert json.loads((place / "report.schema.json").read_text()) == given
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_model_prints_is_not_among_the_json(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(runner, "jobs_for", lambda work: jobs)
+    (place / "model.py").write_text(MODEL.replace("super().__init__()", "super().__init__(); print('building')"))
+    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--json"]) == 0
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["complete"]
+    assert "building" in printed.err
 
 
 def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cadam.online import Schema, open_source, sample
+from cadam.online.events import Batch
 from cadam.online.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
 from cadam.online.schema import Kind, Target, convert
 from cadam.online.sources.uri import uri_of
@@ -212,11 +213,54 @@ def test_what_says_nothing_is_left_out_and_what_is_odd_is_said(tmp_path: Path) -
     assert found.schema.features["title"].endswith("[16]?")
     assert found.schema.features["genres"].endswith("[16]?")
     assert found.schema.features["bid"] == "number?"
-    assert list(found.schema.missing) == ["NA"]
+    assert found.schema.missing == {name: ["NA"] for name in ("when", "seconds", "bid")}
     for word in ("not sorted", "'seconds' alone predicts the label", "no column names the user"):
         assert any(word in warning for warning in found.warnings), word
     assert not any("'bid' alone" in warning for warning in found.warnings)
     assert read(path, found.schema) == (ROWS, [])
+
+
+def test_what_is_missing_in_one_column_is_a_value_in_text_and_in_the_label(tmp_path: Path) -> None:
+    country = ["NA" if row % 4 == 0 else "DE" for row in range(ROWS)]
+    given: dict[str, Sequence[Any]] = {
+        "country": country,
+        "balance": ["NA" if row % 50 == 0 else "None" if row % 50 == 1 else row / 3 for row in range(ROWS)],
+        "fraud": ["card" if row % 10 == 0 else "None" for row in range(ROWS)],
+        "device": column("device"),
+    }
+    path = write_csv(tmp_path / "a.csv", given)
+    found = inferred(path, label="fraud==card")
+    assert found.schema.missing == {"balance": ["NA", "None"]}
+    (batch,) = open_source(uri_of(str(path)), found.schema, batch_size=ROWS)
+    assert isinstance(batch, Batch)
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.labels.tolist() == [float(row % 10 == 0) for row in range(ROWS)]
+    places = batch.events.features["country"]
+    assert (places > 0).all(), "a country is never missing"
+    assert np.isnan(batch.events.features["balance"]).sum() == 2 * ROWS // 50
+
+
+def test_a_label_that_is_compared_with_a_text_has_no_missing_values(tmp_path: Path) -> None:
+    """Where "-" beside "t" would else be a gap."""
+    given = {"device": column("device"), "flag": ["t" if row % 3 == 0 else "-" for row in range(ROWS)]}
+    found = inferred(write_csv(tmp_path / "a.csv", given), label="flag==t")
+    (batch,) = open_source(uri_of(str(tmp_path / "a.csv")), found.schema, batch_size=ROWS)
+    assert isinstance(batch, Batch)
+    assert batch.events is not None
+    assert batch.events.labels is not None
+    assert batch.events.labels.tolist() == [float(row % 3 == 0) for row in range(ROWS)]
+
+
+def test_markers_for_all_columns_spare_a_label_that_is_compared_with_a_text() -> None:
+    rows = [{"a": "NA", "sold": "NA"}, {"a": "1", "sold": "yes"}]
+    compared = Schema({"a": "number?"}, label="sold==yes", missing=["NA"]).records(rows, ["0", "1"], text=True)
+    assert compared.events is not None
+    assert compared.events.labels is not None
+    assert compared.events.labels.tolist() == [0, 1]
+    assert np.isnan(compared.events.features["a"][0])
+    with pytest.raises(ValueError, match="missing is a list of texts"):
+        Schema({"a": "number?"}, missing="NA")
 
 
 def test_columns_are_left_out_on_request_and_unknown_ones_are_named(tmp_path: Path) -> None:

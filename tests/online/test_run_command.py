@@ -238,6 +238,38 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
     assert "cadam_events 300.0\n" in (tmp_path / "p.prom").read_text()
 
 
+FEATURES = {"user": "category:50", "item": "category:20", "price": "number"}
+
+
+@pytest.mark.parametrize(
+    ("features", "label", "message"),
+    [
+        (dict(reversed(FEATURES.items())), "click", "the order of the features was user, item, price and is price,"),
+        ({**FEATURES, "user": "hash:50"}, "click", "user was category:50 and is hash:50"),
+        ({**FEATURES, "user": "category:20", "item": "category:50"}, "click", "user was category:50 and is category:2"),
+        ({"user": "category:50", "item": "category:20"}, "click", "price was number"),
+        (FEATURES, "click!=1", "the label was click and is click!=1"),
+        ({**FEATURES, "price": "number?"}, "click", ""),
+    ],
+)
+def test_a_state_is_not_gone_on_from_with_another_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], features: dict[str, str], label: str, message: str
+) -> None:
+    write_parquet(tmp_path / "a.parquet", table(300))
+    data = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--schema", tmp_path / "schema.json")
+    arguments = (*data, "--checkpoint", tmp_path / "state", "--model", "linear")
+    (tmp_path / "schema.json").write_text(json.dumps({"features": FEATURES, "label": "click"}))
+    assert run(*arguments) == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "state").iterdir()}
+    (tmp_path / "schema.json").write_text(json.dumps({"features": features, "label": label}))
+    assert run(*arguments) == (2 if message else 0)
+    error = capsys.readouterr().err
+    assert message in error
+    assert ("was learnt with another schema" in error) == bool(message)
+    if message:
+        assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

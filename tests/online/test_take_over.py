@@ -150,6 +150,23 @@ def test_what_does_not_fit_is_named_and_changes_nothing(options: dict[str, Any],
     assert not ours.optimizer.state
 
 
+@pytest.mark.parametrize("change", ["shape", "missing", "more"])
+def test_a_model_that_does_not_fit_leaves_every_weight_as_it_was(change: str) -> None:
+    ours = learner()
+    before = {name: value.clone() for name, value in ours.model.state_dict().items()}
+    given = {name: value + 1 for name, value in before.items()}
+    last = list(given)[-1]
+    if change == "shape":
+        given[last] = torch.zeros(77)
+    elif change == "missing":
+        del given[last]
+    else:
+        given["another"] = torch.zeros(1)
+    with pytest.raises(RuntimeError):
+        ours.take_over({"model": given})
+    assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
+
+
 def test_the_command_takes_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     write_jsonl(tmp_path / "a.jsonl", table(64))

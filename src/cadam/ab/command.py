@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..trials.report import Heading
 from ..trials.runner import Request
 from ..trials.scoreboard import Scoreboard
 from . import runs
+from .recommendation import listed
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
 from .watch import Watch
@@ -77,7 +78,7 @@ def add_commands(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the report; its numbers go beside it as JSON (default: a folder of its own, ab/NAME/report.html)",
+        help="the report, as .html; its numbers and schema go beside it as JSON (default: ab/NAME/report.html)",
     )
     parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
     parser.set_defaults(run=run)
@@ -90,11 +91,13 @@ def run(options: argparse.Namespace) -> int:
         return USAGE
     said = sys.stderr if options.json else sys.stdout  # with --json, standard output is for that alone
     try:
+        check_page(options.output)
         with redirect_stdout(said):
             study, asked = experiment(options)
         mark = identity(study, options.seeds)
         output = options.output or FOLDER / f"{given.stem(study.data)}-{mark}" / "report.html"
-        check_free(output, mark)
+        schema = Schema(**study.more["schema"])
+        check_free(output, mark, schema, _files(study.data))
     except ImportError as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return NO_PACKAGE
@@ -111,14 +114,15 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, ImportError) as error:
         print(f"cadam ab: {error}", file=sys.stderr)
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
-    with watch as told:
+    with redirect_stdout(said), watch as told:  # what a model prints, too
         if told is not None:
-            print(f"status page: {told.server.url}", file=said)
+            print(f"status page: {told.server.url}")
         code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
     found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
     text = json.dumps(found, indent=1, allow_nan=False)
     if code == DONE:
-        Schema(**study.more["schema"]).write(output.with_suffix(".schema.json"))
+        if not _is_schema(beside := output.with_suffix(".schema.json"), schema):
+            schema.write(beside)
         written = command.write_page([request], Heading(asked.title), output)
         replace_file(output.with_suffix(".json"), f"{text}\n".encode())
         print(f"\n{written}", file=said)
@@ -133,16 +137,37 @@ def identity(study: Study, seeds: int) -> str:
     return hashlib.sha256(json.dumps([parts, seeds], sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def check_free(output: Path, mark: str) -> None:
-    """That the report would replace nothing but an earlier report of the same comparison."""
-    if not output.exists():
-        return
+def check_page(output: Path | None) -> None:
+    """That the report is to be a page: its numbers and its schema go beside it, under the same name as JSON."""
+    if output is not None and output.suffix.lower() != ".html":
+        raise ValueError(f"--output {output}: the report is a page, so its name must end in .html, as in report.html")
+
+
+def check_free(output: Path, mark: str, schema: Schema, data: Sequence[Path]) -> None:
+    """That the report, its numbers and its schema would replace nothing but those of the same comparison."""
+    numbers, beside = output.with_suffix(".json"), output.with_suffix(".schema.json")
+    read = {path.resolve() for path in data}
+    if own := [path for path in (output, numbers, beside) if path.resolve() in read]:
+        raise ValueError(f"{own[0]} is the data, and would be replaced by the report: name another --output")
     try:
-        same = json.loads(output.with_suffix(".json").read_text())["identity"] == mark
+        same = json.loads(numbers.read_text(encoding="utf-8"))["identity"] == mark
     except (OSError, ValueError, KeyError, TypeError):
         same = False
-    if not same:
-        raise ValueError(f"{output} exists and is not a report of this comparison: move it, or name another --output")
+    taken = [] if same else [path for path in (output, numbers) if path.exists()]
+    if beside.exists() and not same and not _is_schema(beside, schema):
+        taken.append(beside)
+    if taken:
+        names = listed(map(str, taken))
+        what = "exists and is not a report" if len(taken) == 1 else "exist and are not reports"
+        raise ValueError(f"{names} {what} of this comparison: move what is there, or name another --output")
+
+
+def _is_schema(path: Path, schema: Schema) -> bool:
+    """Whether the file says this schema already; it may say more, for people."""
+    try:
+        return Schema.read(path) == schema
+    except (OSError, ValueError):
+        return False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

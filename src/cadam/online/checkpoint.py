@@ -25,6 +25,7 @@ from torch import Tensor
 
 FORMAT = "cadam online 2"
 NEEDS = "checkpoints need safetensors: pip install safetensors"
+FILES = "checkpoint-*.safetensors"
 LEFT = re.compile(r"\..*\.new|\.tmp[A-Za-z0-9]{6}")
 """Names of files that a process which was killed while it wrote leaves behind: ours, and those of safetensors."""
 logger = logging.getLogger("cadam.online")
@@ -174,9 +175,14 @@ class Checkpoints:
             if LEFT.fullmatch(path.name):
                 path.unlink()
 
+    @staticmethod
+    def has_any(folder: Path) -> bool:
+        """Whether there are checkpoints, good or not."""
+        return any(folder.glob(FILES))
+
     def files(self) -> list[Path]:
         """Oldest first."""
-        return sorted(self.folder.glob("checkpoint-*.safetensors"))
+        return sorted(self.folder.glob(FILES))
 
     def save(self, number: int, tree: Any) -> Path:
         """Keep the tree as checkpoint `number`, and of the older ones the last."""

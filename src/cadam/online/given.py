@@ -15,9 +15,10 @@ from typing import Any
 from torch import nn
 
 from . import models, sample
+from .checkpoint import Checkpoints
 from .infer import Inferred, Wishes, infer
 from .model_file import LOG_LOSS, UsageError, load, model_of
-from .schema import Schema
+from .schema import Kind, Schema
 from .sources.uri import uri_of
 from .training import Loss
 
@@ -144,10 +145,45 @@ def read(options: argparse.Namespace, folder: Path | None = None, quiet: bool = 
     if ":" not in model and model not in models.MODELS:
         raise UsageError(f"no model is called {model!r}; there are {MODELS}")
     schema, found = _schema(options, uri, model, folder)
+    if folder is not None:
+        check_same(schema, folder, in_order=":" not in model)
     if found is not None and not quiet:
         show(found)
     build, loss = builder(model, schema, settings)
     return Given(uri, schema, model, build, loss, settings, found)
+
+
+def check_same(schema: Schema, folder: Path, in_order: bool) -> None:
+    """That weights in the folder, if there are any, were learnt with these features and this label.
+
+    A ready-made model has its rows `in_order` of the features; one of yours is given them by name.
+    """
+    if not (folder / SCHEMA).is_file() or not Checkpoints.has_any(folder):
+        return
+    saved = Schema.read(folder / SCHEMA)
+    before, now = ({name: _alike(kind) for name, kind in one.kinds.items()} for one in (saved, schema))
+    differ = [f"{name} was {saved.features[name]}" for name in before if name not in now]
+    differ += [f"{name} is new" for name in now if name not in before]
+    both = [name for name in before if name in now]
+    differ += [
+        f"{name} was {saved.features[name]} and is {schema.features[name]}"
+        for name in both
+        if before[name] != now[name]
+    ]
+    if in_order and not differ and list(before) != list(now):
+        differ.append(f"the order of the features was {', '.join(before)} and is {', '.join(now)}")
+    if saved.label != schema.label:
+        differ.append(f"the label was {saved.label} and is {schema.label}")
+    if differ:
+        raise UsageError(
+            f"the state in {folder} was learnt with another schema ({folder / SCHEMA}): {'; '.join(differ)}. Give "
+            "that schema, or another --checkpoint to start anew"
+        )
+
+
+def _alike(kind: Kind) -> Kind:
+    """The kind as far as weights depend on it: a number has the same whether or not it may be missing."""
+    return replace(kind, optional=False) if kind.name == "number" else kind
 
 
 def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[str, Any]]:

@@ -184,6 +184,12 @@ def look_at(name: str, values: list[Any], text: bool, is_time: bool = False) -> 
     return _text_column(name, values, counts, missing, text)
 
 
+def _as_written(name: str, values: list[Any]) -> Column:
+    """A column that is compared with a text: whatever is written there is a value, "None" too."""
+    counts: Counter[Any] = Counter(values)
+    return Column(name, values, "text", counts, counts.pop(None, 0))
+
+
 def _hashable(value: Any) -> bool:
     return isinstance(value, (str, int, float))
 
@@ -385,6 +391,10 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
     for given in (*wishes.ignore, *filter(None, (wishes.user, wishes.time, wishes.id))):
         if given.partition(":")[0] not in columns:
             raise CannotInferError(f"{place} has no column {given!r}; it has {_names(columns)}")
+    if wishes.label is not None and wishes.label not in columns:
+        wanted = Target.of(wishes.label)
+        if wanted.compares_text and wanted.column in columns and columns[wanted.column].blanks:
+            columns[wanted.column] = _as_written(wanted.column, sample.columns[wanted.column])
     label, why_label = _label(columns, wishes.label, sample, place)
     target = Target.of(label)
     choices = {target.column: Choice(target.column, "label", why_label)}
@@ -414,11 +424,23 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
         choices[name] = replace(chosen, reason=role + chosen.reason)
     if not features:
         raise CannotInferError(f"{place} has no column to predict {label!r} from: {_reasons(choices)}")
-    blanks = sorted({blank for column in columns.values() for blank in column.blanks})
+    blanks = _blanks(columns, {*features, *(part.partition(":")[0] for part in (key, user, time) if part)}, target)
     schema = Schema(features, label, key, user, time, separator=sample.separator, header=sample.header, missing=blanks)
     warnings += _odd(schema, columns, sample)
     ordered = [choices[name] for name in columns]
     return Inferred(schema, ordered, f"{place}: {sample.how}", warnings)
+
+
+def _blanks(columns: dict[str, Column], used: set[str], target: Target) -> dict[str, list[str]] | tuple[()]:
+    """What is written where a value is missing, by column.
+
+    What is missing in one is so in all that hold no text: their sample may have had no gap. In text it is a value, as
+    NA is a country; and a label has only what was found in its own column.
+    """
+    everywhere = sorted({blank for column in columns.values() for blank in column.blanks})
+    found = {name: everywhere for name in columns if name in used and columns[name].form not in ("text", "list")}
+    found[target.column] = sorted(columns[target.column].blanks)
+    return {name: blanks for name, blanks in found.items() if blanks} or ()
 
 
 def _names(columns: dict[str, Column]) -> str:

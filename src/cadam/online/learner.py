@@ -564,9 +564,9 @@ class Learner:
         groups = self.optimizer.param_groups
         state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(trained.model)
         rates = [group["lr"] for group in groups]
         try:
+            self.model.load_state_dict(trained.model)  # what fits is written before an error says what does not
             for one in [state] if state is not None else trained.optimizers:
                 self.optimizer.load_state_dict(one)  # type: ignore[arg-type]
         except Exception:

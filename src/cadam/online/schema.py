@@ -112,6 +112,10 @@ class Target:
                 raise ValueError(f"label {text!r}: {value!r} is not a number; text can only be == or !=") from None
             return cls(column, compare, value.strip("'\""))
 
+    @property
+    def compares_text(self) -> bool:
+        return bool(self.compare) and isinstance(self.value, str)
+
     def labels(self, values: Sequence[Any] | Array, text: bool) -> tuple[Array, dict[int, str]]:
         """Labels from the column's values, as `convert` gives them."""
         if not self.compare:
@@ -169,7 +173,8 @@ class Schema:
         binary: whether labels have to be 0 or 1, as the metrics that rank events need them.
         separator: between the fields of CSV.
         header: the names of the columns of CSV whose first line is data; None: the first line names them.
-        missing: what is written in CSV where a value is missing, beside nothing, as in ``["NA"]``.
+        missing: what is written in CSV where a value is missing, beside nothing: by column, as in
+            ``{"price": ["NA"]}``, or in all columns, ``["NA"]``, but for one that the label compares with a text.
     """
 
     features: Mapping[str, str]
@@ -182,7 +187,7 @@ class Schema:
     binary: bool = False
     separator: str = ","
     header: Sequence[str] | None = None
-    missing: Sequence[str] = ()
+    missing: Sequence[str] | Mapping[str, Sequence[str]] = ()
     kinds: dict[str, Kind] = field(init=False, repr=False, compare=False)
     target: Target = field(init=False, repr=False, compare=False)
 
@@ -203,6 +208,11 @@ class Schema:
             _time(self.time)
         if len(self.separator) != 1:
             raise ValueError(f"the separator of CSV is one character, got {self.separator!r}")
+        markers = self.missing.values() if isinstance(self.missing, Mapping) else [self.missing]
+        if any(isinstance(one, str) for one in markers):
+            raise ValueError(
+                f'missing is a list of texts, or one by column, as in {{"price": ["NA"]}}: {self.missing!r}'
+            )
 
     @classmethod
     def read(cls, path: Path | str) -> Schema:
@@ -247,11 +257,18 @@ class Schema:
 
         A record with the id and a label, but none of the features, is a label on its own.
         """
-        if text:
-            nothing = {"", *self.missing}
-            records = [{k: v for k, v in record.items() if v not in nothing} for record in records]
         values = {name: [record.get(name) for record in records] for name in self.fields()}
+        if text:
+            for name, column in values.items():
+                nothing = {"", *self.blanks(name)}
+                values[name] = [None if value in nothing else value for value in column]
         return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
+
+    def blanks(self, column: str) -> Sequence[str]:
+        """What is written in a column of CSV where a value is missing, beside nothing."""
+        if isinstance(self.missing, Mapping):
+            return self.missing.get(column, ())
+        return () if column == self.target.column and self.target.compares_text else self.missing
 
     def fields(self) -> list[str]:
         named = [_key(name)[0] for name in (self.id, self.user) if name is not None]

@@ -471,6 +471,7 @@ def _work(line: Connection, root: Path, archive: Path | None) -> None:
     """What a worker does: settle the cells it is sent, until the line closes or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.dup2(2, 1)  # what a cell prints is no output of the command
     cache = Cache(root, None if archive is None else Archive(archive))
     while True:
         try:
