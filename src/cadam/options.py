@@ -6,7 +6,6 @@ Messages begin as torch.optim's do, so that code which matches them keeps workin
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Iterable, Mapping, Set
 from numbers import Real
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import moments
+from .defaults import NUMBERS, check_ranges
 from .rules import Rule
 
 # Options that say how a step is run, not what it computes: a checkpoint does not change them.
@@ -43,15 +43,6 @@ FLAGS = (
     "stochastic_rounding",
     "track_alignment",
 )
-
-# Those that are one number each, as messages call them.
-NUMBERS = {
-    "lr": "learning rate",
-    "weight_decay": "weight_decay value",
-    "eps": "epsilon value",
-    "momentum": "momentum value",
-    "initial_accumulator": "initial_accumulator",
-}
 
 # What other libraries call them.
 ALIASES = {
@@ -112,11 +103,12 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
     """Raise ValueError (RuntimeError where torch.optim does) for values out of range, naming the option."""
     for name, what in NUMBERS.items():
         if name in o:
-            _number(o[name], what, name, lambda x: 0 <= x < math.inf, "a finite number >= 0")
+            _one_number(o[name], what, name)
     if "betas" in o:
-        _betas(o["betas"])
+        _two_numbers(o["betas"])
         for name in ("lr", "betas"):  # torch.optim.Adam refuses these, SGD does not
             _no_tensor_in_lists(name, o)
+    check_ranges(o, _known)
     for name in FLAGS:
         if not isinstance(o[name], bool):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
@@ -149,12 +141,11 @@ def check_kinds(o: Mapping[str, Any], where: str) -> None:
         raise ValueError(f"{where}: {error}; no parameter was changed") from None
 
 
-def _number(value: Any, what: str, option: str, good: Any, allowed: str) -> None:
-    _one_number(value, what, option)
-    if isinstance(value, Tensor) and value.device.type != "cpu":
-        return  # not read: that would wait for the device
-    if not good(float(value.detach() if isinstance(value, Tensor) else value)):
-        raise ValueError(f"Invalid {what}: {value} ({option} must be {allowed})")
+def _known(value: Any) -> float | None:
+    """The number, which is not read from a device: that would wait for it."""
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.device.type == "cpu" else None
+    return float(value)
 
 
 def _one_number(value: Any, what: str, option: str) -> None:
@@ -163,12 +154,6 @@ def _one_number(value: Any, what: str, option: str) -> None:
             raise ValueError(f"Tensor {option} must be 1-element, got shape {tuple(value.shape)}")
     elif isinstance(_scalar(value), bool) or not isinstance(_scalar(value), Real):
         raise ValueError(f"Invalid {what}: {value!r} ({option} must be a number or a 1-element tensor)")
-
-
-def _betas(betas: Any) -> None:
-    _two_numbers(betas)
-    for i, beta in enumerate(betas):
-        _number(beta, f"beta parameter at index {i}", f"betas[{i}]", lambda x: 0 <= x < 1, "in [0, 1)")
 
 
 def _two_numbers(betas: Any) -> None:

@@ -101,6 +101,15 @@ def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
     assert jnp.array_equal(after, table)
 
 
+def test_tables_and_states_of_numpy_move_as_those_of_jax() -> None:
+    """As a checkpoint gives them, outside of jit."""
+    table, ids, grads = jnp.ones((4, 2)), jnp.array([2, 0]), jnp.ones((2, 2))
+    state = rows.DEFAULT.init(table)
+    ours = rows.update(*jax.tree.map(np.asarray, (table, state, ids, grads)))
+    for one, other in zip(*map(jax.tree.leaves, (ours, rows.update(table, state, ids, grads))), strict=True):
+        assert jnp.array_equal(one, other)
+
+
 def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
     table = jnp.ones((4, 2))
     after, state = rows.update(table, rows.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))

@@ -343,6 +343,38 @@ def test_what_cannot_be_optimized_is_refused() -> None:
         cadam.jax.csgdm(LR, momentum=0.0, nesterov=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"b1": 1.5}, r"beta parameter at index 0: 1.5 \(betas\[0\] must be in \[0, 1\)\)"),
+        ({"b2": 1.0}, r"beta parameter at index 1: 1.0"),
+        ({"b2": -0.1}, r"beta parameter at index 1: -0.1"),
+        ({"eps": -1e-8}, r"epsilon value: -1e-08 \(eps must be a finite number >= 0\)"),
+        ({"eps": math.nan}, r"epsilon value: nan"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+    """As by the torch classes."""
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        cadam.jax.cadam(LR, **options)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "sgdm" not in name])
+def test_arguments_from_mu_dtype_on_are_given_by_name(name: str) -> None:
+    """In their places optax has others, such as eps_root, which would be taken for them."""
+    by_place = [
+        p.name for p in inspect.signature(getattr(cadam.jax, name)).parameters.values() if p.kind != p.KEYWORD_ONLY
+    ]
+    assert by_place == ["learning_rate", "b1", "b2", "eps"][: 3 if "lion" in name else 4]
+
+
+def test_sgdm_without_a_momentum_is_optax_sgd() -> None:
+    grads = jnp.array([[1.0, -2.0], [3.0, 0.5]])
+    ours, _ = trained(cadam.jax.sgdm(0.1, momentum=None), jnp.ones(2), grads)
+    theirs, _ = trained(optax.sgd(0.1, momentum=None), jnp.ones(2), grads)
+    assert largest_difference(ours, theirs) < 1e-7
+
+
 def test_alignment_of_pure_noise() -> None:
     """1/2 + asin(sqrt(1 - beta1^2)) / pi, as with torch."""
     grads = jax.random.normal(jax.random.key(0), (60, 20_000))

@@ -1,6 +1,7 @@
 """The family with optax's argument names: each optimizer is a chain of decay, rule and learning rate.
 
-A name with c in front has confidence. Arguments that all have:
+A name with c in front has confidence. From `mu_dtype` on, arguments are given by name, as optax has others in their
+places. Arguments that all have:
 
 - learning_rate: a number, or a schedule of optax's.
 - mu_dtype: dtype of the first moment; by default the parameter's, and float32 for half precision.
@@ -89,8 +90,8 @@ def _adam(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-    mu_dtype: Any = None,
     *,
+    mu_dtype: Any = None,
     amsgrad: bool = False,
     weight_decay: Rate = 0.0,
     mask: Any = None,
@@ -118,10 +119,10 @@ def _adamw(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
+    *,
     mu_dtype: Any = None,
     weight_decay: Rate = 1e-2,
     mask: Any = None,
-    *,
     amsgrad: bool = False,
     track_alignment: bool = True,
 ) -> Recipe:
@@ -131,7 +132,7 @@ def _adamw(
         b1,
         b2,
         eps,
-        mu_dtype,
+        mu_dtype=mu_dtype,
         amsgrad=amsgrad,
         weight_decay=weight_decay,
         mask=mask,
@@ -145,8 +146,8 @@ def _amsgrad(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-    mu_dtype: Any = None,
     *,
+    mu_dtype: Any = None,
     weight_decay: Rate = 0.0,
     mask: Any = None,
     decoupled_weight_decay: bool = False,
@@ -158,7 +159,7 @@ def _amsgrad(
         b1,
         b2,
         eps,
-        mu_dtype,
+        mu_dtype=mu_dtype,
         amsgrad=True,
         weight_decay=weight_decay,
         mask=mask,
@@ -169,7 +170,7 @@ def _amsgrad(
 
 def _sgdm(
     learning_rate: Rate,
-    momentum: Number = 0.9,
+    momentum: Number | None = 0.9,
     nesterov: bool = False,
     accumulator_dtype: Any = None,
     *,
@@ -179,7 +180,10 @@ def _sgdm(
     decoupled_weight_decay: bool = False,
     track_alignment: bool = True,
 ) -> Recipe:
-    """SGD with momentum: the moving average of the paper, or with ``dampening=0.0`` the sum of `optax.sgd`."""
+    """SGD with momentum: the moving average of the paper, or with ``dampening=0.0`` the sum of `optax.sgd`.
+
+    Without a momentum (0 or None) it is plain SGD.
+    """
     return partial(
         _chain,
         SGDM,
@@ -187,7 +191,7 @@ def _sgdm(
         weight_decay,
         mask,
         decoupled_weight_decay,
-        momentum=momentum,
+        momentum=0.0 if momentum is None else momentum,
         nesterov=nesterov,
         dampening=dampening,
         mu_dtype=accumulator_dtype,
@@ -199,10 +203,10 @@ def _lion(
     learning_rate: Rate,
     b1: Number = 0.9,
     b2: Number = 0.99,
+    *,
     mu_dtype: Any = None,
     weight_decay: Rate = 0.0,
     mask: Any = None,
-    *,
     decoupled_weight_decay: bool = True,
     track_alignment: bool = True,
 ) -> Recipe:
@@ -225,8 +229,8 @@ def _radam(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-    mu_dtype: Any = None,
     *,
+    mu_dtype: Any = None,
     weight_decay: Rate = 0.0,
     mask: Any = None,
     decoupled_weight_decay: bool = False,
@@ -252,8 +256,8 @@ def _yogi(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-3,
-    mu_dtype: Any = None,
     *,
+    mu_dtype: Any = None,
     initial_accumulator_value: Number = 1e-6,
     weight_decay: Rate = 0.0,
     mask: Any = None,
@@ -281,8 +285,8 @@ def _adabelief(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-16,
-    mu_dtype: Any = None,
     *,
+    mu_dtype: Any = None,
     weight_decay: Rate = 0.0,
     mask: Any = None,
     decoupled_weight_decay: bool = False,

@@ -44,6 +44,7 @@ def update(
         optimizer: of the family, or another of optax's that treats elements one by one.
     """
     _check(table, ids, grads)
+    table, state = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (table, state))
     rows, many = table.shape[0], len(ids)
     wide = grads.astype(jnp.result_type(grads, jnp.float32))
     ids = _as_numbers(ids, rows)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..defaults import defaults
+from ..defaults import check_ranges, defaults
 from ..rules import Options, Rule
 from ..update import Update
 from ..xla import Arrays, is_array, of_step
@@ -59,6 +59,7 @@ def scale_by_rule(
         known = ", ".join(name for name in rule.defaults if name != "lr")
         raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {known}")
     o = {**defaults(rule), **options, "weight_decay": 0.0, "track_alignment": track_alignment}
+    check_ranges(o, lambda value: None if is_array(value) else float(value))
     start = _start(rule, o)
     update = Update.of(rule, confidence, o)
     scalars = jax.jit(lambda count: of_step(update, count, o))
