@@ -36,6 +36,7 @@ from cadam.online import (
     Source,
     open_source,
 )
+from cadam.online.schema import Kind, convert
 from cadam.online.sources.record import Record, batch_of
 from cadam.online.validation import MismatchError, check_columns
 
@@ -667,9 +668,39 @@ def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str
         alone = schema.columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
         assert alone is not None
         assert alone.features["x"].reshape(-1).tolist() == [place]
-    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.0", str(10 * number) + "0" * 20, "-0", "٥"]
+    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.5", str(10 * number) + "0" * 20, "-0", "٥"]
     if not kind.endswith("]"):
         assert place not in places(*other, text=True)
+
+
+@pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003?"])
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        (True, ["true", "True", "1", "1.0"]),
+        (False, ["false", "False", "0", "0.0"]),
+        (3.0, ["3", "3.0", "3.00"]),
+        (-3, ["-3", "-3.0"]),
+        (2.0**53, [f"{2**53}", f"{2**53}.0"]),
+    ],
+)
+def test_csv_and_json_that_mean_the_same_have_the_same_place(kind: str, value: Any, texts: list[str]) -> None:
+    """A model that is trained on CSV is asked in JSON."""
+    schema = Schema({"x": kind})
+    asked = schema.records([{"x": value}], [""]).events
+    given = schema.records([{"x": text} for text in [*texts, "word"]], [""] * (len(texts) + 1), text=True).events
+    assert asked is not None
+    assert given is not None
+    assert given.features["x"][:-1].tolist() == asked.features["x"].tolist() * len(texts)
+    assert given.features["x"][-1] != asked.features["x"][0]
+
+
+def test_whole_floats_that_floats_cannot_tell_apart_stay_text() -> None:
+    texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "TRUE"]
+    places = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
+    meant = convert([2**53 + 2, 3, 1], Kind("hash", 1_000_003))[0].tolist()
+    assert places[1] == meant[0]
+    assert not {places[0], *places[2:]} & set(meant)
 
 
 @pytest.mark.parametrize("kind", ["integer", "hash:1000"])

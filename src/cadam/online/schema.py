@@ -26,7 +26,7 @@ LARGEST = 1e19
 """Of numbers: a gradient is a multiple of them, and its square must not be infinite as float32, else its weight would
 stand still for ever."""
 EXACT = 2**53  # up to here a float is exactly the whole number that was meant
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_INTEGER = re.compile(r"(0|-?[1-9][0-9]{0,18})(\.0+)?")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?(\?)?")
 _CLOCK = re.compile(r"clock(?::(.+?))?(\?)?")
 _WORDS = re.compile(r"[^\s|,;\[\]{}()\"']+")
@@ -40,9 +40,10 @@ class Kind:
     """One field's kind.
 
     ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or
-    a text, hashed to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]``
-    after it, a list of K such values. ``clock``, or ``clock:FORM``: a time, see `Schema.time`, as its hour (0 to 23)
-    and 24 plus its day of the week (24, Monday, to 30). Ids and users are ``integer`` or ``text``.
+    a text, hashed to one of N places. The text of an integer, such as "5" or "5.0" but not "05", is that integer; true
+    is 1 and false is 0, as text too. With ``[K]`` after it, a list of K such values. ``clock``, or ``clock:FORM``: a
+    time, see `Schema.time`, as its hour (0 to 23) and 24 plus its day of the week (24, Monday, to 30). Ids and users
+    are ``integer`` or ``text``.
 
     With ``?`` at the end the value may be missing: a number is then nan; of the others a missing one has place 0, and
     the rest move up by one (N counts place 0, too). A list with ``?`` may be shorter than K, its end is then missing,
@@ -699,9 +700,13 @@ def _fits(value: int) -> bool:
 
 
 def _meant(value: Any) -> Any:
-    """The integer that a text says in its plain decimal form, or the value: CSV has text where JSON has integers."""
-    if isinstance(value, str) and _INTEGER.fullmatch(value) and _fits(int(value)):
-        return int(value)
+    """The integer that a text means, or the value: CSV has text where JSON has integers, whole floats and truths."""
+    if not isinstance(value, str):
+        return value
+    if match := _INTEGER.fullmatch(TRUTH.get(value, value)):
+        whole = int(match[1])
+        if abs(whole) <= EXACT if match[2] else _fits(whole):
+            return whole
     return value
 
 
