@@ -36,7 +36,9 @@ from cadam.online import (
     Source,
     open_source,
 )
-from cadam.online.schema import Kind, convert
+from cadam.online import schema as schema_module
+from cadam.online.schema import Kind, Repeated, convert
+from cadam.online.sources.parquet import read_values
 from cadam.online.sources.record import Record, batch_of
 from cadam.online.validation import MismatchError, check_columns
 
@@ -647,6 +649,36 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     assert [one.reason for one in batch.rejected] == [
         f"{name}: a bool, not a number" for name in ("price", "prices", "at")
     ]
+
+
+@pytest.mark.parametrize("distinct", [200, 900, 2048])
+def test_text_beside_labels_on_their_own_is_converted_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
+) -> None:
+    """Once for the whole and once in its slice: not all that differs for each slice."""
+    rows = 2048
+    texts = [None if row == 5 else f"text {row % distinct}" for row in range(rows)]
+    columns = {"event": np.arange(rows), "word": texts, "label": np.ones(rows)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    looked_at: list[Any] = []
+    meant = schema_module._meant
+
+    def counted(value: Any) -> Any:
+        looked_at.append(value)
+        return meant(value)
+
+    monkeypatch.setattr(schema_module, "_meant", counted)
+    schema = Schema({"word": "hash:1000"}, id="event")
+    batches = read(ParquetSource(tmp_path / "a.parquet", schema, batch_size=64))
+    assert len(looked_at) <= 2 * rows
+    places = np.concatenate([present(batch.events).features["word"] for batch in batches])
+    assert places.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
+
+
+def test_text_that_hardly_repeats_is_read_as_it_is() -> None:
+    unique = read_values(pa.chunked_array([[f"text {row}" for row in range(100)]]))
+    assert isinstance(unique, list)
+    assert isinstance(read_values(pa.chunked_array([["a", "b", None] * 30])), Repeated)
 
 
 @pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])

@@ -444,10 +444,15 @@ class Repeated(Sequence[Any]):
         if len(values) < 64 or not set(map(type, values)) <= {str, type(None)}:
             return None
         distinct = dict.fromkeys(values)
-        if 2 * len(distinct) > len(values):
+        if not cls.saves(len(distinct), len(values)):
             return None
         place = {value: place for place, value in enumerate(distinct)}
         return cls(tuple(distinct), np.fromiter(map(place.__getitem__, values), np.int64, len(values)))
+
+    @staticmethod
+    def saves(distinct: int, count: int) -> bool:
+        """Whether each value comes twice or more, on average."""
+        return 2 * distinct <= count
 
     def by_row(self, problems: Mapping[int, str]) -> dict[int, str]:
         """The problems of distinct values, by the rows that have them."""
@@ -467,7 +472,10 @@ class Repeated(Sequence[Any]):
     @overload
     def __getitem__(self, row: slice) -> Repeated: ...
     def __getitem__(self, row: int | slice) -> Any:
-        return Repeated(self.distinct, self.places[row]) if isinstance(row, slice) else self.distinct[self.places[row]]
+        if not isinstance(row, slice):
+            return self.distinct[self.places[row]]
+        there, places = np.unique(self.places[row], return_inverse=True)  # only those are converted
+        return Repeated(tuple(map(self.distinct.__getitem__, there.tolist())), places)
 
 
 def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tuple[Array, dict[int, str]]:
