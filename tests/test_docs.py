@@ -99,11 +99,10 @@ def across_rates() -> set[str]:
 @pytest.mark.parametrize(
     ("page", "studies", "more"),
     [
-        ("README.md", IMAGES, across_rates),
         ("docs/images.md", IMAGES, across_rates),
         ("docs/ctr.md", ["stream-criteo"], set),
     ],
-    ids=["README", "images", "ctr"],
+    ids=["images", "ctr"],
 )
 def test_intervals_in_the_text_come_from_the_archive(
     page: str, studies: Sequence[str], more: Callable[[], set[str]]
@@ -137,7 +136,7 @@ SPEEDS = {
     "1M x 16 with nine of ten ids one and the same": "rows 1M x 16, skewed ids",
     "a table of 50M x 16": "rows 50M x 16, fields ids",
 }
-"""What the README calls the cases of `cadam bench`."""
+"""What the page on speed calls the cases of `cadam bench`."""
 
 
 def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
@@ -149,7 +148,7 @@ def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
     graphs: dict[str, dict[str, float]] = {}
     for found in json.loads((ROOT / "results" / "cuda" / "graphs.json").read_text())["results"]:
         graphs.setdefault(found["case"].removeprefix("in a graph: "), {})[found["name"]] = found["milliseconds"]
-    said = re.findall(r"^\| (.+) \| .* ?\| ?(.*) \| ?(.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    said = re.findall(r"^\| (.+) \| .* ?\| ?(.*) \| ?(.*) \|$", (ROOT / "docs" / "speed.md").read_text(), re.MULTILINE)
     columns = {name: (first, second) for name, first, second in said if name in SPEEDS}
     assert columns.keys() == SPEEDS.keys()
     for name, case in SPEEDS.items():
@@ -182,7 +181,7 @@ def test_every_public_optimizer_is_in_the_readme() -> None:
 
 
 def test_alignment_of_pure_noise() -> None:
-    """The README's landmark: 1/2 + asin(sqrt(1 - beta1^2)) / pi."""
+    """The landmark of docs/alignment.md: 1/2 + asin(sqrt(1 - beta1^2)) / pi."""
     p = torch.zeros(20_000, requires_grad=True)
     optimizer = cadam.CAdam([p])
     generator = torch.Generator().manual_seed(0)

@@ -34,6 +34,10 @@ class Arrays:
         return jnp.sqrt(_plain(x))
 
     @staticmethod
+    def square(x: Any) -> Any:
+        return x * x
+
+    @staticmethod
     def maximum(x: Any, y: Any) -> Any:
         return jnp.maximum(_plain(x), _plain(y))
 

@@ -824,6 +824,17 @@ def test_the_schema_may_stand_in_the_file_of_the_model(place: Path, capsys: pyte
     assert "Run more seeds (--seeds)." in " ".join(capsys.readouterr().out.split())
 
 
+def test_with_batches_of_one_a_ready_made_model_is_compiled_and_exact(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["ab", str(place / "clicks.parquet"), "--label", "click", "--user", "user", "--model", "linear"]
+    arguments += ["--batch-size", "1", "--lr", "0.03", "--seeds", "1", "--blocks", "20", "--events", "1999"]
+    arguments += ["--cache", str(place / "cells"), "--output", str(place / "one.html"), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recommendations"][0]["measured_events"] == 1999 - 399
+
+
 def test_optimizers_by_name() -> None:
     assert [_optimizer(name) for name in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
 

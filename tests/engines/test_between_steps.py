@@ -450,3 +450,44 @@ def test_a_step_on_a_complex_parameter_keeps_no_gradient_alive() -> None:
         optimizer.step()
         p.grad = None
         assert seen() is None
+
+
+@pytest.mark.parametrize(
+    "note", [3, "text", None, [1], torch.ones(2).to_sparse(), {"a": 1}], ids=lambda note: type(note).__name__
+)
+def test_notes_of_the_users_own_in_the_state_of_a_complex_parameter_change_nothing(note: Any) -> None:
+    found = []
+    for noted in (False, True):
+        p = Parameter(torch.ones(3, dtype=torch.complex64))
+        optimizer = cadam.CAdam([p], lr=0.1)
+        for step in range(4):
+            p.grad = torch.full_like(p, (1 + step) * (1 - 2j))
+            if noted:
+                optimizer.state[p]["note"] = note
+            optimizer.step()
+        found.append(p.detach())
+    assert torch.equal(*found)
+
+
+def test_a_module_with_complex_parameters_can_be_swapped_to_another_dtype_between_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch refuses to swap a tensor that a view holds on to."""
+    module = torch.nn.Module()
+    module.weight = p = Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = cadam.CAdam([p], lr=0.1)
+
+    def step() -> None:
+        p.grad = torch.full_like(p, 1 - 2j)
+        optimizer.step()
+        p.grad = None
+
+    step()
+    step()
+    monkeypatch.setattr("torch.__future__._swap_module_params_on_conversion", True)
+    module.to(torch.complex128)
+    assert module.weight is p
+    before = p.detach().clone()
+    step()
+    assert p.dtype == torch.complex128
+    torch.testing.assert_close(torch.view_as_real(before - p.detach()), torch.tensor([[0.1, -0.1]] * 3).double())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -227,6 +229,46 @@ def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
     assert "python -m cadam.engines.cpu.build" in row.passed_over["native"]
 
 
+def test_a_library_without_a_fingerprint_is_compiled_anew(
+    compiler: Path, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.so"
+    shutil.copy(torch._C.__file__, other)
+    build.checksum_of(other).write_text(hashlib.sha256(other.read_bytes()).hexdigest())
+    monkeypatch.setattr(build, "LIBRARY", other)
+    with pytest.warns(RuntimeWarning, match="has no fingerprint.*compiling the kernels anew"):
+        assert engine_of_a_step().engine == "native"
+
+
+def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
+    compiler: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = c_source.header()
+    path = build.cache_path(f"package-{build.fingerprint(header)}.so")
+    path.parent.mkdir()
+    path.write_bytes(b"damaged")
+    is_whole, both, looked, made = build.is_whole, threading.Barrier(2), threading.local(), []
+
+    def is_whole_at_once(library: Path) -> bool:
+        found = is_whole(library)
+        if not hasattr(looked, "once"):
+            looked.once = True
+            both.wait(60)
+        return found
+
+    def make(*args: Any) -> Path:
+        made.append(args)
+        return link(*args)
+
+    link = build.build
+    monkeypatch.setattr(build, "is_whole", is_whole_at_once)
+    monkeypatch.setattr(build, "build", make)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: library._compiled("package", header), range(2)))
+    assert [one.c.cadam_fingerprint().decode() for one in found] == [build.fingerprint(header)] * 2
+    assert len(made) == 1
+
+
 def test_of_several_processes_one_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
@@ -235,6 +277,7 @@ def test_of_several_processes_one_compiles(tmp_path: Path, monkeypatch: pytest.M
         made.append(path)
         time.sleep(0.2)
         path.write_text("made")
+        build.checksum_of(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
     with ThreadPoolExecutor(4) as pool:  # a lock of one thread holds off the others as it does another process
         found = set(pool.map(lambda _: build.cached("some.so", make), range(4)))

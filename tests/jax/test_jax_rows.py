@@ -79,6 +79,28 @@ def test_ids_that_are_no_rows_are_padding() -> None:
     assert jnp.array_equal(padded[0][jnp.array([0, 1, 3])], jnp.ones((3, 2)))
 
 
+@pytest.mark.parametrize("many", [5, 1000])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "uint64"])
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, array: Any) -> None:
+    """Numbers beyond the table, or of more rows than the dtype counts, do not wrap around to other rows."""
+    table = jnp.ones((many, 2))
+    past = np.iinfo(dtype).max if array is np.asarray else min(np.iinfo(dtype).max, 2**32 - 1)
+    numbers = np.array([3, 1, 3, 3, 1, past] + [past - 1] * 300, dtype)
+    ids = array(numbers)
+    after, state = rows.update(table, rows.DEFAULT.init(table), ids, jnp.ones((len(ids), 2)))
+    moved = np.flatnonzero(np.any(np.asarray(after) != 1, axis=1))
+    assert set(moved) == {int(i) for i in np.asarray(ids) if 0 <= i < many}
+    moment = np.asarray(optax.tree_utils.tree_get(state, "exp_avg"))
+    assert set(np.flatnonzero(np.any(moment != 0, axis=1))) == set(moved)
+
+
+def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
+    table = jnp.ones((4, 2))
+    after, _ = rows.update(table, rows.DEFAULT.init(table), np.array([2**32 + 1]), jnp.ones((1, 2)))
+    assert jnp.array_equal(after, table)
+
+
 def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
     table = jnp.ones((4, 2))
     after, state = rows.update(table, rows.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))

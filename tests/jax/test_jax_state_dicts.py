@@ -87,6 +87,30 @@ def test_a_state_dict_of_torchs_own_adam_fits() -> None:
     assert torch.equal(new.state[weight]["exp_avg"], exp_avg)
 
 
+def test_moments_from_torch_are_a_copy() -> None:
+    net = model()
+    ours = cadam.CAdam(net.named_parameters(), lr=LR)
+    torch_steps(net, ours, 0, 2)
+    state = cadam.jax.from_torch(ours.state_dict(), cadam.jax.cadam(LR).init(nested(values(net))))
+    before = jax.tree.map(np.array, state)
+    torch_steps(net, ours, 2, 4)
+    assert all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(before)))
+
+
+def test_the_next_step_after_torchs_own_sgd_is_dampened() -> None:
+    """Its state has no step count, but a momentum buffer is there only after a step."""
+    net = model()
+    theirs = torch.optim.SGD(net.named_parameters(), lr=LR, momentum=0.9, dampening=0.5)
+    torch_steps(net, theirs, 0, 3)
+    params, tx = nested(values(net)), cadam.jax.sgdm(LR, momentum=0.9, dampening=0.5)
+    state = cadam.jax.from_torch(theirs.state_dict(), tx.init(params))
+    updates, _ = tx.update(nested(grads(3)), state, params)
+    torch_steps(net, theirs, 3, 4)
+    after, expected = optax.apply_updates(params, updates), nested(values(net))
+    for ours, other in zip(*map(jax.tree.leaves, (after, expected)), strict=True):
+        assert largest_difference(ours, other) < 1e-6
+
+
 def test_names_may_differ() -> None:
     net = torch.nn.Linear(2, 1, bias=False)
     ours = cadam.CAdam(net.named_parameters())

@@ -218,6 +218,69 @@ def test_what_learns_is_said_with_the_reason() -> None:
     assert "SGD is not of cadam" in Learner(built, plain, LOG_LOSS, one_by_one=True).learning
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64])
+def test_features_of_another_type_or_length_get_what_torch_gives_them(kind: type) -> None:
+    given = events(40)
+    for change in ("item", "tags", "xy"):
+        found: list[Any] = []
+        for own_path in (False, True):
+            features = dict(given.features)
+            if change == "item":
+                features["item"] = features["item"].astype(kind)
+            else:  # shorter lists than the schema says
+                features[change] = features[change][:, :1].copy()
+            one = learner(own_path=own_path)
+            try:
+                one.take(Events(features, given.labels))
+                found.append((one.learned, one.rejected, one.progress.mean))
+            except (RuntimeError, TypeError) as error:
+                found.append(type(error))
+        assert found[0] == pytest.approx(found[1], nan_ok=True) if isinstance(found[0], tuple) else found[0] == found[1]
+
+
+def freeze(one: Learner) -> None:
+    next(one.model.parameters()).requires_grad_(False)
+
+
+def hook(one: Learner) -> None:
+    one.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: None)
+
+
+def hook_a_parameter(one: Learner) -> None:
+    one.model.get_parameter("inputs.bias").register_hook(lambda grad: 0 * grad)
+
+
+def pad(one: Learner) -> None:
+    one.model.inputs.linear.padding_idx = 3  # type: ignore[union-attr]
+
+
+def schedule(one: Learner) -> None:
+    torch.optim.lr_scheduler.StepLR(one.optimizer, 10)
+
+
+@pytest.mark.parametrize("change", [freeze, hook, hook_a_parameter, pad, schedule])
+def test_what_is_asked_of_model_or_optimizer_later_is_heeded(change: Any) -> None:
+    given, found = events(60), []
+    for own_path in (False, True):
+        one = learner(own_path=own_path)
+        one.take(given.take(slice(0, 30)))
+        change(one)
+        one.take(given.take(slice(30, 60)))
+        found.append((one.progress.mean, [param.detach().clone() for param in one.model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_labels_that_come_later_are_learnt_one_by_one_too() -> None:
+    given, one = events(50), learner()
+    assert given.labels is not None
+    one.predict(Events(given.features, ids=np.arange(50)))
+    one.observe(np.arange(50), given.labels)
+    assert (one.steps, one.learned) == (50, 50)
+    with pytest.raises(ValueError, match="batch_size is 4"):
+        learner(batch_size=4)
+
+
 # The command ---------------------------------------------------------------------------------------------------
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from online_redis import Server
-from online_streams import Replayed, events, learner
+from online_streams import Replayed, build, events, learner
 from test_sources import write_csv
 
 from cadam import cli
 from cadam.online import Batch, Console, Rejected, Schema, guard
 from cadam.online.guard import Guard, alike, cure, reasons
+from cadam.online.progress import LogLoss
 from cadam.online.reports import Bar
 
 
@@ -51,7 +53,7 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     (tmp_path / "clicks.csv").write_text("".join(lines[:2001]))
     assert run("clicks.csv", "--label", "click") == 0
     told = capsys.readouterr()
-    assert "integers that repeat" in told.out
+    assert "integers that name something" in told.out
     assert "the stream has ended at 2,000 events; the state is in runs/clicks" in told.err
     assert json.loads((tmp_path / "runs/clicks/model.json").read_text()) == {"model": "deepfm"}
     schema = Schema.read(tmp_path / "runs/clicks/schema.json")
@@ -65,6 +67,41 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "says otherwise" in capsys.readouterr().err
 
 
+def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    other = schema_file(tmp_path / "other.json", item="hash:50")
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same) == 0
+    before = {name: (state / name).read_text() for name in ("model.json", "schema.json")}
+    item = Schema.read(state / "schema.json").features["item"]
+    for change, message in (
+        (("--model", "mlp"), "it is of deepfm with width 8; you gave mlp with width 8; give the same"),
+        (("--width", 16), "it is of deepfm with width 8; you gave deepfm with width 16; give the same"),
+        (("--hidden", "7,5"), "you gave deepfm with width 8 and hidden layers 7,5; give the same"),
+        (("--schema", other), f"item was {item} and is hash:50"),
+    ):
+        capsys.readouterr()
+        assert run(*same, *change) == 2
+        assert message in capsys.readouterr().err
+        assert {name: (state / name).read_text() for name in before} == before
+    assert run(*same) == 0
+    assert cli.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
+
+
+def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = clicks(tmp_path / "clicks.csv", 100)
+    for option, name in (("--optimizer", "adamm"), ("--metrics", "aucc")):
+        assert run(data, "--label", "click", "--checkpoint", tmp_path / "state", option, name) == 2
+        told = capsys.readouterr()
+        assert name in told.err
+        assert "column" not in told.out
+        assert not (tmp_path / "state").exists()
+
+
 def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +113,37 @@ def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
     assert "x item: ... is not from 0 to 21" in told
     assert "what to do: column 'item' has values beyond category:22: write hash:88 in the schema" in told
     assert run(data, "--schema", schema, "--checkpoint", tmp_path / "b", "--max-rejected", "50%") == 0
+
+
+def test_after_too_many_rejected_events_the_message_says_how_the_same_command_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = np.array(["large" if row % 20 == 0 else str(row % 7) for row in range(2000)], dtype=object)
+    data, state = clicks(tmp_path / "clicks.csv", 2000, size=sizes), tmp_path / "state"
+    schema = schema_file(tmp_path / "schema.json", size="number?")
+    assert run(data, "--schema", schema, "--checkpoint", state) == 1
+    told = capsys.readouterr().err
+    assert "write hash:1000? in the schema" in told
+    assert f"the schema is {schema}" in told
+    assert f"remove the state (rm {state}/checkpoint-*)" in told
+    schema_file(schema, size="hash:1000?")
+    for path in state.glob("checkpoint-*"):
+        path.unlink()
+    assert run(data, "--schema", schema, "--checkpoint", state) == 0
+    assert "ended at 2,000 events;" in capsys.readouterr().err
+
+
+def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = np.array(["" if row % 10 == 0 else str(row % 40) for row in range(2000)], dtype=object)
+    data = clicks(tmp_path / "clicks.csv", 2000, price=prices)
+    assert run(data, "--label", "price>20", "--checkpoint", tmp_path / "state") == 0
+    told = capsys.readouterr()
+    shown = " ".join(told.out.split())
+    assert "10.0% missing (200 of 2,000 labels): such events are never learnt from" in shown
+    assert "200 had no label and were never learnt from" in told.err
+    assert "wait for a label" not in told.err
 
 
 def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_started_anew(
@@ -132,13 +200,17 @@ def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
         ("missing field 'price'", "write number? in the schema"),
         ("missing field 'user'", "leave it out of the schema"),
         ("price: text '...', not a number", "write hash:1000 in the schema"),
+        ("size: text '...', not a number", "write hash:1000? in the schema"),
+        ("shop: 7 is not from 0 to 9", "write hash:40? in the schema"),
+        ("not readable: not UTF-8", "iconv -f latin1 -t utf8"),
         ("not readable: ... fields, not 5", "separator"),
         ("when: '...' is no time of the form iso", "--time 'when:%d/%m/%Y"),
         ("something else", "cadam schema"),
     ],
 )
 def test_the_cure_is_that_of_the_most_frequent_reason(reason: str, words: str) -> None:
-    schema = Schema({"item": "category:10", "price": "number"}, label="click", user="user", time="when:iso")
+    features = {"item": "category:10", "price": "number", "size": "number?", "shop": "category:10?"}
+    schema = Schema(features, label="click", user="user", time="when:iso")
     assert words in cure({"another": 3, reason: 5}, schema)
     assert reasons({"a": 1, "b": 3, "c": 2, "d": 5}, 2) == "5 x d; 3 x b and 2 more reasons"
 
@@ -151,17 +223,25 @@ def test_reasons_that_differ_in_the_value_are_one() -> None:
     assert alike("item: 7 is not from 0 to 5") != alike("item: 7 is not from 0 to 6")
 
 
-def test_a_model_that_is_no_better_than_a_constant_is_said() -> None:
-    watch = Guard(None)
-    ours = learner(reports=[watch])
+@pytest.mark.parametrize(("rate", "words"), [(1e-5, "Try a higher --lr"), (0.01, ""), (30.0, "Try a lower --lr")])
+def test_a_model_that_is_no_better_than_a_constant_is_said_with_the_way_to_go(rate: float, words: str) -> None:
+    watch, model = Guard(None), build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1)  # as a model that begins near 0
+    ours = learner(model, reports=[watch])
     for group in ours.optimizer.param_groups:
-        group["lr"] = 0.0
-    ours.run(Replayed([events(20, seed=n, first=20 * n) for n in range(300)]))
-    assert "Try a higher --lr" in watch.constant(ours)
-    watch = Guard(None)
-    ours = learner(reports=[watch])
+        group["lr"] = rate
     ours.run(Replayed([events(20, seed=n % 5, first=20 * n) for n in range(300)]))
-    assert watch.constant(ours) == ""
+    assert words in watch.constant(ours)
+    assert bool(words) == bool(watch.constant(ours))
+
+
+def test_labels_that_no_feature_tells_are_no_matter_of_the_learning_rate() -> None:
+    watch = Guard(None)
+    watch.since = LogLoss(2000, 500, 1125.0, 500)
+    late = LogLoss(2000, 500, 1126.0, 500)
+    assert "may not tell the label" in watch._advice(late)
 
 
 def test_a_mistyped_redis_stream_is_named_beside_those_that_there_are(

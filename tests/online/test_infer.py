@@ -392,3 +392,92 @@ def test_a_comparison_leaves_missing_values_open_and_is_exact_at_the_threshold()
     assert bad == {2: ""}
     with pytest.raises(ValueError, match="can only be == or !="):
         Target.of("status>sold")
+
+
+def of(tmp_path: Path, **columns: Sequence[Any]) -> Inferred:
+    count = len(next(iter(columns.values())))
+    label = {"click": [row % 3 % 2 for row in range(count)]}
+    return inferred(write_csv(tmp_path / "a.csv", {**label, **columns}), label="click")
+
+
+@pytest.mark.parametrize(
+    "name", ["item", "movie", "productSku", "advertiser", "ad", "campaign_1", "Video", "songs", "store", "top_category"]
+)
+def test_integers_under_the_name_of_a_thing_are_ids(name: str, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    found = of(tmp_path, **{name: [chance.randrange(3000) for _ in range(3000)]})
+    assert found.schema.kinds[name].name == "hash"
+
+
+def test_integers_that_may_be_ids_are_said_and_amounts_are_not(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    many = [chance.randrange(3000) for _ in range(3000)]
+    found = of(tmp_path, foo=many, item_price=many, item_count=many, far=[chance.randrange(10**6) for _ in many])
+    assert set(found.schema.features.values()) == {"number?"}
+    doubts = [warning for warning in found.warnings if "taken as a number" in warning]
+    assert len(doubts) == 1
+    assert doubts[0].startswith("foo is taken as a number; if it is an id, write hash:")
+
+
+def test_a_few_texts_among_numbers_are_said(tmp_path: Path) -> None:
+    values: list[Any] = [round(row * 0.37, 2) for row in range(1000)]
+    values[::100] = ["cheap"] * 10
+    values[5] = ""
+    found = of(tmp_path, price=values)
+    assert found.schema.features["price"].startswith("hash:")
+    reason = next(choice.reason for choice in found.choices if choice.column == "price")
+    assert "10 of 999 values are text, e.g. 'cheap'" in reason
+    assert "0.1% missing" in reason
+    assert any("write number? in the schema, and the texts under \"missing\": ['cheap']" in w for w in found.warnings)
+    found = of(tmp_path, device=["a" if row % 2 else "7" for row in range(1000)])
+    assert not any("values are text" in warning for warning in found.warnings)
+
+
+def test_the_missing_share_is_said_of_integers_too(tmp_path: Path) -> None:
+    found = of(tmp_path, count=["" if row % 4 == 0 else row for row in range(1000)])
+    assert found.schema.features["count"] == "number?"
+    assert found.choices[1].reason.endswith("25.0% missing")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_file_that_is_not_utf8_is_said_with_how_to_convert_it(suffix: str, tmp_path: Path) -> None:
+    lines = ["name,click"] if suffix == "csv" else []
+    lines += [
+        f"caf\xe9 {row % 9},{row % 2}" if suffix == "csv" else f'{{"name": "\xe9", "click": {row % 2}}}'
+        for row in range(99)
+    ]
+    lines.insert(1, lines[-1].replace("\xe9", "e"))
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes("\n".join(lines).encode("latin1"))
+    with pytest.raises(sample.UnreadableError) as caught:
+        inferred(path, label="click")
+    assert f"not UTF-8 (line {3 if suffix == 'csv' else 1})" in str(caught.value)
+    assert f"iconv -f latin1 -t utf8 {path} > " in str(caught.value)
+
+
+def test_a_single_line_that_is_not_utf8_is_a_warning(tmp_path: Path) -> None:
+    lines = [b"name,click", *(f"a{row % 9},{row % 2}".encode() for row in range(500)), b"\xe9,1", b""]
+    (tmp_path / "a.csv").write_bytes(b"\n".join(lines))
+    (warning,) = [warning for warning in inferred(tmp_path / "a.csv", label="click").warnings if "UTF-8" in warning]
+    assert "1 of 501 lines will be rejected" in warning
+    assert "(line 502)" in warning
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a,click\n", "a header and no rows"),
+        (
+            "a click\n1 0\n2 1\n",
+            "Only one column was found, separated by comma: between columns there may be comma, semi",
+        ),
+        ("1,0\n2,1\n3,0\n", "The file has no header, so its columns are called c1 to c2"),
+        ("a,click\n1,not bought\n2,bought\n3,bought\n", "as in --label 'click==bought'"),
+        ("a,click\n1,stayed\n2,left\n3,stayed\n", "as in --label 'click==left'"),
+    ],
+)
+def test_small_mistakes_are_said_with_what_to_do(content: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises((CannotInferError, sample.UnreadableError)) as caught:
+        inferred(tmp_path / "a.csv", label="click")
+    assert words in str(caught.value)

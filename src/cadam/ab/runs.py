@@ -18,11 +18,13 @@ import torch
 from torch import nn
 
 from cadam.online import drift
+from cadam.online.event_by_event import CHUNK
 from cadam.online.events import Array, Batch, Events, Labels
 from cadam.online.given import builder
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import clicks, measure, user_auc
 from cadam.online.model_file import LOG_LOSS, optimizer_of
+from cadam.online.portion import Portion
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
 
@@ -112,7 +114,8 @@ def subject(cell: Cell) -> Subject:
     settings = cell.settings
     schema = Schema(**settings["schema"])
     fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
-    opened = open_source(cell.data, schema, batch_size=settings["batch_size"], patience=None)
+    size = CHUNK if settings["batch_size"] == 1 and schema.id is None else settings["batch_size"]
+    opened = open_source(cell.data, schema, batch_size=size, patience=None)
     build, loss = builder(cell.model, schema, settings)
     return Subject(Usable(opened), settings["events"], fields, build, loss)
 
@@ -168,8 +171,9 @@ def compute(cell: Cell, given: Subject | None = None) -> Outcome:
         with seeded(cell.seed):
             model = given.build()
             optimizer = optimizer_of(cell.optimizer, model, cell.lr)
-            learner = Learner(model, optimizer, given.loss, metrics=[recorder])
-            learner.run(source, events=parts.tuning if settings["tuning"] else parts.events)
+            one_by_one, events = settings["batch_size"] == 1, parts.tuning if settings["tuning"] else parts.events
+            learner = Learner(model, optimizer, given.loss, one_by_one=one_by_one, metrics=[recorder])
+            learner.run(Portion(source, events) if one_by_one else source, events=events)
             learner.finish()
     except FloatingPointError:  # it diverged
         nothing = np.full(settings["blocks"], math.nan)

@@ -31,7 +31,8 @@ class View:
     """
 
     param: Tensor
-    state: dict[str, Tensor]
+    buffers: list[Tensor]
+    """The rule's own in the parameter's state, and its step count: what else is there is the user's."""
     item: Item
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class View:
 
     def _memory(self) -> list[Any]:
         """Where the tensors lie that the item was made of, and how."""
-        found = (getattr(tensor, "_local_tensor", tensor) for tensor in (self.param, *self.state.values()))
+        found = (getattr(tensor, "_local_tensor", tensor) for tensor in (self.param, *self.buffers))
         return [(id(x), x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in found]
 
     def renew(self) -> bool:
@@ -141,7 +142,7 @@ class Plan:
                     views = []
                     for param, item, grad in together:
                         if item.param is not param:
-                            views.append(View(param, state[param], item))
+                            views.append(View(param, [state[param][name] for name in (*item.state, "step")], item))
                             plan.lasting &= not group["differentiable"] and views[-1].hold(grad)
                     job = Job(update, group, [item for _, item, _ in together], [g for *_, g in together], grad_scale)
                     work.setdefault(name, (engine, []))[1].append(job)
@@ -200,7 +201,10 @@ def real_local(tensor: Tensor) -> Tensor:
     """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not tensor.is_complex():
+        return tensor
+    # A plan keeps the view. Detached, it does not hold on to the tensor, which torch could not swap else.
+    return torch.view_as_real(tensor if torch.is_grad_enabled() else tensor.detach())
 
 
 def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:

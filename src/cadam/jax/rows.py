@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .family import cadam
@@ -45,6 +46,7 @@ def update(
     _check(table, ids, grads)
     rows, many = table.shape[0], len(ids)
     wide = grads.astype(jnp.result_type(grads, jnp.float32))
+    ids = _as_numbers(ids, rows)
     where = jnp.where((ids >= 0) & (ids < rows), ids, rows)
     if many:
         where, place = jnp.unique(where, size=many, fill_value=rows, return_inverse=True)
@@ -69,6 +71,13 @@ def update(
     )
     new_state = jax.tree.map(lambda of_table, x, new: written(x, new) if of_table else new, is_table, state, new_rows)
     return written(table, optax.apply_updates(old, steps)), new_state
+
+
+def _as_numbers(ids: Any, rows: int) -> jax.Array:
+    """Ids of 32 bits at the least and signed, so that they count beyond the table. A wrapped one is no row."""
+    if isinstance(ids, np.ndarray):  # without x64, JAX would cut 64 bits to 32
+        ids = np.clip(ids.astype(np.int64), -1, rows)
+    return jnp.asarray(ids, jnp.int64 if ids.dtype.itemsize == 8 and jax.config.jax_enable_x64 else jnp.int32)
 
 
 def _check(table: Any, ids: Any, grads: Any) -> None:

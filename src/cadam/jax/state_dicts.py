@@ -40,8 +40,8 @@ def from_torch(state_dict: Mapping[str, Any], state: Any, *, rename: Callable[[s
             value = entry[buffer].detach().cpu()
             if tuple(value.shape) != leaf.shape:
                 raise ValueError(f"{buffer} of {name!r} has shape {tuple(value.shape)} there and {leaf.shape} here")
-            steps[name] = float(entry.get("step", of_rule.count))
-            return jnp.asarray(np.asarray(value.double() if leaf.dtype == jnp.float64 else value.float()), leaf.dtype)
+            steps[name] = float(entry.get("step", max(int(of_rule.count), 1)))  # a buffer is there after a step
+            return jnp.array((value.double() if leaf.dtype == jnp.float64 else value.float()).numpy(), leaf.dtype)
 
         moments = {
             buffer: jax.tree_util.tree_map_with_path(lambda path, leaf, b=buffer: moment(b, path, leaf), tree)

@@ -24,6 +24,7 @@ class Tensors:
     """The functions that a rule may call, on tensors."""
 
     sqrt = staticmethod(ops.sqrt)
+    square = staticmethod(ops.square)
     sign = staticmethod(ops.sign)
     maximum = staticmethod(ops.maximum)
 

@@ -27,7 +27,7 @@ from .checkpoint import DamagedCheckpointError
 from .event_by_event import CHUNK
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
-from .model_file import LOG_LOSS, UsageError, optimizer_of
+from .model_file import LOG_LOSS, UsageError, class_of, optimizer_of
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
-        learner, source = prepare(options)
+        learner, source, asked = prepare(options)
         watch = guard.Guard(options.max_rejected, options.follow)
         learner.reports.append(watch)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -173,9 +173,11 @@ def run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     try:
         with stopping(learner):
-            begin(learner, options)
+            begin(learner, options, asked)
             left = None if options.events is None else max(0, options.events - learner.events)
-            portion = Resumed(source, left, options.checkpoint)
+            portion = Resumed(source, left, options.checkpoint, asked)
+            if not learner.resumed:
+                asked.write(options.checkpoint)
             learner.run(portion, events=options.events)
     except UsageError as error:
         print(f"cadam run: {error}", file=sys.stderr)
@@ -233,25 +235,36 @@ def run(options: argparse.Namespace) -> int:
         if constant := watch.constant(learner) if learner.training.loss is LOG_LOSS else "":
             print(f"beware: {constant}", file=sys.stderr)
         print(
-            f"{why} at {learner.events:,} events{_lost(learner)}; the state is in {options.checkpoint}", file=sys.stderr
+            f"{why} at {learner.events:,} events{_lost(learner, source.schema)}; the state is in {options.checkpoint}",
+            file=sys.stderr,
         )
     most = guard.MAX_REJECTED if options.max_rejected is None else options.max_rejected
     if guard.share(learner.rejected, learner.events) > most:
         if options.follow:
             return DONE
         _say_rejected(f"more than {most:.1%} of the events were rejected", learner, source)
+        where = "" if ":" in asked.model else f"the schema is {options.schema or options.checkpoint / given.SCHEMA}; "
+        print(
+            f"{where}once schema or data are mended, remove the state (rm {shlex.quote(str(options.checkpoint))}/"
+            "checkpoint-*): the same command then reads everything anew",
+            file=sys.stderr,
+        )
         return FAILED
     return DONE
 
 
-def _lost(learner: Learner) -> str:
+def _lost(learner: Learner, schema: Schema) -> str:
     """What became of events that were not learnt from, for the last line."""
     said = ""
     if learner.rejected:
         share = guard.share(learner.rejected, learner.events)
         said = f", and {learner.rejected:,} rejected ({share:.2%}: {guard.reasons(learner.rejections.reasons)})"
-    if waiting := len(learner.pending):
-        said += f"; {waiting:,} wait for a label"
+    waiting, lost = len(learner.pending), learner.pending.counts
+    if schema.id is not None:
+        return f"{said}; {waiting:,} wait for a label" if waiting else said
+    waiting += lost.crowded_out + (lost.expired if learner.join.unmatched == "drop" else 0)
+    if waiting:
+        said += f"; {waiting:,} had no label and were never learnt from"
     return said
 
 
@@ -285,8 +298,8 @@ def _useless(learner: Learner) -> str | None:
     return "nothing was learnt: there were no events"
 
 
-def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
-    """The learner and the source that the options ask for."""
+def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
+    """The learner and the source that the options ask for, and what its folder is to say of them."""
     if math.isnan(options.patience) or options.patience < 0:
         raise UsageError(f"--patience must be seconds or inf, got {options.patience:g}")
     if options.events is not None and options.events < 1:
@@ -295,6 +308,8 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
     uri = given.data_of(options)
     check_uri(uri)
+    class_of(options.optimizer)
+    kinds = _kinds(options)
     if options.checkpoint is None:
         options.checkpoint = Path("runs", given.stem(uri))
     asked = given.read(options, options.checkpoint, options.quiet)
@@ -316,7 +331,9 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
     size = CHUNK if one_by_one and schema.id is None else options.batch_size  # with ids, labels may come between events
     source = open_source(uri, schema, batch_size=size, follow=options.follow, patience=patience)
     check_columns(source, schema)
-    metrics = _metrics(options, schema)
+    if "gauc" in kinds and schema.user is None:
+        raise UsageError("--metrics gauc: the schema names no user")
+    metrics: list[Metric] = [StreamMetrics(options.window, kinds=kinds)] if kinds else []
     torch.manual_seed(options.seed)
     model = asked.build()
     learner = Learner(
@@ -334,21 +351,25 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any]:
         rejected=options.rejected,
         reports=_reports(options),
     )
-    asked.write(options.checkpoint)
     if one_by_one:
+        if schema.id is not None:
+            learner.by_event = "by torch: events have ids, so labels may come between any two of them"
         logger.info("learning: %s", learner.learning)
-    return learner, source
+    return learner, source, asked
 
 
 @contextmanager
-def _fitting(checkpoint: Path) -> Iterator[None]:
-    """What does not fit the state is invalid usage."""
+def _fitting(checkpoint: Path, asked: given.Given | None = None) -> Iterator[None]:
+    """What does not fit the state is invalid usage: said by model and schema where those `asked` for are others."""
     try:
         yield
     except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
+        other = "" if asked is None else asked.other_than(checkpoint)
+        if not other or (asked is not None and ":" in asked.model):  # torch knows more of a model of one's own
+            other = f"{other}{': ' if other else ''}{_in_one_line(error)}"
         raise UsageError(
-            f"the state in {checkpoint} does not fit this command: {_in_one_line(error)}; give the same options as "
-            "before, or another --checkpoint to start anew"
+            f"the state in {checkpoint} does not fit this command: {other}; "
+            "give the same options as before, or another --checkpoint to start anew"
         ) from error
 
 
@@ -358,24 +379,25 @@ def _in_one_line(error: Exception) -> str:
 
 
 class Resumed(Portion):
-    """A portion of a source that goes on from a state."""
+    """A portion of a source that goes on from a state. Once all of the state fits, the folder says what is learnt."""
 
-    def __init__(self, source: Source, events: int | None, checkpoint: Path) -> None:
+    def __init__(self, source: Source, events: int | None, checkpoint: Path, asked: given.Given) -> None:
         super().__init__(source, events)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.asked = checkpoint, asked
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with _fitting(self.checkpoint):
             super().load_state_dict(state)
+        self.asked.write(self.checkpoint)
 
 
-def begin(learner: Learner, options: argparse.Namespace) -> None:
+def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> None:
     """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
     found = None if learner.checkpoints is None else learner.checkpoints.newest()
     if found is not None:
         path, state = found
         _check_metrics(state["metrics"][1:], options)
-        with _fitting(options.checkpoint):
+        with _fitting(options.checkpoint, asked):
             learner.load_state_dict(state)
         learner.resumed = True
         if options.take_over:
@@ -421,13 +443,13 @@ def _check_places(options: argparse.Namespace) -> None:
             folders.check_file(file, f"--{name.replace('_', '-')}")
 
 
-def _metrics(options: argparse.Namespace, schema: Schema) -> list[Metric]:
+def _kinds(options: argparse.Namespace) -> list[str]:
+    """The kinds of --metrics."""
     if options.metrics is None:
         return []
     kinds = [kind.strip().replace("-", "_").replace(" ", "_") for kind in options.metrics.split(",")]
-    if "gauc" in kinds and schema.user is None:
-        raise UsageError("--metrics gauc: the schema names no user")
-    return [StreamMetrics(options.window, kinds=kinds)]
+    StreamMetrics(options.window, kinds=kinds)  # says what is wrong with them
+    return kinds
 
 
 def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ CHUNK = 4096
 """Events that are read at one go: large enough that reading costs little, small enough that a stop is heeded soon."""
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 @dataclass(frozen=True)
 class Given:
     """Events as the kernels want them."""
@@ -35,8 +39,8 @@ class Given:
 class EventByEvent:
     """A model that is learnt from one event at a time by compiled code, with the same state as torch's way has."""
 
-    def __init__(self, inputs: Inputs, optimizer: Optimizer) -> None:
-        self.inputs, self.optimizer = inputs, optimizer
+    def __init__(self, model: Linear, optimizer: Optimizer) -> None:
+        self.model, self.inputs, self.optimizer = model, model.inputs, optimizer
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> EventByEvent | str:
@@ -47,29 +51,61 @@ class EventByEvent:
             return "by torch: the loss is not the log loss"
         if not isinstance(optimizer, Optimizer):
             return f"by torch: {type(optimizer).__name__} is not of cadam"
-        if len(optimizer.param_groups) > 1:
-            return "by torch: the optimizer has more than one group of parameters"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-            return "by torch: the model has hooks"
-        if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in model.parameters()}:
-            return "by torch: the optimizer does not have all parameters of the model"
-        if not all(param.requires_grad for param in model.parameters()):
-            return "by torch: a parameter is frozen"
-        made = cls(model.inputs, optimizer)
-        reason = lacks(made._job()[0])
+        made = cls(model, optimizer)
+        reason = made.refusal() or lacks(made._job()[0])
         return made if reason is None else f"by torch: {reason}"
+
+    def refusal(self) -> str | None:
+        """Why model and optimizer, as they are now, ask for more than the compiled code does."""
+        optimizer, params = self.optimizer, list(self.model.parameters())
+        if len(optimizer.param_groups) > 1:
+            return "the optimizer has more than one group of parameters"
+        if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in params}:
+            return "the optimizer does not have all parameters of the model"
+        if not all(param.requires_grad for param in params):
+            return "a parameter is frozen"
+        if unwrap(type(optimizer).step) is not unwrap(Optimizer.step) or "step" in vars(optimizer):
+            return "the optimizer has a step of its own, or a scheduler that counts steps"
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return "the optimizer has hooks"
+        if any(vars(module)[kind] for module in self.model.modules() for kind in HOOKS):
+            return "the model has hooks"
+        if any(param._backward_hooks or param._post_accumulate_grad_hooks for param in params):
+            return "a parameter has hooks"
+        for table in (self.inputs.table, self.inputs.linear):
+            if table is not None and (table.padding_idx is not None or table.max_norm or table.scale_grad_by_freq):
+                return "a table has padding_idx, max_norm or scale_grad_by_freq"
+        return None
+
+    def fits(self, features: Columns) -> Array:
+        """Which events can be learnt from here: those whose ids are rows. None, if a feature is not as it should be."""
+        count = len(next(iter(features.values())))
+        good = np.ones(count, dtype=bool)
+        for name, length in self.inputs.lengths.items():
+            values = features.get(name)
+            if values is None or values.shape != ((count, length) if length else (count,)):
+                return np.zeros(count, dtype=bool)
+            if values.dtype != (np.float32 if name in self.inputs.numbers else np.int64):
+                return np.zeros(count, dtype=bool)
+            if name in self.inputs.ranges:
+                rows = self.inputs.ranges[name][1]
+                if count and (values.min() < 0 or values.max() >= rows):
+                    good &= ((values >= 0) & (values < rows)).reshape(count, -1).all(1)
+        return good
 
     def learn(self, features: Columns, labels: Array) -> tuple[Array, int]:
         """Predict each event and learn from it before the next: scores, and how many were learnt from.
 
-        It stops at the first event that is not for it: one without a finite label or score, or with an id that is no
-        row. That one's score is nan, or what it is; those after it have none.
+        All must be fit for it (`fits`). It stops at the first one without a finite label or score; those after it have
+        no scores.
         """
+        nothing = np.full(len(labels), np.nan, np.float32), 0
+        if self.refusal() is not None:
+            return nothing
         layout, (job, parts) = _layout(self.inputs), self._job()
-        given = self._given(features, layout.entries)
-        if given is None or lacks(job):
-            return np.full(len(labels), np.nan, np.float32), 0
-        model = EventModel(job, parts, layout)
+        if lacks(job):
+            return nothing
+        given, model = self._given(features, layout.entries), EventModel(job, parts, layout)
         with torch.no_grad():
             scores, done = model.learn(given.rows, given.weights, given.numbers, np.ascontiguousarray(labels))
         torch.autograd.graph.increment_version([item.param for item in job.items])
@@ -86,8 +122,7 @@ class EventByEvent:
         update = Update.of(self.optimizer.rule, self.optimizer.confidence, group)
         return Job(update, group, list(items.values())), items
 
-    def _given(self, features: Columns, entries: int) -> Given | None:
-        """None where a value is not of the kind that the model was made for."""
+    def _given(self, features: Columns, entries: int) -> Given:
         inputs = self.inputs
         count = len(next(iter(features.values())))
         rows = np.empty((count, entries), np.int64)
@@ -95,17 +130,12 @@ class EventByEvent:
         at = 0
         for name in (*inputs.places, *inputs.bags):
             values = features[name].reshape(count, -1)
-            start, size = inputs.ranges[name]
-            if values.dtype.kind not in "iu" or (count and (values.min() < 0 or values.max() >= size)):
-                return None
             end = at + values.shape[1]
-            np.add(values, start, out=rows[:, at:end])
+            np.add(values, inputs.ranges[name][0], out=rows[:, at:end])
             if weights is not None:
                 weights[:, at:end] = 1 if name in inputs.places else _shares(values, inputs.missing_first[name])
             at = end
         columns = [features[name].reshape(count, -1) for name in inputs.numbers]
-        if any(column.dtype != np.float32 for column in columns):
-            return None
         numbers = np.concatenate(columns, 1) if columns else np.empty((count, 0), np.float32)
         return Given(rows, weights, np.ascontiguousarray(numbers))
 

@@ -18,6 +18,7 @@ from . import models, sample
 from .checkpoint import Checkpoints
 from .infer import Inferred, Wishes, infer
 from .model_file import LOG_LOSS, UsageError, load, model_of
+from .models.networks import WIDTH
 from .schema import Kind, Schema
 from .sources.uri import uri_of
 from .training import Loss
@@ -121,6 +122,22 @@ class Given:
         """What `read` finds in the folder."""
         self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
         (folder / MODEL).write_text(json.dumps({"model": absolute(self.model), **self.settings}, indent=2) + "\n")
+
+    def other_than(self, folder: Path) -> str:
+        """How the model that a folder notes differs from this, in words; empty if it does not."""
+        if not (folder / MODEL).is_file():
+            return ""
+        settings = json.loads((folder / MODEL).read_text())
+        before, now = _described(settings.pop("model"), settings), _described(absolute(self.model), self.settings)
+        return "" if before == now else f"it is of {before}; you gave {now}"
+
+
+def _described(model: str, settings: Mapping[str, Any]) -> str:
+    """A model with its settings, for people."""
+    if ":" in model:
+        return model
+    hidden = f" and hidden layers {','.join(map(str, settings['hidden']))}" if settings.get("hidden") else ""
+    return f"{model} with width {settings.get('width') or WIDTH}{hidden}"
 
 
 def absolute(place: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .progress import LogLoss
-from .schema import Schema
+from .schema import Kind, Schema
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cadam.online")
 
 MAX_REJECTED = 0.01
+CONVERT = "Convert it, as in: iconv -f latin1 -t utf8 {path} > converted"
+"""What to do with a file that is not UTF-8."""
 FIRST = 10_000
 """Where most of so many events are rejected, nothing good is to come."""
+NEAR = 0.02
+"""A loss within this share of the best constant's is at it."""
 ENOUGH = 2_000
 """Labelled events from which on it is said that a model is no better than a constant."""
 
@@ -68,9 +72,23 @@ class Guard:
             return ""
         return (
             f"the model is no better than a constant: its log loss was {late.mean:.4f} over the last {late.count:,} "
-            f"labelled events, that of the best constant {late.best_constant:.4f}. Try a higher --lr, or let "
-            "`cadam ab` find the rate"
+            f"labelled events, that of the best constant {late.best_constant:.4f}. {self._advice(late)} `cadam ab` "
+            "finds the rate"
         )
+
+    def _advice(self, late: LogLoss) -> str:
+        """Which way to go with the learning rate.
+
+        One that is too high makes events differ wrongly, so the loss is above that of the mean prediction, or it lets
+        the loss rise. One that is too low does not: the mean has not reached that of the labels, or the loss falls.
+        """
+        best = late.best_constant
+        excess, before = late.mean - best, self.since.mean - self.since.best_constant
+        if not late.mean <= (1 + NEAR) * late.of_mean or excess > before + NEAR * best:
+            return "Try a lower --lr: the loss is clearly above, or got worse."
+        if late.of_mean > (1 + NEAR) * best or excess < before:
+            return "Try a higher --lr: the model has hardly moved from where it began."
+        return "The features may not tell the label."
 
 
 def share(rejected: int, events: int) -> float:
@@ -107,13 +125,15 @@ def cure(counted: Mapping[str, int], schema: Schema) -> str:
             return f"column {name!r} may be missing: write {schema.features[name]}? in the schema, or --ignore {name}"
         return f"column {name!r} is missing in some events: without it they cannot be used; leave it out of the schema"
     if kind is not None and "is not from 0 to" in reason:
-        return (
-            f"column {column!r} has values beyond {kind}: write hash:{4 * kind.size} in the schema: it takes any value"
-        )
+        more = replace(kind, name="hash", size=4 * kind.size)
+        return f"column {column!r} has values beyond {kind}: write {more} in the schema: it takes any value"
     if kind is not None and ("not a number" in reason or "not an integer" in reason or "whole number" in reason):
-        return f"column {column!r} holds text but the schema says {kind}: write hash:1000 in the schema, or infer it"
+        more = Kind("hash", 1000, 0 if kind.name == "clock" else kind.length, kind.optional)
+        return f"column {column!r} holds text but the schema says {kind}: write {more} in the schema, or infer it"
     if "not an integer" in reason or "not a number" in reason:
         return f"column {column!r} holds text: write {column}:text in the schema"
+    if "not UTF-8" in reason:
+        return f"the data is not UTF-8. {CONVERT.format(path='FILE')}"
     if reason.startswith("not readable") and "fields" in reason:
         return (
             "lines do not have as many fields as the first: the separator may be another (see `cadam schema`), or "

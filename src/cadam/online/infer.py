@@ -16,7 +16,7 @@ import numpy as np
 
 from ..metrics import auc
 from .events import Array
-from .sample import Sample, dumped
+from .sample import SEPARATORS, Sample, dumped
 from .schema import LONGEST_TEXT, UNITS, Kind, Schema, Target, convert
 
 USER = {"user", "users", "uid", "userid", "member", "customer", "visitor", "viewer", "用户", "用户id", "会员"}
@@ -28,6 +28,14 @@ ID = {"id", "ids", "uuid", "guid", "key", "编号"}
 EVENT = {"id", "event", "impression", "request", "row", "record", "uuid", "guid", "log"}
 LABEL = {"label", "click", "clicked", "clicks", "target", "y", "converted", "conversion", "is_click", "点击", "标签"}
 CODE = ID | {"code", "zip", "zipcode", "postcode", "type", "category", "class", "month", "hour", "day", "weekday", "no"}
+THING = {
+    "item", "movie", "film", "product", "sku", "article", "advertiser", "ad", "adgroup", "campaign", "creative",
+    "banner", "publisher", "site", "page", "video", "song", "track", "album", "artist", "author", "book", "game", "app",
+    "store", "shop", "seller", "merchant", "vendor", "brand", "restaurant", "hotel", "channel", "playlist", "genre",
+    "category", "subcategory", "topic", "tag", "group", "cluster", "segment", "city", "country", "region", "state",
+    "location", "place", "venue", "device", "browser", "session", "account", "query", "keyword", "商品", "品牌", "广告",
+}  # fmt: skip
+"""What ids name: a column whose name ends in one of these has ids, unless it is an amount."""
 AMOUNT = {
     "price", "amount", "count", "num", "number", "qty", "quantity", "age", "distance", "duration", "score", "length",
     "size", "temperature", "temp", "lat", "lon", "latitude", "longitude", "rate", "ratio", "cost", "bid", "income",
@@ -37,6 +45,12 @@ NOTHING = {"NA", "N/A", "n/a", "null", "NULL", "None", "nan", "NaN", "NAN", "\\N
 """What is written where a value is missing."""
 TRUTH = ({"true", "false"}, {"yes", "no"}, {"y", "n"}, {"t", "f"}, {"on", "off"})
 POSITIVE = {"true", "yes", "y", "t", "on"}
+DONE = {
+    "positive", "pos", "success", "won", "win", "sold", "bought", "buy", "purchase", "purchased", "paid", "accepted",
+    "approved", "churned", "fraud", "spam", "liked", "like", "watched", "installed", "subscribed", "good",
+}  # fmt: skip
+NEGATIVE = {"not", "no", "non", "never", "negative", "neg", "un", "false", "none", "skip", "skipped", "without"}
+"""Words of a value by which it looks like the positive one of two, or the negative."""
 FORMS = (
     "%Y-%m-%d %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d",
     "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y",
@@ -53,6 +67,10 @@ REPEATED = 50
 MANY = 20_000
 UNIQUE = 0.9
 """From this share of distinct values on a column is nearly unique: it says nothing about the next event."""
+OFTEN = 0.75
+"""Up to this share of distinct values integers repeat often enough to be ids."""
+MOSTLY = 0.9
+"""From this share of numbers on, text among them is said."""
 LEAKS = 0.9
 """A column that alone predicts the label with this AUC probably knows it."""
 MOST_PLACES = 10_000_000
@@ -127,6 +145,8 @@ class Column:
     time_form: str = ""
     blanks: frozenset[str] = frozenset()
     """What is written where a value is missing."""
+    texts: Counter[str] = field(default_factory=Counter)
+    """Texts in a column that is numbers else."""
 
     @property
     def known(self) -> int:
@@ -156,6 +176,17 @@ def tokens(name: str) -> list[str]:
 
 def is_named(name: str, words: set[str]) -> bool:
     return name.lower() in words or bool(words & set(tokens(name)))
+
+
+def is_amount(name: str) -> bool:
+    return is_named(name, AMOUNT)
+
+
+def is_code(name: str) -> bool:
+    """Whether integers under this name name something: user_id, zip or movie, but not item_price."""
+    *_, last = [word for word in tokens(name) if not word.isdigit()] or [""]
+    thing = name.lower() in THING or last in THING or last.removesuffix("s") in THING
+    return is_named(name, CODE | USER) or last == "id" or (thing and not is_amount(name))
 
 
 def look_at(name: str, values: list[Any], text: bool, is_time: bool = False) -> Column:
@@ -214,8 +245,18 @@ def _text_column(name: str, values: list[Any], counts: Counter[Any], missing: in
         missing += sum(counts[v] for v in blanks)
         counts = Counter({v: n for v, n in counts.items() if v not in blanks})
         column = replace(column, values=values, counts=counts, missing=missing, blanks=blanks)
+    if form == "text":
+        return replace(column, texts=_texts_among_numbers(counts, blanks, text))
     column = replace(column, form=form, time_form=time_form)
     return _number_column(column) if numbers is not None else column
+
+
+def _texts_among_numbers(counts: Counter[Any], blanks: frozenset[str], text: bool) -> Counter[str]:
+    """The texts of a column that is nearly all numbers; none if it is not."""
+    rest = [v for v in counts if str(v) not in blanks]
+    bad = convert([str(v) if text else v for v in rest], Kind("time"), text)[1]
+    found = Counter({str(rest[row]): counts[rest[row]] for row in bad})
+    return found if found.total() <= (1 - MOSTLY) * sum(counts[v] for v in rest) else Counter()
 
 
 def _floats(written: Sequence[str]) -> list[float] | None:
@@ -273,13 +314,12 @@ def places(distinct: int) -> int:
 def feature(column: Column, total: int | None, named: bool = False) -> Choice:
     """The kind of a feature, or why it is left out; `named`: its integers are known to name something."""
     name, estimated = column.name, column.estimated(total)
-    share = f", {column.missing / len(column.values):.1%} missing" if column.missing else ""
 
     def left(why: str) -> Choice:
-        return Choice(name, "", why + share)
+        return Choice(name, "", why)
 
     def hashed(why: str, length: str = "") -> Choice:
-        return Choice(name, f"hash:{places(estimated)}{length}?", why + share)
+        return Choice(name, f"hash:{places(estimated)}{length}?", why)
 
     about = f"{column.distinct:,} values" if estimated == column.distinct else f"about {estimated:,} values"
     if column.form == "nothing":
@@ -293,14 +333,15 @@ def feature(column: Column, total: int | None, named: bool = False) -> Choice:
         return left(f"constant: always {only[:40]}") if not column.missing else hashed("one value, or missing")
     if column.form == "time":
         form = f":{column.time_form}" if column.time_form else ""
-        return Choice(name, f"clock{form}?", f"time ({column.time_form or 'seconds'}): hour and day of the week{share}")
+        return Choice(name, f"clock{form}?", f"time ({column.time_form or 'seconds'}): hour and day of the week")
     if column.form == "bool":
         return hashed("true or false")
     if column.form == "float":
-        return Choice(name, "number?", f"numbers{_range(column)}{share}")
+        return Choice(name, "number?", f"numbers{_range(column)}")
     if column.form == "integer":
-        coded = named or is_named(column.name, CODE | USER) or tokens(column.name)[-1:] == ["id"]
-        return _integer(column, about, estimated, total, coded, left, hashed)
+        return _integer(column, about, estimated, total, named or is_code(name), left, hashed)
+    if column.texts:
+        return hashed(f"numbers, but {_texts(column)}; {about}")
     words = _mean_words(column)
     if words >= 3 and column.distinct > FEW:
         return hashed(f"text of {words:.0f} words on average, {about}: words hashed", f"[{WORDS}]")
@@ -329,7 +370,7 @@ def _integer(
         return hashed(f"integers that name something, {about}: hashed with room to spare")
     if column.distinct <= 2:
         return hashed("two values")
-    amount = is_named(column.name, AMOUNT)
+    amount = is_amount(column.name)
     if not amount and (column.distinct <= FEW or (estimated <= MANY and rows >= REPEATED * estimated)):
         return hashed(f"integers that repeat, {about}: a category")
     return Choice(column.name, "number?", f"integers{_range(column)}" + (", an amount by name" if amount else ""))
@@ -390,7 +431,9 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
     }
     for given in (*wishes.ignore, *filter(None, (wishes.user, wishes.time, wishes.id))):
         if given.partition(":")[0] not in columns:
-            raise CannotInferError(f"{place} has no column {given!r}; it has {_names(columns)}")
+            raise CannotInferError(
+                f"{place} has no column {given!r}; it has {_names(columns)}{_why_names(columns, sample)}"
+            )
     if wishes.label is not None and wishes.label not in columns:
         wanted = Target.of(wishes.label)
         if wanted.compares_text and wanted.column in columns and columns[wanted.column].blanks:
@@ -427,7 +470,7 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
     blanks = _blanks(columns, {*features, *(part.partition(":")[0] for part in (key, user, time) if part)}, target)
     schema = Schema(features, label, key, user, time, separator=sample.separator, header=sample.header, missing=blanks)
     warnings += _odd(schema, columns, sample)
-    ordered = [choices[name] for name in columns]
+    ordered = [_with_missing(choices[name], columns[name], key) for name in columns]
     return Inferred(schema, ordered, f"{place}: {sample.how}", warnings)
 
 
@@ -443,9 +486,33 @@ def _blanks(columns: dict[str, Column], used: set[str], target: Target) -> dict[
     return {name: blanks for name, blanks in found.items() if blanks} or ()
 
 
+def _with_missing(choice: Choice, column: Column, key: str | None) -> Choice:
+    """A choice that says how much of its column is missing."""
+    if not column.missing or not column.known:
+        return choice
+    said = f"{choice.reason}, {column.missing / len(column.values):.1%} missing"
+    if choice.kind == "label":
+        what = "such events wait for one" if key is not None else "such events are never learnt from"
+        said += f" ({column.missing:,} of {len(column.values):,} labels): {what}"
+    return replace(choice, reason=said)
+
+
 def _names(columns: dict[str, Column]) -> str:
     names = list(columns)
     return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
+
+
+def _why_names(columns: dict[str, Column], sample: Sample) -> str:
+    """Why columns may be called otherwise than somebody thinks."""
+    said = ""
+    if sample.header is not None:
+        said += f". The file has no header, so its columns are called c1 to c{len(columns)}"
+    if sample.text and len(columns) == 1:
+        said += (
+            f". Only one column was found, separated by {SEPARATORS[sample.separator]}: between columns there may be "
+            f"{', '.join(SEPARATORS.values())}"
+        )
+    return said
 
 
 def _reasons(choices: dict[str, Choice]) -> str:
@@ -460,13 +527,16 @@ def _label(columns: dict[str, Column], wanted: str | None, sample: Sample, place
         if len(fit) != 1:
             raise CannotInferError(
                 f"which column of {place} is to be predicted? Give --label NAME, or --label 'NAME>=4'; there are "
-                f"{_names(columns)}"
+                f"{_names(columns)}{_why_names(columns, sample)}"
             )
         label, why = _binary(columns[fit[0]])
         return label, f"by its name; {why}"
     target = Target.of(wanted) if wanted not in columns else Target(wanted)
     if target.column not in columns:
-        raise CannotInferError(f"{place} has no column {target.column!r} for the label; it has {_names(columns)}")
+        raise CannotInferError(
+            f"{place} has no column {target.column!r} for the label; it has {_names(columns)}"
+            f"{_why_names(columns, sample)}"
+        )
     column = columns[target.column]
     if not target.compare:
         return _binary(column)
@@ -504,10 +574,20 @@ def _binary(column: Column) -> tuple[str, str]:
             f"--label {name}: a label is 0 or 1{_values(column)}. Say what counts as 1, as in "
             f"--label '{name}>={middle:g}'"
         )
-    first = dumped(next(iter(counts)))
     raise CannotInferError(
-        f"--label {name}: a label is 0 or 1{_values(column)}. Say what counts as 1, as in --label '{name}=={first}'"
+        f"--label {name}: a label is 0 or 1{_values(column)}. Say what counts as 1, as in "
+        f"--label '{name}=={dumped(_positive(column))}'"
     )
+
+
+def _positive(column: Column) -> Any:
+    """The value that looks like the positive one: by its words, else the rarest."""
+
+    def rank(value: Any) -> tuple[bool, bool, int]:
+        words = set(tokens(str(value)))
+        return bool(words & NEGATIVE), not words & (POSITIVE | LABEL | DONE), column.counts[value]
+
+    return min(column.counts, key=rank)
 
 
 def _values(column: Column) -> str:
@@ -622,8 +702,30 @@ def _odd(schema: Schema, columns: dict[str, Column], sample: Sample) -> list[str
         )
     elif columns[schema.user.partition(":")[0]].missing:
         found.append(f"the user is missing in some rows of {schema.user!r}, which will be rejected")
+    found += [said for name in schema.features if (said := _doubt(columns[name], schema.kinds[name], sample.total))]
     found += _leaks(schema, columns, sample)
     return found
+
+
+def _doubt(column: Column, kind: Kind, total: int | None) -> str:
+    """Where a column may be otherwise than it was taken: numbers that are ids, numbers with some text among them."""
+    if column.texts:
+        some = ", ".join(repr(text) for text in list(column.texts)[:3])
+        return (
+            f"{column.name} is hashed, since {_texts(column)}. If it is a number, write number? in the schema, and the "
+            f'texts under "missing": [{some}{", ..." if len(column.texts) > 3 else ""}]'
+        )
+    repeats = column.distinct <= OFTEN * column.known
+    if kind.name == "number" and column.form == "integer" and repeats and not is_amount(column.name):
+        return (
+            f"{column.name} is taken as a number; if it is an id, write hash:{places(column.estimated(total))}? in the "
+            "schema"
+        )
+    return ""
+
+
+def _texts(column: Column) -> str:
+    return f"{column.texts.total():,} of {column.known:,} values are text, e.g. {next(iter(column.texts))[:30]!r}"
 
 
 def _leaks(schema: Schema, columns: dict[str, Column], sample: Sample) -> list[str]:

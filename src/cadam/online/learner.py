@@ -87,9 +87,13 @@ class Learner:
     ) -> None:
         rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         self.training = Training(model, optimizer, loss)
+        if one_by_one and batch_size not in (None, 1):
+            raise ValueError(f"one_by_one learns from one event in a step, and batch_size is {batch_size}")
         self.by_event = EventByEvent.of(model, optimizer, loss) if one_by_one else None
+        if one_by_one and horizon != math.inf:
+            self.by_event = "by torch: a horizon may end an event's wait for its label between any two events"
         self.join = LabelJoin(horizon, unmatched, capacity, remember)
-        self.ready = Ready(batch_size)
+        self.ready = Ready(1 if one_by_one else batch_size)
         self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.alignment_counts = AlignmentCounts(optimizer)
         checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
@@ -159,26 +163,38 @@ class Learner:
     def _take_events(self, events: Events) -> Array:
         if self.by_event is None:
             return self._take_together(events)
-        scores, start = np.empty(len(events), dtype=np.float32), 0
-        while start < len(events):
-            learned = self._take_compiled(events.take(slice(start, None)), scores[start:])
-            if not learned:
-                scores[start] = self._take_together(events.take(slice(start, start + 1)))[0]
-                self._learn()
-            start += learned or 1
+        scores, fit = np.empty(len(events), dtype=np.float32), self._fit(events)
+        start = 0
+        for end in (*np.flatnonzero(~fit).tolist(), len(events)):
+            while start < end:
+                start += self._take_compiled(events.take(slice(start, end)), scores[start:end])
+                if start < end:  # its score is not finite
+                    self._take_alone(events, start, scores)
+                    start += 1
+            if end < len(events):
+                self._take_alone(events, end, scores)
+                start = end + 1
         return scores
 
-    def _take_compiled(self, events: Events, scores: Array) -> int:
-        """Predict events and learn from each before the next: how many of the first, which compiled code can do.
+    def _take_alone(self, events: Events, row: int, scores: Array) -> None:
+        """One event, by torch."""
+        scores[row] = self._take_together(events.take(slice(row, row + 1)))[0]
+        self._learn()
 
-        Events with ids may get labels later, and a horizon ends their wait: that is decided between two events.
+    def _fit(self, events: Events) -> Array:
+        """Which events compiled code can learn from.
+
+        Events with ids may get labels later, which then come between two events.
         """
         if not isinstance(self.by_event, EventByEvent) or events.labels is None or events.ids is not None:
-            return 0
-        if self.pending.horizon != math.inf or self.ready.count:
-            return 0
-        if events.time is not None and not np.isfinite(events.time).all():
-            return 0
+            return np.zeros(len(events), dtype=bool)
+        fit = self.by_event.fits(events.features) & np.isfinite(events.labels)
+        return fit if events.time is None else fit & np.isfinite(events.time)
+
+    def _take_compiled(self, events: Events, scores: Array) -> int:
+        """Predict events, which are fit for it, and learn from each before the next: how many of the first."""
+        assert isinstance(self.by_event, EventByEvent)
+        assert events.labels is not None
         self._check_ids(False)
         found, learned = self.by_event.learn(events.features, events.labels)
         if not learned:

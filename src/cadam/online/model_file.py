@@ -53,7 +53,7 @@ def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:
     return model
 
 
-def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
+def class_of(name: str) -> type[cadam.Optimizer]:
     """An optimizer of the family by name, in any case."""
     classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
     family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
@@ -61,5 +61,10 @@ def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
     if name.lower() not in family:
         names = ", ".join(sorted(kind.__name__ for kind in family.values()))
         raise UsageError(f"no optimizer {name!r}; there are {names}")
-    made: cadam.Optimizer = family[name.lower()](model.named_parameters(), lr=lr)
+    return family[name.lower()]
+
+
+def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
+    """A new optimizer of the family for a model."""
+    made: cadam.Optimizer = class_of(name)(model.named_parameters(), lr=lr)
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,15 +56,19 @@ class LogLoss:
     count: int = 0
     positives: float = 0.0
     loss: float = 0.0
+    predicted: float = 0.0
+    """The probabilities, summed."""
 
     def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
         logits, truth = scores.astype(np.float64), labels.astype(np.float64)
         self.count += len(logits)
         self.positives += float(truth.sum())
-        self.loss += float((np.logaddexp(0, logits) - truth * logits).sum())
+        softplus = np.logaddexp(0, logits)
+        self.loss += float((softplus - truth * logits).sum())
+        self.predicted += float(np.exp(logits - softplus).sum())
 
     def __sub__(self, other: LogLoss) -> LogLoss:
-        return LogLoss(self.count - other.count, self.positives - other.positives, self.loss - other.loss)
+        return LogLoss(*(ours - theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def mean(self) -> float:
@@ -79,6 +83,17 @@ class LogLoss:
     def best_constant(self) -> float:
         """The entropy of the mean label."""
         return entropy(self.rate)
+
+    @property
+    def of_mean(self) -> float:
+        """The loss of the mean prediction, given for every event; nan if that is 0 or 1.
+
+        A model whose loss is well above has differences between events that are wrong.
+        """
+        mean = self.predicted / self.count if self.count else math.nan
+        if not 0 < mean < 1:
+            return math.nan
+        return -self.rate * math.log(mean) - (1 - self.rate) * math.log1p(-mean)
 
     def results(self) -> Mapping[str, float]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .guard import CONVERT, MAX_REJECTED
 from .schema import Schema
 from .sources import KafkaSource, ParquetSource, RedisSource, open_source
 from .sources.lines import csv_names, is_compressed, open_binary, split
@@ -29,7 +31,7 @@ BYTES = 48 << 20
 MESSAGES = 10_000
 SECONDS = 10.0
 """How long a Kafka topic is read for a sample."""
-SEPARATORS = ",;\t|"
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 ANY = Schema({"any": "number"})
 """Where a source has to be given a schema before there is one."""
 
@@ -171,6 +173,8 @@ def _csv(path: str) -> Sample:
         raise UnreadableError(f"{path} is empty")
     first = lines[0]
     _refuse_binary(path, first)
+    if not _is_utf8(first):
+        raise UnreadableError(_not_utf8(path))
     try:
         separator = _separator(lines[:100])
         names = csv_names(first, separator)
@@ -181,7 +185,12 @@ def _csv(path: str) -> Sample:
             lines, total = lines[1:], total - 1
     except (ValueError, csv.Error) as error:
         raise UnreadableError(f"{path}: {error}") from error
+    if not lines:
+        raise UnreadableError(f"{path} has a header and no rows")
     chosen = _thinned(lines, len(names))
+    other = sum(not _is_utf8(line) for line in chosen)
+    if other > MAX_REJECTED * len(chosen):
+        raise UnreadableError(_not_utf8(path))
     records, bad = [], 0
     for line in chosen:
         try:
@@ -198,9 +207,8 @@ def _csv(path: str) -> Sample:
     columns = {
         name: [v or None for v in values] for name, values in zip(names, zip(*records, strict=True), strict=True)
     }
-    named = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}[separator]
     how = (
-        f"CSV, separated by {named}"
+        f"CSV, separated by {SEPARATORS[separator]}"
         + (", without a header" if header else "")
         + (", gzip" if is_compressed(path) else "")
     )
@@ -215,7 +223,9 @@ def _csv(path: str) -> Sample:
         sample.warnings.append(
             f"the first line is data, so columns are called c1 to c{len(names)}; name them in schema.json under header"
         )
-    if bad:
+    if other:
+        sample.warnings.append(f"{other:,} of {len(chosen):,} lines will be rejected: {_not_utf8(path)}")
+    if bad := bad - other:
         sample.warnings.append(
             f"{bad:,} of {len(chosen):,} lines do not have {len(names)} fields and will be rejected: quoted text with "
             "line breaks in it cannot be read"
@@ -261,6 +271,21 @@ def _refuse_binary(path: str, first: bytes) -> None:
         raise UnreadableError(f"{path} is no text in UTF-8: is it UTF-16, or of another kind? Convert it to UTF-8 CSV")
 
 
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _not_utf8(path: str) -> str:
+    """That a file is not UTF-8, from which line on, and what to do."""
+    with open_binary(path, buffered=True) as file:
+        number = next((number for number, line in enumerate(file, 1) if not _is_utf8(line)), 0)
+    return f"{path} is not UTF-8 (line {number:,}). {CONVERT.format(path=shlex.quote(path))}"
+
+
 def _json_lines(path: str) -> Sample:
     lines, total, _, places = _lines(path)
     if not lines:
@@ -268,6 +293,9 @@ def _json_lines(path: str) -> Sample:
     if lines[0].lstrip().startswith(b"["):
         raise UnreadableError(f"{path} is one JSON array; write an object a line (jq -c '.[]' {path} > lines.jsonl)")
     chosen = _thinned(lines, lines[0].count(b":"))
+    other = sum(not _is_utf8(line) for line in chosen if json.detect_encoding(line) == "utf-8")
+    if other > MAX_REJECTED * len(chosen):
+        raise UnreadableError(_not_utf8(path))
     records, bad = _read(chosen, json_record)
     sample = _of_records(records, total, _how("JSON lines", total, len(records), places), text=False)
     if bad:

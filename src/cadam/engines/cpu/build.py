@@ -124,16 +124,19 @@ def cache_path(name: str) -> Path:
 
 
 def cached(name: str, make: Callable[[Path], object]) -> Path:
-    """The library of this name in the user's cache, made on first use: one process makes it, others wait for it."""
+    """The library of this name in the user's cache, made on first use, or anew if it is damaged.
+
+    One process makes it, with its checksum as `link` does; others wait for it.
+    """
     import fcntl
 
     path = cache_path(name)
-    if not path.exists():
+    if not is_whole(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             with suppress(OSError):  # a file system without locks: then each makes its own, and the last one stays
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
+            if not is_whole(path):
                 make(path)
     return path
 

@@ -55,6 +55,8 @@ def _load(path: Path, fingerprint: str) -> Library:
         c = ctypes.CDLL(str(path))
     except OSError as error:
         raise UnavailableError(f"the compiled kernels do not load: {error}") from error
+    if not hasattr(c, "cadam_fingerprint"):
+        raise StaleError(f"{path} has no fingerprint: it is no library of these kernels")
     c.cadam_fingerprint.restype = ctypes.c_char_p
     if c.cadam_fingerprint().decode() != fingerprint:
         raise StaleError(f"{path} was compiled from other rules, C sources or flags than are there now")
@@ -120,9 +122,6 @@ def _compiled(name: str, header: str, announced: str = "") -> Library:
 
     try:
         path = build.cached(f"{name}-{fingerprint}.so", make)
-        if not build.is_whole(path):
-            path.unlink()
-            build.cached(path.name, make)
     except (build.BuildError, OSError) as error:
         raise UnavailableError(f"no kernels could be compiled ({name}): {error}") from error
     return _load(path, fingerprint)

@@ -74,7 +74,7 @@ class Inputs(nn.Module):
         self.missing_first = {name: kinds[name].optional for name in self.bags}
         self.numbers = [name for name, kind in kinds.items() if kind.name == "number"]
         count = sum(kinds[name].length or 1 for name in self.numbers)
-        self.lengths = {name: kinds[name].length for name in self.bags}
+        self.lengths = {name: kind.length for name, kind in kinds.items()}  # 0: not a list
         self.ranges: dict[str, tuple[int, int]] = {}  # of the table: the first row of a feature, and how many it has
         rows = 0
         for name in (*self.places, *self.bags):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..events import Batch, Rejected
 from ..schema import KEPT, Schema
-from .record import json_record, repeated
+from .record import json_record, repeated, unreadable
 from .source import check_state
 
 logger = logging.getLogger("cadam.online")
@@ -249,7 +249,7 @@ class LinesSource:
                 records.append(self._record(text, size))
             except (ValueError, RecursionError, csv.Error) as error:
                 shown = text[:KEPT].decode(errors="replace")
-                rejected.append(Rejected(f"not readable: {error}", place, shown, size))
+                rejected.append(Rejected(unreadable(error), place, shown, size))
                 continue
             where.append(place)
             raw.append(text)

@@ -59,6 +59,11 @@ def repeated(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name, times in Counter(names).items() if times > 1)
 
 
+def unreadable(error: Exception) -> str:
+    """Why a record was rejected before it was one."""
+    return f"not readable: {'not UTF-8' if isinstance(error, UnicodeDecodeError) else error}"
+
+
 def json_record(text: bytes) -> Mapping[str, Any]:
     """An event written as a JSON object; ValueError says why it is none."""
     record = _decoder.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
@@ -81,7 +86,7 @@ def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
             read.append(record.read(longest))
             good.append(record)
         except (ValueError, RecursionError) as error:
-            rejected.append(Rejected(f"not readable: {error}"[:KEPT], record.where, record.shown(), record.size))
+            rejected.append(Rejected(unreadable(error)[:KEPT], record.where, record.shown(), record.size))
     if not read:
         return Batch(rejected=rejected)
     parts = []
