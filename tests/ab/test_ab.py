@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from cadam.ab import runs, study
+from cadam.ab import recommendation, runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
 from cadam.cli import main
 from cadam.intervals import Interval
@@ -29,7 +30,7 @@ from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Res
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
 from cadam.trials.statistics import Comparison
-from cadam.trials.verdict import ACTIONS
+from cadam.trials.verdict import ACTIONS, Verdict
 from cadam_paper import catalogue, streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
 
@@ -495,6 +496,38 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
     assert kind(summary) == "inconclusive"
     line = next(line for line in summary.rows if line.what == "as it is: the same, confidence sequence over blocks")
     assert line.verdict == study.SAME
+
+
+@pytest.mark.parametrize(("gain", "kinds"), [(0.02, "better"), (0.0, "inconclusive")])
+def test_seeds_that_change_nothing_are_no_evidence(gain: float, kinds: str) -> None:
+    """As with a model whose weights all start at 0: users and time decide."""
+
+    def same(result: Result) -> Result:
+        return replace(result, outcome=made(replace(result.cell, seed=0), gain).outcome)
+
+    summary = study.summary(STUDY, Results([same(result) for result in everything(gain)]))
+    assert kind(summary) == kinds
+    (found,) = summary.recommendations
+    assert set(found.values["intervals"]) == {"users", "time"}
+    assert any("Not known over seeds: every seed gives the same run" in reason for reason in found.reasons)
+    said = " ".join([found.headline, *found.reasons])
+    assert "log loss" not in said, "it has no other interval than that over seeds"
+    assert "Noise floor" not in said
+    loss = next(line for line in summary.rows if line.what == "as it is: log loss (lower is better)")
+    assert (loss.verdict_kind, loss.noise_floor) == ("inconclusive", "")
+    assert "every seed gives the same run" in loss.verdict
+    assert not any("one seed; run more seeds" in line.verdict for line in summary.rows)
+
+
+def test_what_no_interval_says_is_not_known_rather_than_not_decided() -> None:
+    nowhere = Interval(0.01, -math.inf, math.inf, 5)
+    undecided = partial(Verdict, "inconclusive", "CAdam", "Adam")
+    for intervals, words in (
+        ({"seeds": ABOVE, "time": nowhere}, ", but that is not known over time"),
+        ({"seeds": AROUND, "time": nowhere}, ", but that is not decided over seeds and not known over time"),
+        ({"seeds": AROUND, "users": AROUND, "time": ABOVE}, ", but that is not decided over seeds and users"),
+    ):
+        assert recommendation._but(undecided(), intervals) == words
 
 
 def test_a_diverged_run_is_no_comparison() -> None:

@@ -36,6 +36,9 @@ from cadam.online import (
     Source,
     open_source,
 )
+from cadam.online import schema as schema_module
+from cadam.online.schema import Kind, Repeated, convert
+from cadam.online.sources.parquet import read_values
 from cadam.online.sources.record import Record, batch_of
 from cadam.online.validation import MismatchError, check_columns
 
@@ -648,6 +651,36 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("distinct", [200, 900, 2048])
+def test_text_beside_labels_on_their_own_is_converted_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
+) -> None:
+    """Once for the whole and once in its slice: not all that differs for each slice."""
+    rows = 2048
+    texts = [None if row == 5 else f"text {row % distinct}" for row in range(rows)]
+    columns = {"event": np.arange(rows), "word": texts, "label": np.ones(rows)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    looked_at: list[Any] = []
+    meant = schema_module._meant
+
+    def counted(value: Any) -> Any:
+        looked_at.append(value)
+        return meant(value)
+
+    monkeypatch.setattr(schema_module, "_meant", counted)
+    schema = Schema({"word": "hash:1000"}, id="event")
+    batches = read(ParquetSource(tmp_path / "a.parquet", schema, batch_size=64))
+    assert len(looked_at) <= 2 * rows
+    places = np.concatenate([present(batch.events).features["word"] for batch in batches])
+    assert places.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
+
+
+def test_text_that_hardly_repeats_is_read_as_it_is() -> None:
+    unique = read_values(pa.chunked_array([[f"text {row}" for row in range(100)]]))
+    assert isinstance(unique, list)
+    assert isinstance(read_values(pa.chunked_array([["a", "b", None] * 30])), Repeated)
+
+
 @pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])
 @pytest.mark.parametrize("number", [0, 5, -5, 123456789, 2**63 - 1, -(2**63)])
 def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str) -> None:
@@ -667,9 +700,39 @@ def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str
         alone = schema.columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
         assert alone is not None
         assert alone.features["x"].reshape(-1).tolist() == [place]
-    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.0", str(10 * number) + "0" * 20, "-0", "٥"]
+    other = [f"+{number}", f"0{number}", f" {number}", f"{number}.5", str(10 * number) + "0" * 20, "-0", "٥"]
     if not kind.endswith("]"):
         assert place not in places(*other, text=True)
+
+
+@pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003?"])
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        (True, ["true", "True", "1", "1.0"]),
+        (False, ["false", "False", "0", "0.0"]),
+        (3.0, ["3", "3.0", "3.00"]),
+        (-3, ["-3", "-3.0"]),
+        (2.0**53, [f"{2**53}", f"{2**53}.0"]),
+    ],
+)
+def test_csv_and_json_that_mean_the_same_have_the_same_place(kind: str, value: Any, texts: list[str]) -> None:
+    """A model that is trained on CSV is asked in JSON."""
+    schema = Schema({"x": kind})
+    asked = schema.records([{"x": value}], [""]).events
+    given = schema.records([{"x": text} for text in [*texts, "word"]], [""] * (len(texts) + 1), text=True).events
+    assert asked is not None
+    assert given is not None
+    assert given.features["x"][:-1].tolist() == asked.features["x"].tolist() * len(texts)
+    assert given.features["x"][-1] != asked.features["x"][0]
+
+
+def test_whole_floats_that_floats_cannot_tell_apart_stay_text() -> None:
+    texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "TRUE"]
+    places = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
+    meant = convert([2**53 + 2, 3, 1], Kind("hash", 1_000_003))[0].tolist()
+    assert places[1] == meant[0]
+    assert not {places[0], *places[2:]} & set(meant)
 
 
 @pytest.mark.parametrize("kind", ["integer", "hash:1000"])

@@ -9,7 +9,7 @@ from typing import Any
 from cadam.intervals import Interval
 
 from ..trials.statistics import Comparison
-from ..trials.verdict import Recommendation, Verdict, sign
+from ..trials.verdict import SAME_RUNS, Recommendation, Verdict, sign
 
 PAIRS = 1000
 """The effect is said as so many pairs of events."""
@@ -49,6 +49,7 @@ def recommend(
         return Recommendation(verdict, "", (f"Learning rates in use: {use}.",), values)
     reasons = [
         _holds(verdict, intervals),
+        f"Not known over seeds: {SAME_RUNS}." if gauc.same_runs else "",
         _pairs(verdict, gauc.difference.mean, label),
         _log_loss(log_loss),
         f"Learning rates to use: {use}.",
@@ -87,7 +88,10 @@ def _but(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
         return ""
     if verdict.conflicting:
         return ", but the intervals conflict"
-    return f", but that is not decided over {listed(over for over, i in intervals.items() if sign(i) == 0)}"
+    undecided = [over for over, i in intervals.items() if sign(i) == 0]
+    unknown = [over for over in undecided if not math.isfinite(intervals[over].half_width)]
+    words = {"not decided": [over for over in undecided if over not in unknown], "not known": unknown}
+    return f", but that is {listed(f'{what} over {listed(overs)}' for what, overs in words.items() if overs)}"
 
 
 def listed(words: Iterable[str]) -> str:

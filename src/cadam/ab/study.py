@@ -3,7 +3,8 @@
 Both arms meet the same events from the same start, each with the learning rate that was best for it on the first part
 of the stream. The verdict is about GAUC and comes from three intervals for the paired difference, which answer
 different questions: over seeds (other starts), over users (other people), and a confidence sequence over blocks of time
-(a later look). Only where all three agree is one arm called better, or both equivalent.
+(a later look). Only where all three agree is one arm called better, or both equivalent. Where every seed gives the same
+run, as with a model whose weights all start at 0, seeds are no evidence, and the other two decide.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cadam.online.evidence import (
 
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row
+from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
 from ..trials.verdict import Better, Recommendation, Verdict, judge, sign
 from .recommendation import listed, recommend
 
@@ -215,7 +216,7 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
         return seeds.verdict
     if found is None:
         return make(kind="diverged", detail=": the arms did not meet the same events")
-    if math.isnan(seeds.difference.low):
+    if math.isnan(seeds.difference.low) and not seeds.same_runs:
         return seeds.verdict
     intervals = told(seeds, found)
     kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
@@ -234,7 +235,8 @@ def told(seeds: Comparison, found: Evidence | None) -> dict[str, Interval]:
     """The intervals of one difference that decide together, by what varies."""
     if found is None:
         return {"seeds": seeds.difference}
-    intervals = {"seeds": seeds.difference, "users": found.users, TIME: found.sequence}
+    over_seeds = None if seeds.same_runs else seeds.difference
+    intervals = {"seeds": over_seeds, "users": found.users, TIME: found.sequence}
     return {over: interval for over, interval in intervals.items() if interval is not None}
 
 
@@ -271,7 +273,7 @@ def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str
     if len(groups[0]) == len(intervals):
         return f"none of the intervals over {listed(intervals)} excludes 0"
     parts = [f"{sides[side]} over {listed(groups[side])}" for side in sides if groups[side]]
-    return ", ".join(parts) + (f"; {silent}" if silent else "")
+    return "; ".join(filter(None, (", ".join(parts), silent)))
 
 
 def _next_step(
@@ -383,13 +385,19 @@ def summary(study: Study, results: Results) -> Summary:
 
 def compared(pair: tuple[Results, Results], metric: str, repeats: Results | None = None) -> Comparison:
     """A metric of two arms over seeds; `repeats` is the baseline under other seeds, for A/A."""
-    return compare(
+    found = compare(
         pair[0].metric(metric),
         pair[1].metric(metric),
         names=(pair[0][0].cell.optimizer, pair[1][0].cell.optimizer),
         better=BETTER[metric],
         repeat=None if repeats is None else repeats.metric(metric),
     )
+    return without_seeds(found) if all(map(is_same_run, pair)) else found
+
+
+def is_same_run(results: Results) -> bool:
+    """Whether an arm comes out the same to the bit under each of several seeds."""
+    return len(results) > 1 and all(len(set(results.metric(name).values())) == 1 for name in NAMES)
 
 
 def evidence_rows(condition: str, found: Evidence | None, seeds: int, same: Evidence | None = None) -> list[Row]:
@@ -537,6 +545,9 @@ def _recovery_row(study: Study, results: Results, arm: str, condition: str) -> R
         )
     both = [recovery_times(study, results, name, condition) for name in (arm, study.baseline)]
     compared = compare(*both, names=(arm, study.baseline), better="lower")
+    tests = at_their_best(study, results).where(condition=condition)
+    if all(is_same_run(tests.where(optimizer=name)) for name in (arm, study.baseline)):
+        compared = without_seeds(compared)
     return row(what, "", compared, 0.0, digits=0)
 
 

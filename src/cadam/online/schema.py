@@ -26,7 +26,7 @@ LARGEST = 1e19
 """Of numbers: a gradient is a multiple of them, and its square must not be infinite as float32, else its weight would
 stand still for ever."""
 EXACT = 2**53  # up to here a float is exactly the whole number that was meant
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_INTEGER = re.compile(r"(0|-?[1-9][0-9]{0,18})(\.0+)?")
 _KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?(\?)?")
 _CLOCK = re.compile(r"clock(?::(.+?))?(\?)?")
 _WORDS = re.compile(r"[^\s|,;\[\]{}()\"']+")
@@ -40,9 +40,10 @@ class Kind:
     """One field's kind.
 
     ``number``: a float32 between -1e19 and 1e19. ``category:N``: an integer from 0 to N - 1. ``hash:N``: an integer or
-    a text, hashed to one of N places; the text of an integer, such as "5" but not "05", is that integer. With ``[K]``
-    after it, a list of K such values. ``clock``, or ``clock:FORM``: a time, see `Schema.time`, as its hour (0 to 23)
-    and 24 plus its day of the week (24, Monday, to 30). Ids and users are ``integer`` or ``text``.
+    a text, hashed to one of N places. The text of an integer, such as "5" or "5.0" but not "05", is that integer; true
+    is 1 and false is 0, as text too. With ``[K]`` after it, a list of K such values. ``clock``, or ``clock:FORM``: a
+    time, see `Schema.time`, as its hour (0 to 23) and 24 plus its day of the week (24, Monday, to 30). Ids and users
+    are ``integer`` or ``text``.
 
     With ``?`` at the end the value may be missing: a number is then nan; of the others a missing one has place 0, and
     the rest move up by one (N counts place 0, too). A list with ``?`` may be shorter than K, its end is then missing,
@@ -443,10 +444,15 @@ class Repeated(Sequence[Any]):
         if len(values) < 64 or not set(map(type, values)) <= {str, type(None)}:
             return None
         distinct = dict.fromkeys(values)
-        if 2 * len(distinct) > len(values):
+        if not cls.saves(len(distinct), len(values)):
             return None
         place = {value: place for place, value in enumerate(distinct)}
         return cls(tuple(distinct), np.fromiter(map(place.__getitem__, values), np.int64, len(values)))
+
+    @staticmethod
+    def saves(distinct: int, count: int) -> bool:
+        """Whether each value comes twice or more, on average."""
+        return 2 * distinct <= count
 
     def by_row(self, problems: Mapping[int, str]) -> dict[int, str]:
         """The problems of distinct values, by the rows that have them."""
@@ -466,7 +472,10 @@ class Repeated(Sequence[Any]):
     @overload
     def __getitem__(self, row: slice) -> Repeated: ...
     def __getitem__(self, row: int | slice) -> Any:
-        return Repeated(self.distinct, self.places[row]) if isinstance(row, slice) else self.distinct[self.places[row]]
+        if not isinstance(row, slice):
+            return self.distinct[self.places[row]]
+        there, places = np.unique(self.places[row], return_inverse=True)  # only those are converted
+        return Repeated(tuple(map(self.distinct.__getitem__, there.tolist())), places)
 
 
 def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tuple[Array, dict[int, str]]:
@@ -699,9 +708,13 @@ def _fits(value: int) -> bool:
 
 
 def _meant(value: Any) -> Any:
-    """The integer that a text says in its plain decimal form, or the value: CSV has text where JSON has integers."""
-    if isinstance(value, str) and _INTEGER.fullmatch(value) and _fits(int(value)):
-        return int(value)
+    """The integer that a text means, or the value: CSV has text where JSON has integers, whole floats and truths."""
+    if not isinstance(value, str):
+        return value
+    if match := _INTEGER.fullmatch(TRUTH.get(value, value)):
+        whole = int(match[1])
+        if abs(whole) <= EXACT if match[2] else _fits(whole):
+            return whole
     return value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from cadam.intervals import interval as interval
 from cadam.intervals import t_quantile as t_quantile
 
 from .experiment import Results, Row
-from .verdict import KINDS, MORE_SEEDS, ONE_SEED, Better, Kind, Verdict, judge
+from .verdict import KINDS, MORE_SEEDS, ONE_SEED, SAME_RUNS, Better, Kind, Verdict, judge
 
 
 class NoLearningRateError(ValueError):
@@ -56,6 +56,8 @@ class Comparison:
     random: bool
     noise: Interval | None
     """A/A: the baseline's test seeds minus as many others."""
+    same_runs: bool = False
+    """Do seeds change nothing? Then they are no evidence; see `without_seeds`."""
 
     @property
     def floor(self) -> float:
@@ -79,7 +81,8 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        step = MORE_SEEDS if self.kind == "inconclusive" and math.isnan(self.difference.low) else ""
+        unknown = self.kind == "inconclusive" and math.isnan(self.difference.low)
+        step = MORE_SEEDS if unknown and not self.same_runs else ""
         return Verdict(self.kind, self.arm, self.baseline, detail=self._detail(), next_step=step)
 
     def _detail(self) -> str:
@@ -87,6 +90,8 @@ class Comparison:
             return (
                 f": {self.arm} diverged in {self.diverged} of {self.seeds}, {self.baseline} in {self.baseline_diverged}"
             )
+        if self.same_runs:
+            return f": {SAME_RUNS}"
         if self.kind == "inconclusive":
             return ONE_SEED.removeprefix("undecided") if math.isnan(self.difference.low) else ""
         if self.kind == "equivalent":
@@ -129,6 +134,12 @@ def compare(
         random,
         noise,
     )
+
+
+def without_seeds(comparison: Comparison) -> Comparison:
+    """The comparison where every seed gives the same run: an interval over seeds and a noise floor are not known."""
+    d = comparison.difference
+    return replace(comparison, difference=Interval(d.mean, math.nan, math.nan, d.count), noise=None, same_runs=True)
 
 
 def _finite(values: Mapping[int, float]) -> list[float]:

@@ -22,6 +22,7 @@ ACTIONS: Mapping[Kind, Action] = {
 """What each kind of verdict recommends."""
 MORE_SEEDS = "run more seeds (--seeds)"
 ONE_SEED = f"undecided: one seed; {MORE_SEEDS}"
+SAME_RUNS = "every seed gives the same run, so seeds tell nothing"
 
 
 @dataclass(frozen=True)

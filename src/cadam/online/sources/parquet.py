@@ -248,8 +248,10 @@ def _at_one_go(column: Any) -> Array | Sequence[Any]:
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = column.dictionary_encode(null_encoding="encode")
-        return Repeated(tuple(column.dictionary.to_pylist()), column.indices.to_numpy(zero_copy_only=False))
+        encoded = column.dictionary_encode(null_encoding="encode")
+        if not Repeated.saves(len(encoded.dictionary), len(column)):
+            return list(column.to_pylist())
+        return Repeated(tuple(encoded.dictionary.to_pylist()), encoded.indices.to_numpy(zero_copy_only=False))
     if column.null_count:
         return list(column.to_pylist())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
