@@ -20,6 +20,7 @@ import torch
 
 from cadam.ab import recommendation, runs, study
 from cadam.ab.command import _optimizer, add_arguments, experiment
+from cadam.ab.recommendation import recommend
 from cadam.cli import main
 from cadam.intervals import Interval
 from cadam.online import exposition
@@ -439,6 +440,58 @@ def test_the_recommendation_is_in_the_users_unit() -> None:
     named = replace(STUDY, more={"schema": {"label": "click"}})
     (found,) = study.summary(named, everything(0.02)).recommendations
     assert any("one with click and one without, CAdam ranks 18 more" in reason for reason in found.reasons)
+
+
+def test_without_a_user_pairs_are_of_any_events() -> None:
+    said = {}
+    for user in ({}, {"user": "who"}):
+        named = replace(STUDY, more={"schema": {"label": "click", **user}})
+        (found,) = study.summary(named, everything(0.02)).recommendations
+        said[bool(user)] = " ".join(found.reasons)
+    assert "Of 1,000 pairs of events, one with click" in said[False]
+    assert "Of 1,000 pairs of events of one user, one with click" in said[True]
+
+
+@pytest.mark.parametrize(
+    ("gaucs", "chance", "useless"),
+    [((0.5, 0.48), 0.0, True), ((0.52, 0.5), 0.0, False), ((0.52, 0.5), 0.03, True), ((0.71, 0.7), 0.03, False)],
+)
+def test_where_neither_arm_ranks_better_than_chance_nothing_is_recommended(
+    gaucs: tuple[float, float], chance: float, useless: bool
+) -> None:
+    gauc = replace(comparison(ABOVE), mean=gaucs[0], baseline_mean=gaucs[1])
+    found = recommend(
+        Verdict("better", "CAdam", "Adam"),
+        gauc,
+        comparison(BELOW),
+        {"seeds": ABOVE},
+        rates={"CAdam": 0.1},
+        hindsight=({"CAdam": 0.1}, 0.02),
+        matters=0.001,
+        events=1000,
+        chance=chance,
+    )
+    assert found.headline.startswith("Undecided: neither arm ranks better than chance") == useless
+    assert found.as_json()["action"] == ("undecided" if useless else "switch")
+    assert found.as_json()["verdict_kind"] == "better"
+
+
+def test_a_run_says_how_far_chance_reaches_and_the_summary_uses_it(place: Path) -> None:
+    reach = runs.compute(cell(place)).metrics[study.BY_CHANCE]
+    assert 0.005 < reach < 0.1
+    results = everything(0.02)
+    for result in results:
+        result.outcome.metrics[study.BY_CHANCE] = 0.3  # type: ignore[index]
+    (found,) = study.summary(STUDY, results).recommendations
+    assert found.headline.startswith("Undecided: neither arm")
+
+
+def test_warnings_name_the_option_that_helps() -> None:
+    warnings = study.summary(replace(STUDY, blocks=30), everything(0.02)).warnings
+    ends = [warning for warning in warnings if "of its grid" in warning]
+    assert ends
+    assert all(warning.endswith("look beyond it (--lr)") for warning in ends)
+    assert all("(--blocks 15)" in warning for warning in warnings if "longer blocks" in warning)
 
 
 def test_arms_within_what_matters_need_no_switch() -> None:

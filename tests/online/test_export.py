@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -239,6 +240,32 @@ def post(url: str, body: bytes) -> tuple[int, Any]:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def test_the_page_works_from_its_first_command_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page, data = SERVE.read_text(), SERVE.with_name("your_data.md").read_text()
+    exec(re.findall(r"```python\n(.*?)```", data, re.DOTALL)[0], {})
+    for kind, code in re.findall(r"```(sh|py)\n(.*?)```", page, re.DOTALL):
+        names: dict[str, Any] = {}
+        for line in code.splitlines() if kind == "sh" else ():
+            if line.startswith("cadam "):
+                assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        if kind == "py" and "do_POST" not in code:
+            exec(code, names)
+        if "loaded" in names:
+            likely, unlikely = names["loaded"].predict([names["event"], {**names["event"], "item_id": 6}])
+            assert likely > unlikely
+        if "scores" in names:
+            assert torch.allclose(
+                names["scores"], torch.from_numpy(load_model("runs/clicks").predict([names["event"]]))
+            )
+    (body,) = re.findall(r"curl -d '(.*?)'", page)
+    (rejected,) = load_model("runs/clicks").encode(json.loads(body)).rejected
+    assert f"The second event is rejected: `{rejected.reason}`" in page
+    assert rejected.where == "1"
 
 
 def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(state: Path, exported: Path) -> None:

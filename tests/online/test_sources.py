@@ -918,7 +918,8 @@ def test_a_redis_stream_that_began_anew_is_said(server: Server, caplog: pytest.L
 
 def test_columns_of_redis_are_looked_at_too(server: Server) -> None:
     source = RedisSource(server.url, "clicks", Schema({"prize": "number"}, label="click", id="event"))
-    check_columns(source, source.schema)  # nothing there yet
+    with pytest.raises(MismatchError, match="Redis has no stream 'clicks'; there is no stream at all"):
+        check_columns(source, source.schema)
     server.client.xadd("clicks", {"event": 1, "click": 1})
     check_columns(source, source.schema)  # a label on its own
     server.client.xadd("clicks", {"json": json.dumps({"event": 2, "user": 3, "item": 4, "price": 5.0, "at": 6.0})})

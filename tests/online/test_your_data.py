@@ -31,6 +31,8 @@ def test_the_commands_of_the_guide_run(
         assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
         told = capsys.readouterr()
         assert "rejected (" not in told.err
+        assert "no better than a constant" not in told.err
+        assert "better than chance" not in told.out
         if line.startswith("cadam schema"):
             shown = " ".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].split())
             assert shown in " ".join(told.out.split())

@@ -26,11 +26,14 @@ def recommend(
     matters: float,
     events: int,
     label: str = "",
+    by_user: bool = True,
+    chance: float = 0.0,
 ) -> Recommendation:
     """Of one arm against its baseline.
 
     `intervals`: of the difference of GAUC, over seeds, users and time; `hindsight`: the learning rates that had the
-    best GAUC where it was measured, and the difference there.
+    best GAUC where it was measured, and the difference there; `by_user`: whether GAUC compares within users; `chance`:
+    how far from 0.5 random scores would put it.
     """
     values: dict[str, Any] = {
         "metric": "gauc_by_impressions",
@@ -50,7 +53,7 @@ def recommend(
     reasons = [
         _holds(verdict, intervals),
         f"Not known over seeds: {SAME_RUNS}." if gauc.same_runs else "",
-        _pairs(verdict, gauc.difference.mean, label),
+        _pairs(verdict, gauc.difference.mean, label, by_user),
         _log_loss(log_loss),
         f"Learning rates to use: {use}.",
     ]
@@ -64,7 +67,13 @@ def recommend(
             f"Noise floor: two sets of {gauc.seeds} runs of {gauc.baseline} that differ only in their seeds lie within "
             f"{100 * gauc.floor:.2f} points of each other."
         )
-    return Recommendation(verdict, _effect(verdict, gauc, intervals, matters), tuple(filter(None, reasons)), values)
+    effect, useless = _effect(verdict, gauc, intervals, matters), ""
+    if max(gauc.mean, gauc.baseline_mean) <= 0.5 + chance:
+        useless = (
+            f"neither arm ranks better than chance (GAUC {100 * gauc.baseline_mean:.2f} with {verdict.baseline}, "
+            f"{100 * gauc.mean:.2f} with {verdict.arm}, chance 50). Check label and features, or give more events"
+        )
+    return Recommendation(verdict, effect, tuple(filter(None, reasons)), values, useless)
 
 
 def _rates(rates: Mapping[str, float]) -> str:
@@ -114,14 +123,14 @@ def _holds(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
     return f"{' '.join(parts)} (95% intervals, in points.)" if known else " ".join(parts)
 
 
-def _pairs(verdict: Verdict, difference: float, label: str) -> str:
+def _pairs(verdict: Verdict, difference: float, label: str, by_user: bool) -> str:
     more = PAIRS * difference
     if round(abs(more), 1) == 0:
         return ""
     kinds = f"one with {label} and one without" if label else "one positive and one negative"
     number = f"{abs(more):.0f}" if abs(more) >= 10 else f"{abs(more):.1f}"
     return (
-        f"Of {PAIRS:,} pairs of events of one user, {kinds}, {verdict.arm} ranks {number} "
+        f"Of {PAIRS:,} pairs of events{' of one user' if by_user else ''}, {kinds}, {verdict.arm} ranks {number} "
         f"{'more' if more > 0 else 'fewer'} in the right order."
     )
 

@@ -187,6 +187,7 @@ def compute(cell: Cell, given: Subject | None = None) -> Outcome:
     measured = scores[start:], labels[start:], users[start:]
     within = user_auc(*measured)
     metrics = {**measure(*measured), "alignment": optimizer.alignment().total.over_touched, "events": len(measured[0])}
+    metrics[BY_CHANCE] = by_chance(*measured[1:])
     columns = list(zip(*(column.reshape(settings["blocks"], -1) for column in measured), strict=True))
     blocks = [measure(*block) for block in columns]
     curves = {name: np.array([block[name] for block in blocks]) for name in BY_BLOCK}

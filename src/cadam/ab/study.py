@@ -318,7 +318,7 @@ def summary(study: Study, results: Results) -> Summary:
     rows: list[Row] = []
     verdicts: dict[str, Verdict] = {}
     recommendations: list[Recommendation] = []
-    sentences, warnings = [], [choice.warning for choice in chosen.values() if choice.warning]
+    sentences, warnings = [], [f"{choice.warning} (--lr)" for choice in chosen.values() if choice.warning]
     baseline = tests.where(optimizer=study.baseline)
     floors = {metric: evidence(repeats, baseline.where(condition=AS_IT_IS), metric) for metric in (MAIN, "log_loss")}
     same = floors[MAIN]
@@ -357,6 +357,8 @@ def summary(study: Study, results: Results) -> Summary:
                         matters=study.matters,
                         events=decision.events,
                         label=study.more.get("schema", {}).get("label") or "",
+                        by_user="user" in study.more.get("schema", {"user": ""}),
+                        chance=reach_of_chance(pair[1]),
                     )
                 )
                 warnings += rate_warnings(study, results, arm, decision.seeds.difference.mean)
@@ -369,13 +371,14 @@ def summary(study: Study, results: Results) -> Summary:
             f"the A/A sequence excludes 0 after block {same.alarm}: other starts of {study.baseline} differ for longer "
             "than the blocks can tell, so trust the seeds more than the sequence"
         )
+    longer = f"longer blocks would tell more (--blocks {max(2, study.blocks // 2)})"
     if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
-        warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): longer blocks would tell more")
+        warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): {longer}")
     if blocks := blocks_at_chance(baseline.where(condition=AS_IT_IS)):
         warnings.append(
             f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be told from guessing "
             f"(blocks {', '.join(map(str, blocks[:5]))}{', ...' if len(blocks) > 5 else ''}): users there mostly have "
-            "one kind of label, or the model predicts nothing; longer blocks would tell more"
+            f"one kind of label, or the model predicts nothing; {longer}"
         )
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0
     text = f"{NAMES[MAIN]} of {' and '.join(reversed(study.arms))} over {users} users. {' '.join(sentences)}"
@@ -443,6 +446,12 @@ def blocks_at_chance(baseline: Results) -> list[int]:
         return []
     within = np.abs(baseline.curve(MAIN).mean(0) - 0.5) <= baseline.curve(BY_CHANCE)[0]
     return [int(block) + 1 for block in np.flatnonzero(within)]
+
+
+def reach_of_chance(baseline: Results) -> float:
+    """How far from 0.5 random scores would put the GAUC of the whole; 0 where results do not say: older ones do not."""
+    found = [result.outcome.metrics.get(BY_CHANCE, math.nan) for result in baseline]
+    return max(filter(math.isfinite, found), default=0.0)
 
 
 def _first_seed(results: Results, rates: Mapping[str, float]) -> dict[str, float]:

@@ -70,11 +70,19 @@ class Recommendation:
     reasons: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind it, for `--json`."""
+    useless: str = ""
+    """Why nothing is to be recommended, whatever the verdict, in one clause."""
+
+    @property
+    def action(self) -> Action:
+        return "undecided" if self.useless else self.verdict.action
 
     @property
     def headline(self) -> str:
         """The first line of the console and of the page."""
         verdict = self.verdict
+        if self.useless:
+            return f"Undecided: {self.useless}."
         step = verdict.next_step or "more data would tell"
         texts: dict[Kind, str] = {
             "better": f"Switch to {verdict.arm}: {self.effect}.",
@@ -88,7 +96,7 @@ class Recommendation:
     def as_json(self) -> dict[str, Any]:
         verdict = self.verdict
         return {
-            "action": verdict.action,
+            "action": self.action,
             "headline": self.headline,
             "verdict_kind": verdict.kind,
             "conflicting": verdict.conflicting,
