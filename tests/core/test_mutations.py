@@ -232,7 +232,7 @@ def with_hold(hold: Callable[[Tensor, Tensor], Tensor]) -> Break:
 
     class Functions:
         def __init__(self, f: Any) -> None:
-            self.sqrt, self.sign, self.maximum, self.hold = f.sqrt, f.sign, f.maximum, hold
+            self.sqrt, self.sign, self.maximum, self.square, self.hold = f.sqrt, f.sign, f.maximum, f.square, hold
 
     class Mutant(Update):
         def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> Moved:
