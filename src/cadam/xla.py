@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .host import OnHost
 from .rules import Options
 from .update import Update
 
@@ -49,17 +50,6 @@ class Arrays:
     def hold(alignment: Any, step: Any) -> Any:
         """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
         return jnp.where(alignment <= 0, 0.0, step)
-
-
-class OnHost:
-    """The functions that a rule's `coefficients` may call, on arrays of numpy."""
-
-    sqrt = staticmethod(np.sqrt)
-    maximum = staticmethod(np.maximum)
-
-    @staticmethod
-    def positive(x: Any) -> Any:
-        return np.where(x > 0, 1.0, 0.0)
 
 
 def of_step(update: Update, count: Any, options: Options) -> dict[str, Any]:

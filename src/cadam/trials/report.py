@@ -77,9 +77,12 @@ def _overview(requests: Iterable[Request]) -> Iterator[str]:
     told: set[str] = set()
     for request in requests:
         experiment = request.experiment
-        verdict = experiment.summary(request.results).verdict if request.complete else _state(request)
+        verdict, measure = _state(request), "" if experiment.measure in told else _measure(experiment)
+        if request.complete:
+            summary = experiment.summary(request.results)
+            verdict = " ".join(one.headline for one in summary.recommendations) or summary.verdict
+            measure = "" if summary.recommendations else measure
         link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
-        measure = "" if experiment.measure in told else _measure(experiment)
         told.add(experiment.measure)
         yield f"<li><strong>{link}</strong><br>{escape(verdict)}{measure}</li>"
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...host import OnHost
 from .. import scalars
 from ..base import Item, Job, Words
 from .dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, refusal
@@ -21,17 +22,6 @@ PARTS = ("linear", "table", "bias", "slopes", "vectors")
 MOST_STEPS = 2.0**24
 """Steps are counted in float32, which does not go further."""
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class Arrays:
-    """The functions that a rule's `coefficients` may call, for many steps at once."""
-
-    sqrt = staticmethod(np.sqrt)
-    maximum = staticmethod(np.maximum)
-
-    @staticmethod
-    def positive(x: Any) -> Any:
-        return (x > 0).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -138,7 +128,7 @@ class EventModel:
         """Of each of the next steps, in the kernel's order."""
         t = np.minimum(step + 1 + np.arange(count), MOST_STEPS)
         options = scalars.as_numbers(self.job.options)
-        found = self.job.update.general_coefficients(t, options, Arrays)
+        found = self.job.update.general_coefficients(t, options, OnHost)
         c = np.zeros((count, MAX_COEFFICIENTS), np.float32)
         for column, values in enumerate(found.values()):
             c[:, column] = values
