@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..defaults import defaults
 from ..rules import Options, Rule
 from ..update import Scalars, Update
-from .program import Program, Value, record
+from .program import Op, Program, Value, record
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,15 @@ class Structure:
         return kinds if len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"} else ()
 
     @property
+    def by_row(self) -> Structure | None:
+        """The same with its second moments by row; None if it has none, or asks for the mean square more than once."""
+        kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
+        if None in kinds or set(kinds) <= {"signed"}:
+            return None
+        made = replace(self, stored=tuple("plain" if kind == "signed" else "row" for kind in kinds))
+        return made if [op.kind for op in made.program.ops].count("mean_square") == 1 else None
+
+    @property
     def program(self) -> Program:
         """The one program that covers every option, `Update.general`."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")
@@ -64,9 +73,9 @@ def structures(rules: Iterable[Rule]) -> list[Structure]:
 
 
 def lines(
-    program: Program, templates: Mapping[str, str], line: str, names: Mapping[str, str], number: str = "{!r}"
+    ops: Iterable[Op], templates: Mapping[str, str], line: str, names: Mapping[str, str], number: str = "{!r}"
 ) -> list[str]:
-    """The operations of `program` in order.
+    """Operations in order.
 
     `templates` has an expression for each kind of operation with ``{0}`` and ``{1}`` for its operands, `line` is
     how a result is named (``{name}``, ``{value}``), `names` are what the inputs are called there, `number` is how a
@@ -76,7 +85,4 @@ def lines(
     def shown(operand: Value | float) -> str:
         return names.get(operand.name, operand.name) if isinstance(operand, Value) else number.format(float(operand))
 
-    return [
-        line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args)))
-        for op in program.ops
-    ]
+    return [line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args))) for op in ops]

@@ -343,7 +343,7 @@ def element(structure: Structure) -> str:
             f"def {structure.name}(",
             filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
             "):",
-            *lines(program, TEMPLATES, "    {name} = {value}", names),
+            *lines(program.ops, TEMPLATES, "    {name} = {value}", names),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
             "",
         ]
