@@ -180,10 +180,12 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         (16, "float32", "element"): 128,
         (16, "bfloat16", "element"): 64,
         (16, "int8", "element"): 34,
+        (16, "bfloat16", "row"): 36,
         (16, "int8", "row"): 21,
         (64, "float32", "element"): 512,
         (64, "bfloat16", "element"): 256,
         (64, "int8", "element"): 130,
+        (64, "bfloat16", "row"): 132,
         (64, "int8", "row"): 69,
     }
     for (width, storage, second), size in expected.items():

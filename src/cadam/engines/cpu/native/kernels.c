@@ -276,6 +276,8 @@ static inline const void *count_step(const row_batch *rows, const void *c, int64
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##T));                                   \
                 BUFFERS_##n_buffers(PREFETCH_ROW)                                                                  \
+                if (rows->steps)                                                                                   \
+                    prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
             }                                                                                                      \
             if (r < 0)                                                                                             \
                 continue;                                                                                          \
@@ -338,9 +340,17 @@ SQUARES(F16, float, squares_f16)
 
 /* Coded moments, as cadam/moments.py defines them -------------------------------------------------------------
  *
- * Sixteen elements at a time, as vectors: decoded, updated and, where they share no scale, coded again in registers. */
+ * Vectors as wide as the instruction set has them: decoded, updated and, where they share no scale, coded again in
+ * registers. Wider ones would be taken apart by the compiler, number by number where they are compared. */
 
+#ifdef __AVX512F__
 enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { SUMS = 16 / LANES }; /* vectors in which sums are added up, so that every instruction set does it in one order */
 typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
 typedef int32_t mask_t __attribute__((vector_size(4 * LANES)));
 typedef float floats_t __attribute__((vector_size(4 * LANES)));
@@ -349,11 +359,39 @@ typedef float floats_t __attribute__((vector_size(4 * LANES)));
 
 INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test & yes) | (~(bits_t)test & no); }
 
-/* What the compiler does not find by itself for AVX-512. */
+/* Codes of one byte, signed or not, or of two; and back. */
+#define CONVERT(name, code)                                                                                        \
+    INLINE bits_t widen_##name(const void *q)                                                                      \
+    {                                                                                                              \
+        code codes __attribute__((vector_size(LANES * sizeof(code))));                                             \
+        memcpy(&codes, q, sizeof codes);                                                                           \
+        return __builtin_convertvector(codes, bits_t);                                                             \
+    }                                                                                                              \
+    INLINE void narrow_##name(void *q, bits_t x)                                                                   \
+    {                                                                                                              \
+        typedef code codes_t __attribute__((vector_size(LANES * sizeof(code))));                                   \
+        const codes_t codes = __builtin_convertvector(x, codes_t);                                                 \
+        memcpy(q, &codes, sizeof codes);                                                                           \
+    }
+
+/* What the compiler does not find by itself. */
 #ifdef __AVX512F__
+INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm512_cvtepi8_epi32(_mm_loadu_si128(q)); }
+INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm512_cvtepu8_epi32(_mm_loadu_si128(q)); }
+INLINE bits_t widen_half(const void *q) { return (bits_t)_mm512_cvtepu16_epi32(_mm256_loadu_si256(q)); }
+INLINE void narrow_positive(void *q, bits_t x) { _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x)); }
+INLINE void narrow_half(void *q, bits_t x) { _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x)); }
+
 INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) /* x, and zero where the bits `size` of the code are */
 {
-    return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)code, _mm512_set1_epi32((int)size)), (__m512i)x);
+    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)code, _mm512_set1_epi32((int)size));
+    return (bits_t)_mm512_maskz_mov_epi32(has_size, (__m512i)x);
+}
+
+INLINE bits_t at_least_one(mask_t x, bits_t size) /* and zero where the size is */
+{
+    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)size, (__m512i)size);
+    return (bits_t)_mm512_maskz_max_epi32(has_size, (__m512i)x, _mm512_set1_epi32(1));
 }
 
 INLINE floats_t sign_of(floats_t x)
@@ -379,27 +417,57 @@ INLINE int has_nan(floats_t x) { return _mm512_cmp_ps_mask((__m512)x, (__m512)x,
 INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
 INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
 INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm512_min_epu32((__m512i)x, (__m512i)y); }
-INLINE bits_t at_least_one(mask_t x, bits_t size) /* and zero where the size is */
-{
-    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)size, (__m512i)size);
-    return (bits_t)_mm512_maskz_max_epi32(has_size, (__m512i)x, _mm512_set1_epi32(1));
-}
-INLINE float sum_of(floats_t x) { return _mm512_reduce_add_ps((__m512)x); } /* adds halves, then halves of these... */
-INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
 INLINE floats_t root(floats_t x) { return (floats_t)_mm512_sqrt_ps((__m512)x); }
-
-INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm512_cvtepi8_epi32(_mm_loadu_si128(q)); }
-INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm512_cvtepu8_epi32(_mm_loadu_si128(q)); }
-INLINE bits_t widen_half(const void *q) { return (bits_t)_mm512_cvtepu16_epi32(_mm256_loadu_si256(q)); }
-
-INLINE void narrow(void *q, bits_t x, int64_t size)
-{
-    if (size == 1)
-        _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x));
-    else
-        _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x));
-}
+INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE float sum_of(const floats_t *x) { return _mm512_reduce_add_ps((__m512)*x); } /* adds halves, halves of these... */
 #else
+#ifdef __AVX2__
+INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm256_cvtepi8_epi32(_mm_loadl_epi64(q)); }
+INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm256_cvtepu8_epi32(_mm_loadl_epi64(q)); }
+INLINE bits_t widen_half(const void *q) { return (bits_t)_mm256_cvtepu16_epi32(_mm_loadu_si128(q)); }
+
+INLINE __m128i words_of(bits_t x) /* the lower halves; the upper ones are zero */
+{
+    return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+}
+
+INLINE void narrow_half(void *q, bits_t x) { _mm_storeu_si128(q, words_of(x)); }
+INLINE void narrow_positive(void *q, bits_t x)
+{
+    const __m128i words = words_of(x & 0xff);
+    _mm_storel_epi64(q, _mm_packus_epi16(words, words));
+}
+
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm256_max_epi32((__m256i)x, (__m256i)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm256_min_epi32((__m256i)x, (__m256i)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm256_min_epu32((__m256i)x, (__m256i)y); }
+INLINE floats_t root(floats_t x) { return (floats_t)_mm256_sqrt_ps((__m256)x); }
+INLINE int64_t count_positive(floats_t x) { return __builtin_popcount((unsigned)_mm256_movemask_ps((__m256)(x > 0))); }
+#else
+CONVERT(signed, int8_t)
+CONVERT(positive, uint8_t)
+CONVERT(half, uint16_t)
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
+
+INLINE floats_t root(floats_t x)
+{
+    for (int k = 0; k < LANES; k++)
+        x[k] = __builtin_sqrtf(x[k]);
+    return x;
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    const mask_t positive = x > 0;
+    return -(int64_t)(positive[0] + positive[1] + positive[2] + positive[3]);
+}
+#endif
+
+INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) { return (bits_t)((code & size) != 0) & x; }
+INLINE bits_t at_least_one(mask_t x, bits_t size) { return (bits_t)larger(x, (mask_t)lower(size, (bits_t){0} + 1)); }
+
 INLINE floats_t sign_of(floats_t x)
 {
     return (floats_t)((bits_t)(x > 0) & 0x3f800000) - (floats_t)((bits_t)(x < 0) & 0x3f800000);
@@ -410,25 +478,10 @@ INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
     return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
 }
 
-INLINE int64_t count_positive(floats_t x)
-{
-    const mask_t positive = x > 0;
-    int32_t count = 0;
-    for (int k = 0; k < LANES; k++)
-        count -= positive[k];
-    return count;
-}
-
-INLINE int has_nan(floats_t x) /* or may have: no instruction finds out faster than what it leads to takes */
+INLINE int has_nan(floats_t x) /* or may have: to find out takes as long as what it is asked for */
 {
     return (void)x, 1;
 }
-
-INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) { return (bits_t)((code & size) != 0) & x; }
-INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
-INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
-INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
-INLINE bits_t at_least_one(mask_t x, bits_t size) { return (bits_t)(size != 0) & (bits_t)larger(x, (mask_t){0} + 1); }
 
 INLINE int32_t largest_of(mask_t x)
 {
@@ -438,49 +491,14 @@ INLINE int32_t largest_of(mask_t x)
     return largest;
 }
 
-INLINE float sum_of(floats_t x) /* in the order of AVX-512 */
+INLINE float sum_of(const floats_t *x) /* in the order of AVX-512 */
 {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int half = LANES / 2; half; half /= 2)
+    float lanes[SUMS * LANES];
+    memcpy(lanes, x, sizeof lanes);
+    for (int half = SUMS * LANES / 2; half; half /= 2)
         for (int k = 0; k < half; k++)
             lanes[k] += lanes[k + half];
     return lanes[0];
-}
-
-INLINE floats_t root(floats_t x)
-{
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int k = 0; k < LANES; k++)
-        lanes[k] = __builtin_sqrtf(lanes[k]);
-    memcpy(&x, lanes, sizeof x);
-    return x;
-}
-
-#define WIDEN(name, code)                                                                                           \
-    INLINE bits_t widen_##name(const void *q)                                                                      \
-    {                                                                                                              \
-        uint32_t lanes[LANES];                                                                                     \
-        for (int k = 0; k < LANES; k++)                                                                            \
-            lanes[k] = (uint32_t)((const code *)q)[k];                                                             \
-        bits_t x;                                                                                                  \
-        memcpy(&x, lanes, sizeof x);                                                                               \
-        return x;                                                                                                  \
-    }
-WIDEN(signed, int8_t)
-WIDEN(positive, uint8_t)
-WIDEN(half, uint16_t)
-
-INLINE void narrow(void *q, bits_t x, int64_t size)
-{
-    uint32_t lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int k = 0; k < LANES; k++)
-        if (size == 1)
-            ((uint8_t *)q)[k] = (uint8_t)lanes[k];
-        else
-            ((uint16_t *)q)[k] = (uint16_t)lanes[k];
 }
 #endif
 
@@ -505,7 +523,11 @@ INLINE const void *all_codes(const void *q, uint16_t *room, int64_t n, int64_t s
 INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
 {
     uint16_t room[LANES];
-    narrow(n < LANES ? room : q, x, size);
+    void *to = n < LANES ? room : q;
+    if (size == 1)
+        narrow_positive(to, x);
+    else
+        narrow_half(to, x);
     if (n < LANES)
         memcpy(q, room, (size_t)(n * size));
 }
@@ -605,13 +627,13 @@ INLINE uint32_t scramble(uint32_t x)
     {PRODUCT(k, 0), PRODUCT(k, 1), PRODUCT(k, 2), PRODUCT(k, 3), PRODUCT(k, 4), PRODUCT(k, 5), PRODUCT(k, 6),      \
      PRODUCT(k, 7), PRODUCT(k, 8), PRODUCT(k, 9), PRODUCT(k, 10), PRODUCT(k, 11), PRODUCT(k, 12), PRODUCT(k, 13),  \
      PRODUCT(k, 14), PRODUCT(k, 15)}
-static const uint32_t products[LANES][LANES] __attribute__((aligned(64))) = {
+static const uint32_t products[16][16] __attribute__((aligned(64))) = {
     PRODUCTS(0), PRODUCTS(1), PRODUCTS(2),  PRODUCTS(3),  PRODUCTS(4),  PRODUCTS(5),  PRODUCTS(6),  PRODUCTS(7),
     PRODUCTS(8), PRODUCTS(9), PRODUCTS(10), PRODUCTS(11), PRODUCTS(12), PRODUCTS(13), PRODUCTS(14), PRODUCTS(15)};
 
-/* The noise of sixteen elements but for the last step of `scramble`, which `HALVES` takes; `inner` is what the key and the
- * upper half of their place make of it. Of places from a multiple of sixteen on, only the last four bits differ: the first
- * steps are those of one number, and a table has the rest. */
+/* The noise of elements but for the last step of `scramble`, which `HALVES` takes; `inner` is what the key and the upper
+ * half of their place make of it. Of as many places as there are lanes, from a multiple of that on, only the last bits
+ * differ: the first steps are those of one number, and a table has the rest. */
 INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
 {
     bits_t x;
@@ -621,7 +643,8 @@ INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
         memcpy(&x, products[first % LANES], sizeof x);
         x += (first - first % LANES) * 0x85EBCA6Bu;
     } else {
-        x = ((bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + place) ^ inner;
+        for (uint32_t k = 0; k < LANES; k++)
+            x[k] = (place + k) ^ inner;
         x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
     }
     return (x ^ (x >> 13)) * 0xC2B2AE35u;
@@ -689,7 +712,8 @@ typedef uint8_t code_INT8;
 #define FINISH_INT8(k, kind)                                                                                       \
     const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
     const uint32_t from##k = new##k == 255 ? 0x78000000u : (new##k - 31) << 23;                                    \
-    scales[k][at] = (uint8_t)new##k;
+    if (new##k != old##k) /* most of the time it is not, and its cache line need not be written back */             \
+        scales[k][at] = (uint8_t)new##k;
 #define LATER_INT8 || 1
 #define CODE_INT8(k, kind, which)                                                                                   \
     write_codes(CODES(k, INT8), encode_##kind((bits_t)room##k[j / LANES], half##which, from##k), left, 1);
@@ -708,13 +732,13 @@ typedef float code_ROW; /* one for all of them */
 /* Where second moments are those of rows, their element functions need the mean of the row's squares first. */
 #define MEAN_0(element, n_buffers, ...)
 #define MEAN_1(element, n_buffers, ...)                                                                            \
-    floats_t squares = {0}, mean_square = {0};                                                                     \
+    floats_t squares[SUMS] = {{0}}, mean_square = {0};                                                             \
     for (int64_t j = 0; j < m; j += LANES) {                                                                       \
         const int64_t left = is_whole ? LANES : m - j;                                                             \
         floats_t p_ = read_floats(p + j, left), squared;                                                           \
         EACH_##n_buffers(DECODE, __VA_ARGS__)                                                                      \
         element##_squared_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &squared);         \
-        squares += first_of(squared * squared, left);                                                              \
+        squares[j / LANES % SUMS] += first_of(squared * squared, left);                                            \
     }                                                                                                              \
     mean_square += sum_of(squares) / (float)m;
 #define GIVEN_0
@@ -800,6 +824,8 @@ typedef float code_ROW; /* one for all of them */
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
                 EACH_##n_buffers(FETCH_ROW, __VA_ARGS__)                                                           \
+                if (rows->steps)                                                                                   \
+                    prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
             }                                                                                                      \
             if (r < 0)                                                                                             \
                 continue;                                                                                          \
