@@ -24,7 +24,13 @@ from worlds import run
 import cadam.online.distributed
 
 ROOT = Path(__file__).parents[2]
-TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+LIGHT, TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+
+
+def test_light_moments_as_on_the_page() -> None:
+    names: dict[str, Any] = {"cadam": cadam, "model": torch.nn.Embedding(4, 8, sparse=True)}
+    exec(LIGHT, names)
+    assert names["optimizer"].defaults["second_moment"] == "row"
 
 
 def execute(code: str, folder: str) -> dict[str, Any]:
