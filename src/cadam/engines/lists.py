@@ -354,7 +354,8 @@ class Counters:
     def __init__(self, items: Sequence[Item]) -> None:
         counters = [item.counts for item in items if item.counts is not None]
         self.rows = {id(item): row for row, item in enumerate(items)}
-        self.all = torch.stack(counters)
+        with torch.inference_mode(False):  # later steps may be outside of one that this is in
+            self.all = torch.stack(counters)
         self.one = self.all.new_tensor([[0, item.param.numel(), item.param.numel()] for item in items])
         for counts, place in zip(counters, self.all.unbind(), strict=True):
             counts.data = place

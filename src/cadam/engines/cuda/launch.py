@@ -301,7 +301,8 @@ class StepNumbers:
                     later.append((k, j, value))
                     values[j] = 0.0
             rows[k, : len(values)] = values
-        sent = self._send(rows if owner is None else rows[owner], more, capturable=False)
+        rows = rows if owner is None else rows[owner]
+        sent = self._sent(self.channel.send(rows.ravel(), more), len(rows))
         for k, j, value in later:
             for i in [0] if owner is None else np.flatnonzero(owner == k).tolist():
                 sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
@@ -327,23 +328,18 @@ class StepNumbers:
         c = job.update.general_coefficients(step, options, trace, scale)
         source, numbers = triton_source.coefficients(name, trace, c.values())
         given = self.channel.send(np.array(numbers), more, capturable=True)
-        sent = torch.empty(self.size * self.columns + len(more), dtype=torch.int64, device=device)
-        found = Sent(
-            sent.view(torch.float64),
-            self.columns if self.size > 1 else 0,
-            sent[self.size * self.columns :],
-            (self.size, self.columns),
-        )
+        memory = torch.empty(self.size * self.columns + len(more), dtype=torch.int64, device=device)
+        sent = self._sent(memory, self.size)
         launch = coefficients_launch(name, source, len(more) > 0, job.found_inf is not None, self.columns)
         of_host = given.view(torch.float64), given[len(numbers) :]
-        arguments = [self.steps, *of_host, found.coefficients, found.more, job.found_inf, *tensors]
+        arguments = [self.steps, *of_host, sent.coefficients, sent.more, job.found_inf, *tensors]
         kind = tuple(None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in arguments)
         launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, self.size)
-        return found
+        return sent
 
-    def _send(self, rows: np.ndarray[Any, np.dtype[np.float64]], more: Words, capturable: bool) -> Sent:
-        sent = self.channel.send(rows.ravel(), more, capturable=capturable)
-        return Sent(sent.view(torch.float64), self.columns if len(rows) > 1 else 0, sent[rows.size :], rows.shape)
+    def _sent(self, memory: Tensor, rows: int) -> Sent:
+        more = memory[rows * self.columns :]
+        return Sent(memory.view(torch.float64), self.columns if rows > 1 else 0, more, (rows, self.columns))
 
 
 @dataclass
