@@ -49,7 +49,7 @@ from cadam.codegen.structure import structures
 from cadam.rules import RULES
 own = Rule("own", {"lr": 0.1}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: Step(g, s.m, {"m": g}))
 for structure in structures([*RULES.values(), own]):
-    module = triton.module(structure)
+    module = triton.module(structure.name, triton.source(structure))
     for kind in ("dense", "rows", "seams"):
         kernel = getattr(module, f"{structure.name}_{kind}")
         print(module.__name__, kernel.fn.__code__.co_filename, kernel.cache_key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..defaults import defaults
 from ..rules import Options, Rule
 from ..update import Scalars, Update
-from .program import Program, Value, record
+from .program import Op, Program, Value, record
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def structures(rules: Iterable[Rule]) -> list[Structure]:
 
 
 def lines(
-    program: Program, templates: Mapping[str, str], line: str, names: Mapping[str, str], number: str = "{!r}"
+    ops: Iterable[Op], templates: Mapping[str, str], line: str, names: Mapping[str, str], number: str = "{!r}"
 ) -> list[str]:
-    """The operations of `program` in order.
+    """The operations in order.
 
     `templates` has an expression for each kind of operation with ``{0}`` and ``{1}`` for its operands, `line` is
     how a result is named (``{name}``, ``{value}``), `names` are what the inputs are called there, `number` is how a
@@ -76,7 +76,4 @@ def lines(
     def shown(operand: Value | float) -> str:
         return names.get(operand.name, operand.name) if isinstance(operand, Value) else number.format(float(operand))
 
-    return [
-        line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args)))
-        for op in program.ops
-    ]
+    return [line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args))) for op in ops]

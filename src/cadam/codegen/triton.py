@@ -12,7 +12,9 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
+from .program import Op, Trace, Value
 from .structure import Structure, lines
 
 TEMPLATES = {
@@ -28,6 +30,8 @@ TEMPLATES = {
     "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
     "mean_square": "mean_square({0}, mask, width)",
+    "pow": "power({0}, {1})",
+    "positive": "positive({0})",
 }
 
 PREFACE = '''\
@@ -318,6 +322,30 @@ def {name}_seams(
             count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
 """
 
+COEFFICIENTS = '''\
+"""Generated from the coefficients of a rule."""
+
+import triton
+import triton.language as tl
+
+from cadam.engines.cuda.blocks import count_step, divide, maximum, positive, power, reciprocal, sqrt
+
+
+@triton.jit(do_not_specialize=["size"])
+def {name}_coefficients(
+    steps, numbers, words, rows, more, found_inf, {tensors}size,
+    MORE: tl.constexpr, GUARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Count a step of each parameter and put it in a row of its own, with its coefficients; pass words on."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < size
+    t = count_step(steps, i, mask, found_inf, GUARD)
+{lines}
+    row = rows + i * COLUMNS
+{stores}
+    if MORE:
+        tl.store(more + i, tl.load(words + i, mask=mask), mask=mask)
+'''
 
 AS_ROWS = """\
         row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
@@ -343,7 +371,7 @@ def element(structure: Structure) -> str:
             f"def {structure.name}(",
             filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
             "):",
-            *lines(program, TEMPLATES, "    {name} = {value}", names),
+            *lines(program.ops, TEMPLATES, "    {name} = {value}", names),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
             "",
         ]
@@ -419,13 +447,41 @@ def source(*wanted: Structure) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-def module(structure: Structure) -> ModuleType:
-    """The kernels of one structure, ready to launch; the same source has the same name in every process.
+def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, list[float]]:
+    """The kernel that computes these results of `trace` in float64, and the numbers that it must be given.
+
+    Values ``x0``, ``x1``... are read from tensors, and ``t`` is the step count. Numbers are no part of the source, so
+    that it is the same whatever the options' values.
+    """
+    given: list[Value] = []
+    numbers: list[float] = []
+
+    def of(operand: Any) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        numbers.append(float(operand))
+        given.append(Value(trace, f"n{len(given)}", scalar=True))
+        return given[-1]
+
+    ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
+    stores = ["t", *(of(result).name for result in results)]
+    read = [f"    {value.name} = tl.load(numbers + {k})" for k, value in enumerate(given)]
+    read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
+    text = COEFFICIENTS.format(
+        name=name,
+        tensors="".join(f"{x}_, " for x in trace.inputs),
+        lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
+        stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
+    )
+    return text, numbers
+
+
+def module(name: str, text: str) -> ModuleType:
+    """Generated kernels, ready to launch; the same source has the same name in every process.
 
     Triton reads the source of its kernels with `inspect`, which finds it in `linecache`: nothing is written.
     """
-    text = source(structure)
-    name = f"{__package__}.kernels.{structure.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{__package__}.kernels.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         path = f"<{name}>"
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)

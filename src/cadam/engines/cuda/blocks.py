@@ -7,6 +7,7 @@ The kernels of the rules, which `codegen.triton` generates, call these.
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 # Functions of an element -----------------------------------------------------------------------------------------
 
@@ -34,6 +35,16 @@ def sign(x):
 @triton.jit
 def maximum(x, y):
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def positive(x):
+    return (x > 0).to(x.dtype)
+
+
+@triton.jit
+def power(x, y):
+    return libdevice.pow(x, y)
 
 
 @triton.jit
@@ -221,17 +232,15 @@ def see(counts, first, seen):
         tl.atomic_add(counts + 2, seen.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n"])
-def count_steps(steps, now, found_inf, n, GUARD: tl.constexpr, BLOCK: tl.constexpr):
-    """Add one to the step counts at these addresses, unless a gradient overflowed, and note them in `now`."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < n
+@triton.jit
+def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
+    """Add one to the step counts at these addresses, unless a gradient overflowed; what they are then, in float64."""
     pointers = tl.load(steps + i, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(pointers, mask=mask, other=0)
     if proceed(found_inf, GUARD):
         t += 1
         tl.store(pointers, t, mask=mask)
-    tl.store(now + i, t.to(tl.float64), mask=mask)
+    return t.to(tl.float64)
 
 
 # Rows ------------------------------------------------------------------------------------------------------------
