@@ -110,7 +110,7 @@ def _parquet(path: Path) -> Sample:
 
 
 def _listed(values: Any) -> list[Any]:
-    listed: list[Any] = values.tolist() if isinstance(values, np.ndarray) else values
+    listed: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     return listed
 
 
