@@ -618,7 +618,10 @@ def command(place: Path, *more: str) -> list[str]:
 def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(place, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item", "--events", "1500")
     assert main(arguments) == 0
-    output = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    answer = printed.split("\n\n")[-2].splitlines()[0]
+    assert re.match("Switch|Stay|Undecided|No practical difference", answer), "the answer begins what came out"
+    output = " ".join(printed.split())
     assert "SGDM GAUC" in output
     assert re.search(r"(Switch to Adam|Stay with SGDM|Undecided|No practical difference): GAUC with Adam is", output)
     page = (place / "report.html").read_text()

@@ -67,6 +67,9 @@ def recommend(
             f"Noise floor: two sets of {gauc.seeds} runs of {gauc.baseline} that differ only in their seeds lie within "
             f"{100 * gauc.floor:.2f} points of each other."
         )
+    reasons.append(
+        f"Measured on the last {events:,} events under {gauc.seeds} seeds; the rates were chosen on those before."
+    )
     effect, useless = _effect(verdict, gauc, intervals, matters), ""
     if max(gauc.mean, gauc.baseline_mean) <= 0.5 + chance:
         useless = (
