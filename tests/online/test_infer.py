@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.online import Schema, open_source, sample
+from cadam.online import Schema, given, open_source, sample
 from cadam.online.events import Batch
 from cadam.online.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
 from cadam.online.schema import Kind, Target, convert
@@ -521,3 +521,15 @@ def test_of_short_lines_no_more_is_read_than_is_looked_at(tmp_path: Path, monkey
     assert numbers[-1] > 0.999 * rows
     assert max(after - before for before, after in pairwise(numbers)) < rows / 10, "evenly spread"
     assert total == pytest.approx(rows, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("csv:data/clicks.csv", "data/clicks.csv"),
+        ("redis://me:secret@host:6379/clicks?db=2", "redis://host:6379/clicks"),
+        ("kafka://host:9092/clicks?sasl.password=secret", "kafka://host:9092/clicks"),
+    ],
+)
+def test_a_stream_is_named_without_settings_and_passwords(uri: str, name: str) -> None:
+    assert given.shown(uri) == name

@@ -84,7 +84,7 @@ def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_i
     fill(broker.servers, topic, rows, partitions)
     assert cli.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "schema.json")]) == 0
     print(shown := capsys.readouterr().out)
-    assert "looked at the first 3,000 messages" in shown
+    assert shown.startswith(f"kafka://{broker.servers}/{topic}: Kafka topic; looked at the first 3,000 messages")
     schema = Schema.read(tmp_path / "schema.json")
     assert (schema.label, schema.user, schema.time) == ("click", "user_id", "time")
     assert {name: str(kind).partition(":")[0] for name, kind in schema.features.items()} == {
