@@ -502,7 +502,7 @@ def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(
     if action == "undecided":
         assert found.headline.startswith("Undecided: the learning rates decide which arm is ahead. GAUC with CAdam is ")
         assert "0.40 points lower at the best over the rest (CAdam 0.01, Adam 0.003)" in found.headline
-        assert found.headline.endswith("(--tuning-share 0.5), or compare at those alone (--lr 0.003,0.01).")
+        assert found.headline.endswith("Compare again at the latter: --lr 0.003,0.01.")
 
 
 def test_a_run_says_how_far_chance_reaches_and_the_summary_uses_it(place: Path) -> None:

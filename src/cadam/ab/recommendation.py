@@ -97,8 +97,8 @@ def _turns(
     best = ",".join(f"{rate:g}" for rate in sorted(set(hindsight[0].values())))
     return (
         f"the learning rates decide which arm is ahead. GAUC with {verdict.arm} is {here} at the rates that were best "
-        f"on the first part ({_rates(rates)}), and {there} at the best over the rest ({_rates(hindsight[0])}). Choose "
-        f"rates on more of the stream (--tuning-share 0.5), or compare at those alone (--lr {best})"
+        f"on the first part ({_rates(rates)}), and {there} at the best over the rest ({_rates(hindsight[0])}). Compare "
+        f"again at the latter: --lr {best}"
     )
 
 
