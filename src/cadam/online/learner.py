@@ -597,6 +597,8 @@ class Learner:
         trained = take_over.read(checkpoint)
         groups = self.optimizer.param_groups
         state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        if len(trained.optimizers) == 1:
+            take_over.check_whole(trained.optimizers[0], sum(len(group["params"]) for group in groups))
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         rates = [group["lr"] for group in groups]
         try:

@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import select
+import shlex
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -420,7 +422,22 @@ def open_binary(path: Path | str, buffered: bool = False) -> Any:
     """A file of lines, decompressed where its name says so; ``-`` is standard input."""
     if str(path) == "-":
         return io.FileIO(sys.stdin.fileno(), closefd=False)
-    return gzip.GzipFile(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
+    return Unzipped(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
+
+
+class Unzipped(gzip.GzipFile):
+    """A gzip file that says, where it is damaged, which it is and what to do."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return super().read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            what = "is cut off" if isinstance(error, EOFError) else f"is no whole gzip file ({error})"
+            name, part = (shlex.quote(text) for text in (str(self.name), f"part-{Path(self.name).stem}"))
+            raise OSError(
+                f"{self.name} {what}: copy it anew (gzip -t {name} tests it), or use what can be read of it: "
+                f"zcat {name} > {part}"
+            ) from error
 
 
 def split(line: str, separator: str) -> list[str]:
