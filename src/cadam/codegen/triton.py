@@ -29,7 +29,7 @@ TEMPLATES = {
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
-    "mean_square": "mean_square({0}, mask, width)",
+    "mean_square": "mean_square({0}, there, width)",
 }
 
 PREFACE = '''\
@@ -51,6 +51,7 @@ from cadam.engines.cuda.blocks import (
     agreement,
     by_four,
     coefficients_of,
+    columns_of,
     count,
     decayed,
     decode,
@@ -93,12 +94,12 @@ def {name}_fetch(p_, {buffers_}{scales_}mask, rows, WHOLE: tl.constexpr):
 def {name}_move(
     p, {buffers}{scales}g, p_, {buffers_}{scales_}
 {coefficients}
-    place, far, key, mask, rows, width,
+    place, far, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
     """Move elements that were fetched from these addresses; 1 where momentum and gradient agree in sign.
 
-    Those of a row, or all of a whole block, share what they share.
+    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has.
     """
     p = p.to(WORK)
 {decoded}    p, {buffers}alignment = {name}(
@@ -158,6 +159,7 @@ def {name}_dense(
                     key,
                     None,
                     None,
+                    None,
                     UNIT,
                     True,
                     WORK,
@@ -179,6 +181,7 @@ def {name}_dense(
                     key,
                     mask,
                     start < n,
+                    mask,
                     UNIT,
                     False,
                     WORK,
@@ -215,29 +218,32 @@ def {name}_rows(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        column, there = columns_of(width, COLUMNS, EVEN)
         key, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
         row = key.to(tl.int64)[:, None]
         place = row * width + column[None, :]
-        mask = complete & (column < width)[None, :]
+        there = there[None, :]
+        mask = complete & there
         # While these come, the gradients are summed.
         p_ = p + place
 {at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
         g = sum_duplicates(
-            values, order, sources, partials, n, width, column, inside, starts, ends, goes_on,
+            values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
             WORK, ORDERED, IN_BAGS, TILE, COLUMNS,
         )
         c = coefficients
-        if tl.max(complete.to(tl.int32)) > 0:
+        moving = tl.sum(complete.to(tl.int32))
+        if moving > 0:
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, width, False, WORK, STOCHASTIC,
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+                count(counts, tl.sum(aligned), moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
         if COUNT:
             see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
@@ -261,11 +267,12 @@ def {name}_seams(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+        column, there = columns_of(width, COLUMNS, EVEN)
+        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
         complete = mine
 {as_row}        place = row * width + column
         p_ = p + place
@@ -275,15 +282,16 @@ def {name}_seams(
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, width, False, WORK, STOCHASTIC,
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+                count(counts, tl.sum(aligned), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
 """
 
 
 AS_ROW = """\
         row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
+        there = there[None, :]
         complete = mine & (row == row)
 """
 
@@ -305,7 +313,7 @@ def element(structure: Structure) -> str:
         [
             "@triton.jit",
             f"def {structure.name}(",
-            filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
+            filled(["p", "g", *names.values(), *(["there", "width"] if structure.stored else [])], 4),
             "):",
             *lines(program, TEMPLATES, "    {name} = {value}", names, special=faster(structure)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
@@ -370,7 +378,7 @@ def kernels(structure: Structure) -> str:
         signed = structure.rule.moments.get(b) == "signed"
         half = f"noise_at(key, place, far) {'>> 16' if k else '& 0xFFFF'}"
         if how == "int8":
-            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, WHOLE, {signed})\n"
+            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, there, WHOLE, {signed})\n"
         if how == "bfloat16":
             return f"    put(s_{b}_, round_up_or_down(s_{b}, {half}), mask, WHOLE)\n"
         return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
@@ -410,7 +418,7 @@ def kernels(structure: Structure) -> str:
         "coefficients": filled(coefficients, 8),
         "given": filled(coefficients, 20),
         "given_rows": filled(coefficients, 16),
-        "of_rows": "\n        mask, width," if structure.stored else "",
+        "of_rows": "\n        there, width," if structure.stored else "",
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
