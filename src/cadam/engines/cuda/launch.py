@@ -71,6 +71,8 @@ class Launch:
     kernel: Any
     constants: dict[str, Any]
     warps: int = WARPS
+    registers: int | None = None
+    """At most, of a thread; None leaves it to the compiler."""
     compiled: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,8 @@ class Launch:
             )
             return
         # Without contraction to fused multiply-adds the result is the reference's, bit for bit, and no slower.
-        compiled = self.kernel[grid](*args, **self.constants, num_warps=self.warps, enable_fp_fusion=False)
+        how = {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
+        compiled = self.kernel[grid](*args, **self.constants, **how)
         if compiled is not None and _direct():
             self.compiled[kind] = compiled
 
@@ -105,8 +108,8 @@ CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments 
 
 def lacks_storage(item: Item, rows: bool) -> str | None:
     """Why the kernels cannot serve moments that are stored like these; None if they can."""
-    if item.row_steps is not None:
-        return "has no row_steps=True"
+    if not rows and item.row_steps is not None:
+        return "rows count their own steps, and the gradient is dense"
     if not rows and "second_moment" in item.storage:
         return "the second moment is that of rows, and the gradient is dense"
     if any((scales.dim() == 2) != rows for scales in item.scales.values()):
