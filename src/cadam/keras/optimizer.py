@@ -6,6 +6,7 @@ decoupled weight decay, clipping, moving averages, gradient accumulation, loss s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -90,7 +91,7 @@ class Optimizer(keras.optimizers.Optimizer):
         buffers = self._buffers[index]
         moved = self._update(
             ops.cast(variable, work),
-            ops.cast(ops.convert_to_tensor(gradient), work),
+            ops.cast(_dense(gradient), work),
             {name: ops.convert_to_tensor(buffer) for name, buffer in buffers.items()},
             {**self._coefficients(work), "lr": ops.cast(learning_rate, work)},
             Tensors,
@@ -98,7 +99,7 @@ class Optimizer(keras.optimizers.Optimizer):
         self.assign(variable, ops.cast(moved.param, variable.dtype))
         for name, buffer in buffers.items():
             self.assign(buffer, moved.state[name])
-        share = ops.sum(ops.cast(moved.alignment > 0, "float32")) / max(ops.size(variable), 1)
+        share = ops.sum(ops.cast(moved.alignment > 0, "float32")) / max(math.prod(variable.shape), 1)
         seen = ops.stack([share, ops.cast(self.iterations + 1, "float32")])
         is_this = ops.arange(len(self._buffers)) == index
         self.assign(self._aligned, ops.where(is_this, seen[:, None], ops.convert_to_tensor(self._aligned)))
@@ -120,11 +121,20 @@ class Optimizer(keras.optimizers.Optimizer):
         if not self.built:
             return 0.0
         shares, steps = ops.convert_to_numpy(self._aligned)
-        sizes = np.array([np.prod(variable.shape) for variable in self._trainable_variables]) * (steps == steps.max())
+        sizes = np.array([math.prod(variable.shape) for variable in self._trainable_variables]) * (steps == steps.max())
         return float(shares @ sizes / max(sizes.sum(), 1))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._own}
+
+
+def _dense(gradient: Any) -> Any:
+    """The gradient as an array; those of looked-up tables may come as slices of rows."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(gradient)
+    return ops.convert_to_tensor(gradient, sparse=False)
 
 
 def _work_dtype(variable: Any) -> str:
