@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LANGUAGES = ("python", "sh")
 MARKS = ("skip", "tested in", "slow", "needs", "file", "folder")
-_BLOCK = re.compile(r"((?:^<!-- .*? -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
 
 
@@ -58,7 +58,7 @@ def blocks(page: Path) -> list[Block]:
         cells = json.loads(page.read_text())["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         return [Block(page, number, "python", source) for number, source in enumerate(sources, 1)]
-    text = page.read_text()
+    text = re.sub(r"^<!-- (?:table: .*|end) -->$", "", page.read_text(), flags=re.MULTILINE)
     return [
         Block(page, text[: found.start(2)].count("\n") + 1, found[2], found[3], dict(_MARK.findall(found[1])))
         for found in _BLOCK.finditer(text)
@@ -90,7 +90,7 @@ def main(page: Path, slow: bool) -> int:
         chosen = [Block(page, 1, "python", "\n\n".join(block.code for block in chosen))]
     for block in chosen:
         if block.marks.get("needs") == "clicks.csv" and not Path("clicks.csv").exists():
-            _fork(blocks(ROOT / "docs" / "your_data.md")[1].code)
+            _fork(next(b.code for b in blocks(ROOT / "docs" / "your_data.md") if b.language == "python"))
         if "file" in block.marks:
             Path(block.marks["file"]).write_text(block.code)
         folder = ROOT if block.marks.get("folder") == "repository" else Path.cwd()

@@ -1,4 +1,4 @@
-"""Tables of the documentation, made from the archive and the command line: ``python -m cadam_paper.pages``, which `make docs` calls.
+"""Tables of the documentation, from the archive and the command line: ``python -m cadam_paper.pages``, by `make docs`.
 
 A page marks where a table goes::
 
