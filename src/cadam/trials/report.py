@@ -427,7 +427,10 @@ summary{{cursor:pointer}} footer{{margin-top:3rem;color:var(--muted);font-size:.
  td:nth-child(n+3):nth-child(-n+6),.own td:nth-child(3){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
  td:first-child,.overview td{{font-weight:600;padding-left:0}} .overview td{{font-weight:inherit}}
- svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
+ .recommendation .overview tr{{display:table-row}} .recommendation .overview td{{display:table-cell}}
+ .recommendation .forest{{width:8rem}}
+ figure svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}}
+ figure div{{border-right:3px dotted var(--accent)}}
 }}
 </style>
 </head>
