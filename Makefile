@@ -31,9 +31,11 @@ test-keras: $(VENV)-keras/ready
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
 
-# The tables of the documentation, made from the archive.
+# The tables and figures of the documentation, made from the archive, then the site: build/site/index.html.
 docs: $(VENV)/ready
 	$(RUN)/python -m cadam_paper.pages
+	$(RUN)/python -m sphinx -q -W --keep-going docs build/site
+	@echo "the site: build/site/index.html"
 
 bench: $(VENV)/ready
 	$(RUN)/cadam bench

@@ -18,6 +18,7 @@ import numpy as np
 from cadam.trials import palette
 from cadam.trials.experiment import Result, Row
 from cadam.trials.rate_pairs import Pair
+from cadam.trials.rates import draw as draw_curves
 from cadam.trials.statistics import Comparison, Interval, t_quantile
 from cadam.trials.verdict import Kind
 
@@ -531,6 +532,29 @@ def rate_figure() -> Figure:
     return figure
 
 
+PLAIN = {
+    "without change": "nothing changes",
+    "sudden": "images jump",
+    "continuous": "images turn",
+    "noise": "wrong labels",
+}
+"""The conditions of the image study in a word or two."""
+
+
+def first_figure() -> Figure:
+    """The README's: accuracy over learning rates, and nothing else."""
+    figure, axes = palette.panels(1, len(image_pairs()), 10, 2.9)
+    for panel, (name, pair) in zip(axes[0], image_pairs().items(), strict=True):
+        draw_curves(panel, {palette.CADAM: pair.treatment, palette.ADAM: pair.baseline})
+        panel.set_title(next(plain for start, plain in PLAIN.items() if name.startswith(start)), fontsize=13)
+        panel.minorticks_off()
+        panel.set_xticks(pair.baseline.rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in pair.baseline.rates])
+        panel.set_xlabel("learning rate", fontsize=11)
+    axes[0, 0].set_ylabel("test accuracy, %", fontsize=11)
+    axes[0, 0].legend(loc="lower center", fontsize=11)
+    return figure
+
+
 def click_figure() -> Figure:
     (figure,) = request(CLICK_CURVES).experiment.figures(request(CLICK_CURVES).results).values()
     return figure
@@ -542,6 +566,7 @@ def fingerprint(lines: Sequence[str]) -> str:
 
 
 FIGURES = {
+    "docs/img/readme.png": (first_figure, rate_table),
     "docs/img/evidence-rates.png": (rate_figure, rate_table),
     "docs/img/evidence-clicks.png": (click_figure, rate_table),
     "docs/img/evidence-forest.png": (forest, all_findings),

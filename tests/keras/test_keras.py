@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documented import blocks
 from oracle import Oracle
 
 if importlib.util.find_spec("keras") is None:
@@ -313,7 +314,7 @@ def test_importing_it_imports_no_torch_but_where_keras_runs_on_it() -> None:
 
 
 def test_code_of_the_page(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "keras.md").read_text(), re.DOTALL)
+    (code,) = (block.code for block in blocks(ROOT / "docs" / "keras.md") if block.language == "python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

@@ -602,6 +602,8 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
         sequence.set_ylim(-reach, reach)  # the first looks are too wide to show
     if sequence.lines:
         sequence.legend(loc="best")
+    else:
+        sequence.text(0.5, 0.6, "too few blocks", transform=sequence.transAxes, ha="center", color=palette.MUTED)
     sequence.axhline(0, color=palette.INK, lw=0.8)
     sequence.set(xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Mean so far, confidence sequence")
     made = {
