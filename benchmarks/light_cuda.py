@@ -2,10 +2,12 @@
 
     python benchmarks/light_cuda.py            # about two minutes, most of it compilation
     python benchmarks/light_cuda.py --check    # without timing
+    python benchmarks/light_cuda.py --times    # nothing else
+    python benchmarks/light_cuda.py --sizes    # bytes of state, and the largest table of each storage
 
-First the kernels are compared with the reference engines on the same device, to the bit of every code; then with
-themselves in a CUDA graph and as prepared steps. Then the mean of a million roundings is compared with the value. Last
-come times, interleaved with torch's fused Adam and SparseAdam.
+First the kernels are compared with the reference engines on the same device and on the CPU, to the bit of every code;
+then with themselves in a CUDA graph and as prepared steps. Then the mean of a million roundings is compared with the
+value. Then come times, interleaved with torch's fused Adam and SparseAdam, and last the sizes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "float32, row v": {"second_moment": "row"},
     "int8, row v": {"moments": "int8", "second_moment": "row"},
 }
+MORE_ROWS: dict[str, dict[str, Any]] = {
+    **ROWS,
+    "bfloat16, row v": {"moments": "bfloat16", "second_moment": "row"},
+    "int8, row steps": {"moments": "int8", "row_steps": True},
+}
 good = True
 
 
@@ -60,10 +67,12 @@ def gradients(rows: bool, shape: tuple[int, ...], steps: int) -> list[Tensor]:
     return found
 
 
-def trained(rows: bool, shape: tuple[int, ...], graph: bool = False, **options: Any) -> tuple[Tensor, cadam.Optimizer]:
-    grads = gradients(rows, shape, 6)
+def trained(
+    rows: bool, shape: tuple[int, ...], graph: bool = False, device: str = "cuda", **options: Any
+) -> tuple[Tensor, cadam.Optimizer]:
+    grads = [grad.to(device) for grad in gradients(rows, shape, 6)]
     torch.manual_seed(0)
-    param = torch.nn.Parameter(torch.randn(shape, device="cuda"))
+    param = torch.nn.Parameter(torch.randn(shape).to(device))
     optimizer = cadam.CAdam([param], lr=1e-2, **options)
     if not graph:
         for grad in grads:
@@ -91,10 +100,10 @@ def differences(one: tuple[Tensor, Any], other: tuple[Tensor, Any]) -> str:
     """How many values differ, by name; empty if none does. Plain numbers may differ by rounding."""
     found = []
     (p, a), (q, b) = one, other
-    if not torch.allclose(p, q, rtol=1e-5, atol=1e-6):
+    if not torch.allclose(p, q.to(p.device), rtol=1e-5, atol=1e-6):
         found.append(f"parameter {int((p != q).sum())}")
     for name, value in a.state[p].items():
-        expected = b.state[q][name]
+        expected = b.state[q][name].to(value.device)
         plain = value.dtype == torch.float32
         same = torch.allclose(value, expected, rtol=1e-5, atol=0) if plain else torch.equal(value, expected)
         if not same:
@@ -104,9 +113,12 @@ def differences(one: tuple[Tensor, Any], other: tuple[Tensor, Any]) -> str:
     return ", ".join(found)
 
 
+SHAPES = ((False, (1000, 1037)), (True, (4000, 16)), (True, (4000, 64)), (True, (600, 200)))
+
+
 def compare() -> None:
-    for rows, shape in ((False, (1000, 1037)), (True, (4000, 16)), (True, (4000, 64)), (True, (600, 200))):
-        for name, options in (ROWS if rows else DENSE).items():
+    for rows, shape in SHAPES:
+        for name, options in (MORE_ROWS if rows else DENSE).items():
             if name == "float32":
                 continue
             kernels = trained(rows, shape, **options)
@@ -117,6 +129,8 @@ def compare() -> None:
                 steps = str(kernels[1].explain().steps)
                 usual = differences(kernels, trained(rows, shape, prepared=False, **options))
                 say(not usual, f"{name}, {shape}, steps {steps} as the usual way {usual}")
+                on_cpu = differences(kernels, trained(rows, shape, device="cpu", **options))
+                say(not on_cpu, f"{name}, {shape}, as on the CPU {on_cpu}")
                 in_graph = differences(kernels, trained(rows, shape, graph=True, capturable=True, **options))
                 say(not in_graph, f"{name}, {shape}, in a graph {in_graph}")
 
@@ -167,7 +181,14 @@ def table(title: str, peer: str, times: dict[str, float], extra: dict[str, str] 
         print(f"  {name:16} {taken:8.3f} ms  {ratios}  {(extra or {}).get(name, '')}", flush=True)
 
 
-def dense(title: str, shapes: list[tuple[int, ...]], traffic: bool = False) -> None:
+def bars(title: str, of: str, times: dict[str, float], wanted: dict[str, float]) -> None:
+    """What was asked for, and what is seen."""
+    for name, bar in wanted.items():
+        seen = times[of] / times[name]
+        print(f"  {'reached' if seen >= bar else 'MISSED'}: {title}, {name} {seen:.2f} x {of}, bar {bar}", flush=True)
+
+
+def dense(title: str, shapes: list[tuple[int, ...]], of: str, wanted: dict[str, float], traffic: bool = False) -> None:
     values = [torch.randn(shape, device="cuda") for shape in shapes]
     grads = [torch.randn_like(value) * 0.01 for value in values]
 
@@ -185,9 +206,10 @@ def dense(title: str, shapes: list[tuple[int, ...]], traffic: bool = False) -> N
     moved = {"torch fused Adam": 28, "float32": 28, "bfloat16": 20, "int8": 16 + 4 / 256}
     speeds = {n: f"{moved[n] * elements / t / 1e9:5.2f} TB/s" for n, t in times.items()} if traffic else {}
     table(title, "torch fused Adam", times, speeds)
+    bars(title, of, times, wanted)
 
 
-def rows(count: int, width: int) -> None:
+def rows(count: int, width: int, bar: float) -> None:
     """Other rows in each step, as in training: the caches must not know them from the step before."""
     value = torch.randn(count, width, device="cuda")
     grads = []
@@ -231,34 +253,85 @@ def rows(count: int, width: int) -> None:
         engine = optimizer.explain()[0].engine
         sizes[name] = f"{held_bytes / count:.0f} bytes of state a row, {engine}"
     times = interleaved(contenders, rounds=9, inside=8)
-    table(f"rows {count:,} x {width}, ours in a graph", "SparseAdam", times, sizes)
+    title = f"rows {count:,} x {width}, ours in a graph"
+    table(title, "SparseAdam", times, sizes)
+    bars(title, "float32", times, dict.fromkeys(("bfloat16", "int8"), bar))
 
 
 def _replay(graphs: Iterator[Any]) -> None:
     next(graphs).replay()
 
 
+# Sizes ------------------------------------------------------------------------------------------------------------
+
+
+def stepped(count: int, width: int, **options: Any) -> int:
+    """Bytes of state of a table that is built and takes a step; raises torch.OutOfMemoryError."""
+    param = torch.nn.Parameter(torch.zeros(count, width, device="cuda"))
+    before = torch.cuda.memory_allocated()
+    optimizer = cadam.CAdam([param], lr=0.5, **options)
+    ids = torch.randint(count, (bench.COUNT,), device="cuda")
+    grad = torch.ones(bench.COUNT, width, device="cuda")
+    param.grad = torch.sparse_coo_tensor(ids[None], grad, param.shape, check_invariants=False)
+    optimizer.step()
+    torch.cuda.synchronize()
+    moved = param[ids[:1000]]
+    if not bool(((moved < 0) & moved.isfinite()).all()):
+        raise AssertionError("rows did not move")
+    param.grad = None
+    del ids, grad, moved
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated() - before
+
+
+def largest(width: int, **options: Any) -> tuple[float, int]:
+    """Bytes of state a row, and the rows of the largest table that fits, built and stepped once."""
+    each = stepped(1_000_000, width, **options) / 1e6
+    torch.cuda.empty_cache()
+    count = int((torch.cuda.mem_get_info()[0] - (1 << 30)) / (each + 4 * width))
+    while True:
+        try:
+            stepped(count, width, **options)
+            return each, count
+        except torch.OutOfMemoryError:
+            count -= count // 50
+        finally:
+            torch.cuda.empty_cache()
+
+
+def sizes() -> None:
+    free, total = torch.cuda.mem_get_info()
+    print(f"\nbytes of state a row, and the largest table that fits {free / 2**30:.0f} of {total / 2**30:.0f} GiB")
+    for width in (16, 64):
+        for name, options in MORE_ROWS.items():
+            each, count = largest(width, **options)
+            print(f"  D = {width}  {name:16} {each:6.1f} bytes, {count / 1e6:7.0f} million rows", flush=True)
+
+
 def main() -> int:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    compare()
-    unbiased()
-    print(f"checked after {time.monotonic() - START:.0f} s")
-    if "--check" in sys.argv:
-        return 0 if good else 1
-    cases: list[Callable[[], None]] = [
-        lambda: dense("one tensor of 537M", [(1 << 29,)], traffic=True),
-        lambda: dense("161 tensors, 38M", bench.resnet50(78)),
-        lambda: rows(1_000_000, 16),
-        lambda: rows(50_000_000, 16),
-        lambda: rows(50_000_000, 64),
-    ]
+    everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
+    cases: list[Callable[[], None]] = []
+    if everything or "--check" in sys.argv:
+        cases += [compare, unbiased]
+    if everything or "--times" in sys.argv:
+        torchs, own = "torch fused Adam", "float32"
+        cases += [
+            partial(dense, "537M", [(1 << 29,)], torchs, {"bfloat16": 1.65, "int8": 2.1}, True),
+            partial(dense, "161 tensors, 38M", bench.resnet50(78), own, {"bfloat16": 1.0, "int8": 1.0}),
+            partial(rows, 1_000_000, 16, 1.0),
+            partial(rows, 50_000_000, 16, 1.0),
+            partial(rows, 50_000_000, 64, 1.3),
+        ]
+    if everything or "--sizes" in sys.argv:
+        cases.append(sizes)
     for case in cases:
         if time.monotonic() - START > LIMIT:
             print("stopped: no time for the other cases")
             break
         case()
         torch.cuda.empty_cache()
-    print("all the same" if good else "FAILED: see above")
+    print("all the same" if good else "FAILED: see above", f"({time.monotonic() - START:.0f} s)")
     return 0 if good else 1
 
 

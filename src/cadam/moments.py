@@ -60,9 +60,12 @@ def key(seed: int, step: Any) -> Any:
     return scramble((seed & 0xFFFFFFFF) ^ scramble((seed >> 32 & 0xFFFFFFFF) ^ scramble(step)))
 
 
-def noise(key: Any, place: Any) -> Any:
-    """32 random bits for the element at a place, the same for this key everywhere."""
-    return scramble((place & 0xFFFFFFFF) ^ scramble((place >> 32) ^ key))
+def noise(key: Any, place: Any, start: Any = None) -> Any:
+    """32 random bits for the element at a place, the same for this key everywhere.
+
+    `start` is where its row starts: all of a row take the upper half of their place from it.
+    """
+    return scramble((place & 0xFFFFFFFF) ^ scramble(((place if start is None else start) >> 32) ^ key))
 
 
 def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any]) -> None:

@@ -21,7 +21,13 @@ for engine in FUSED:
 
 
 def run(
-    engines: Any, cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any
+    engines: Any,
+    cls: type[cadam.Optimizer],
+    rows: bool,
+    shape: tuple[int, ...],
+    broken: float = 1.0,
+    hot: int = 0,
+    **options: Any,
 ) -> tuple[Any, list[Tensor]]:
     choose.ENGINES = (*engines, *REFERENCE)
     torch.manual_seed(0)
@@ -32,10 +38,14 @@ def run(
             if rows:
                 ids = torch.randperm(shape[0])[: shape[0] // 2]
                 ids, values = ids.repeat(2), torch.randn(2 * len(ids), *shape[1:]).round(decimals=1)
+                if hot:  # all rows, and one of them so many times
+                    ids = torch.cat([torch.randperm(shape[0]), torch.full((hot,), 7)])
+                    values = torch.randn(len(ids), *shape[1:]).round()
                 values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
                 param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
             else:
                 param.grad = torch.randn(shape) * torch.exp2(torch.randint(-20, 3, shape[1:]).float())
+                param.grad[-1, -1] *= broken if step == 0 else 1
                 if step == 1:
                     param.grad.view(-1)[:3] = 0
         optimizer.step()
@@ -47,12 +57,12 @@ def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **op
     assert light.explain()[0].engine == ("cuda-rows" if rows else "cuda"), light.explain()
     reference, theirs = run((), cls, rows, shape, **options)
     for p, q in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6, equal_nan=True)
         for name, buffer in light.state[p].items():
             if options.get("second_moment") == "row" and buffer.dtype == torch.float32:  # sums may round otherwise
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=1e-5, atol=0)
             else:
-                assert torch.equal(buffer, reference.state[q][name]), name
+                torch.testing.assert_close(buffer, reference.state[q][name], rtol=0, atol=0, equal_nan=True)
     assert light.alignment() == reference.alignment()
 
 
@@ -60,6 +70,9 @@ def dense() -> None:
     compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
     compare(cadam.CAdam, False, (60, 37), moments="int8")
     compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
+    for broken in (float("inf"), 1e30):  # of the latter only the square is no finite number
+        compare(cadam.CAdam, False, (5, 103), moments="int8", broken=broken)
+        compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)
 
 
 def rows() -> None:
@@ -68,8 +81,16 @@ def rows() -> None:
     compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a plain tile
     compare(cadam.CAdaBelief, True, (400, 16), second_moment="row", eps=1e-8)  # several tiles
     compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
+    compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)  # tiles of one row and of distinct ones
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
 
 
+def row_steps() -> None:
+    compare(cadam.CAdam, True, (40, 16), row_steps=True)
+    compare(cadam.CAdam, True, (400, 16), moments="int8", row_steps=True, capturable=True)  # several tiles
+    compare(cadam.CRAdam, True, (10, 200), second_moment="row", row_steps=True)  # wider than a plain tile
+    compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
+
+
 if __name__ == "__main__":
-    run_named({"dense": dense, "rows": rows})
+    run_named({"dense": dense, "rows": rows, "row_steps": row_steps})

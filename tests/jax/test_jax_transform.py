@@ -157,6 +157,18 @@ def test_vmap_trains_each_as_it_would_alone(name: str) -> None:
     assert float(jnp.mean(optax.tree_utils.tree_get(state, "alignment"))) == pytest.approx(run.alignment, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", OF_RULES)
+def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> None:
+    run, tx = followed(name, steps=20), optimizer(name, {})
+    with jax.enable_x64(dtype == "float64"):
+        start, grads = arrays(run, dtype)
+        whole, _ = trained(tx, start, grads)
+        rows, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(start, grads)
+    assert rows.dtype == whole.dtype == dtype
+    assert largest_difference(rows, whole) <= (1e-15 if dtype == "float64" else 0)
+
+
 @pytest.mark.parametrize("name", OF_RULES)
 def test_nested_trees_agree_with_the_oracle(name: str) -> None:
     run = followed(name)
@@ -177,10 +189,10 @@ def test_nested_trees_agree_with_the_oracle(name: str) -> None:
 SHARDED = """
 import jax, numpy as np, optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax_cases import OF_RULES, alignment, arrays, followed, is_confident, largest_difference, optimizer, trained
+from jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
 assert jax.device_count() == 4
 mesh = Mesh(np.array(jax.devices()), "d")
-for name in filter(is_confident, OF_RULES):
+for name in OF_RULES:
     run = followed(name, steps=20, shape=(2, 64))
     start, grads = arrays(run)
     start = jax.device_put(start, NamedSharding(mesh, PartitionSpec(None, "d")))
@@ -199,6 +211,30 @@ def test_parameters_sharded_over_four_devices_come_to_the_same_numbers(monkeypat
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=300)
     assert done.stdout == "same\n", done.stderr
+
+
+def test_a_restored_checkpoint_goes_on_as_if_it_had_stayed() -> None:
+    """Leaves come back as NumPy arrays, in a tree of the same structure."""
+    tx, grads = cadam.jax.cadamw(LR), jax.random.normal(jax.random.key(0), (6, 5))
+    stayed, _ = trained(tx, jnp.ones(5), grads)
+    carry = trained(tx, jnp.ones(5), grads[:3])
+    leaves, tree = jax.tree.flatten(carry)
+    params, state = jax.tree.unflatten(tree, [np.asarray(leaf) for leaf in leaves])
+    for grad in np.asarray(grads[3:]):
+        updates, state = tx.update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    assert largest_difference(params, stayed) < 1e-7
+
+
+def test_a_step_can_be_differentiated() -> None:
+    """As optax's can: learning rates are learnt so."""
+
+    def after(rate: Any, tx: Any) -> Any:
+        params, _ = trained(tx(rate), jnp.ones(3), jnp.ones((4, 3)))
+        return params.sum()
+
+    for ours, theirs in ((cadam.jax.adam, optax.adam), (cadam.jax.cadam, optax.adam)):
+        assert float(jax.grad(after)(0.1, ours)) == pytest.approx(float(jax.grad(after)(0.1, theirs)), rel=1e-5)
 
 
 def test_importing_it_imports_no_torch() -> None:
@@ -264,6 +300,22 @@ def test_in_apply_if_finite(name: str) -> None:
     params, state = trained(optax.apply_if_finite(optimizer(name, {}), 3), start, broken)
     assert largest_difference(params, run.param) < FLOAT32
     assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+def test_what_takes_no_part_is_not_counted() -> None:
+    """Masked parameters, those of another optimizer and None."""
+    params = {"a": jnp.ones(2), "b": jnp.ones(6), "c": None}
+    grads = {"a": jnp.ones(2), "b": jnp.zeros(6), "c": None}
+    for tx in (
+        optax.masked(cadam.jax.cadam(LR), {"a": True, "b": False, "c": None}),
+        optax.multi_transform({"x": cadam.jax.cadam(LR), "y": optax.sgd(LR)}, {"a": "x", "b": "y", "c": None}),
+    ):
+        _, state = jax.jit(tx.update)(grads, tx.init(params), params)
+        assert alignment(state) == 1
+    two = optax.multi_transform({"x": cadam.jax.cadam(LR), "y": cadam.jax.clion(LR)}, {"a": "x", "b": "y", "c": None})
+    _, state = two.update(grads, two.init(params), params)
+    found = optax.tree_utils.tree_get_all_with_path(state, "alignment")
+    assert [float(share) for _, share in found] == [1, 0]
 
 
 def test_a_schedule_and_a_mask_of_the_decay() -> None:
@@ -337,6 +389,8 @@ def test_the_family_is_that_of_torch_with_its_defaults() -> None:
 def test_what_cannot_be_optimized_is_refused() -> None:
     with pytest.raises(TypeError, match="real floating-point arrays, got complex64"):
         cadam.jax.cadam(LR).init({"w": jnp.ones(2, jnp.complex64)})
+    with pytest.raises(TypeError, match=r"^adam\(\) got an unexpected keyword argument 'eps_root'"):
+        cadam.jax.cadam(LR, eps_root=1e-8)
     with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
         cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
     with pytest.raises(ValueError, match="Nesterov momentum requires"):

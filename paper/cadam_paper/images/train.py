@@ -52,6 +52,8 @@ class Task:
     On CUDA in bfloat16, the blocks of DenseNet have kernels of their own for it, which refuse sizes they do not know;
     else torch compiles the model.
     """
+    moments: str = "float32"
+    """How the optimizer stores its moments."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,11 @@ class Run:
         if cuda:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer: cadam.Optimizer = getattr(cadam, task.optimizer)(
-            self.model.parameters(), lr=task.lr, weight_decay=task.weight_decay, capturable=cuda
+            self.model.parameters(),
+            lr=task.lr,
+            weight_decay=task.weight_decay,
+            capturable=cuda,
+            moments=task.moments,
         )
         self._predict = compiled_predict() if task.compiled else predict
         self._place_schedule(device)

@@ -33,7 +33,7 @@ def element(structure: Structure) -> str:
     """The coefficients and the element function of one structure."""
     name, program = structure.name, structure.program
     body = lines(
-        program,
+        program.ops,
         TEMPLATES,
         "    const __auto_type {name} = {value};",
         {c: f"c->{c}" for c in structure.coefficients},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ..defaults import defaults
 from ..rules import Options, Rule
 from ..update import Scalars, Update
-from .program import Program, Value, record
+from .program import Op, Program, Value, record
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Structure:
     coefficients: tuple[str, ...]
     stored: tuple[str, ...] = ()
     """How each buffer is stored: ``plain``, ``bfloat16``, ``int8`` or ``row``; empty if all are plain."""
+    row_steps: bool = False
+    """Do rows count their own steps?"""
 
     @classmethod
     def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> Structure:
@@ -29,7 +32,8 @@ class Structure:
         by_row = {b for b in buffers if rows and options["second_moment"] == "row" and rule.moments[b] != "signed"}
         moments = "plain" if options["moments"] == "float32" else options["moments"]
         stored = tuple("row" if b in by_row else moments for b in buffers)
-        return cls(rule, buffers, tuple(coefficients), stored if set(stored) - {"plain"} else ())
+        row_steps = rows and bool(options["row_steps"])
+        return cls(rule, buffers, tuple(coefficients), stored if set(stored) - {"plain"} else (), row_steps)
 
     @property
     def name(self) -> str:
@@ -38,12 +42,19 @@ class Structure:
         more = [b for b in self.buffers if b not in usual.buffers]
         more += [c for c in self.coefficients if c not in usual.coefficients]
         more += [f"{s}_{b}" for b, s in zip(self.buffers, self.stored, strict=False) if s != "plain"]
+        more += ["row_steps"] * self.row_steps
         return "_".join([self.rule.name, *more, *(f"without_{b}" for b in usual.buffers if b not in self.buffers)])
 
     @property
     def plain(self) -> Structure:
         """The same with plain buffers: C has one kernel for all storages."""
-        return replace(self, stored=())
+        return replace(self, stored=(), row_steps=False)
+
+    @property
+    def by_step(self) -> tuple[str, ...]:
+        """The coefficients that a row has by its own step count: those of the rule."""
+        shared = ("l2", "shrink", "unscale", "threshold", "lr")
+        return tuple(name for name in self.coefficients if name not in shared) if self.row_steps else ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -64,19 +75,26 @@ def structures(rules: Iterable[Rule]) -> list[Structure]:
 
 
 def lines(
-    program: Program, templates: Mapping[str, str], line: str, names: Mapping[str, str], number: str = "{!r}"
+    ops: Iterable[Op],
+    templates: Mapping[str, str],
+    line: str,
+    names: Mapping[str, str],
+    number: str = "{!r}",
+    special: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """The operations of `program` in order.
+    """The operations in order.
 
     `templates` has an expression for each kind of operation with ``{0}`` and ``{1}`` for its operands, `line` is
     how a result is named (``{name}``, ``{value}``), `names` are what the inputs are called there, `number` is how a
-    number is written.
+    number is written, `special` has expressions for certain results.
     """
 
     def shown(operand: Value | float) -> str:
         return names.get(operand.name, operand.name) if isinstance(operand, Value) else number.format(float(operand))
 
     return [
-        line.format(name=op.out.name, value=templates[op.kind].format(*(shown(a) for a in op.args)))
-        for op in program.ops
+        line.format(
+            name=op.out.name, value=special.get(op.out.name, templates[op.kind]).format(*(shown(a) for a in op.args))
+        )
+        for op in ops
     ]

@@ -12,7 +12,9 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
+from .program import Op, Trace, Value
 from .structure import Structure, lines
 
 TEMPLATES = {
@@ -27,7 +29,9 @@ TEMPLATES = {
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
-    "mean_square": "mean_square({0}, mask, width)",
+    "mean_square": "mean_square({0}, there, width)",
+    "pow": "power({0}, {1})",
+    "positive": "positive({0})",
 }
 
 PREFACE = '''\
@@ -46,140 +50,69 @@ import triton
 import triton.language as tl
 
 from cadam.engines.cuda.blocks import (
-    blocks_of,
+    agreement,
+    by_four,
+    coefficients_of,
+    columns_of,
     count,
+    decayed,
+    decode,
     divide,
+    divide_roughly,
     fetch,
-    fetch_coded,
-    fetch_row,
     hold,
+    look,
     maximum,
     mean_square,
+    moved,
     noise_at,
+    noise_key,
     proceed,
     put,
     put_coded,
-    put_row,
     reciprocal,
     round_up_or_down,
-    round_randomly,
     scaled,
-    scales_of,
     see,
     sign,
     sqrt,
+    sqrt_roughly,
     stretch,
     sum_duplicates,
     sum_over_tiles,
+    words,
 )
 '''
 
 MOVE = '''\
 @triton.jit
-def {name}_move(
-    p_, g, {buffers_}c, place, seed, mask,
-    WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
-):
-    """Move the elements at these addresses; 1 where momentum and gradient agree in sign."""
-    p = fetch(p_, mask, WHOLE, WORK)
-{fetches}{loads}    p, {buffers}alignment = {name}(
-        p, g, {buffers}
-{coefficients}
-    )
-    if STOCHASTIC:
-        p = round_randomly(p, place, seed, tl.load(c))
-    put(p_, p, mask, WHOLE)
-{puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
-'''
+def {name}_fetch(p_, {buffers_}{scales_}mask, rows, WHOLE: tl.constexpr):
+    """The elements at these addresses with their buffers, as they are stored. `rows` have an element in `mask`."""
+    p = fetch(p_, mask, WHOLE)
+{fetches}    return p, {buffers}{scales}
 
-CODED_MOVE = '''\
+
 @triton.jit
 def {name}_move(
-    p_, g, {buffers_}{scales_}c, place, far, seed, mask, width,
+    p, {buffers}{scales}g, p_, {buffers_}{scales_}
+{coefficients}
+    place, far, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
-    """Move the elements at these addresses, rows or blocks that share what they share; 1 where the signs agree."""
-    p = fetch(p_, mask, WHOLE, WORK)
-{fetches}{loads}    p, {buffers}alignment = {name}(
+    """Move elements that were fetched from these addresses; 1 where momentum and gradient agree in sign.
+
+    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has.
+    """
+    p = p.to(WORK)
+{decoded}    p, {buffers}alignment = {name}(
         p, g, {buffers}
-{coefficients}
-        mask, width,
+{coefficients}{of_rows}
     )
-    noise = noise_at(place, far, seed, tl.load(c))
     if STOCHASTIC:
-        p = round_randomly(p, place + (1 << 52), seed, tl.load(c))
+        p = round_up_or_down(p, noise_at(key, place + {apart}, far + {apart}) & 0xFFFF)
     put(p_, p, mask, WHOLE)
 {puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
 '''
-
-CODED_DENSE = """\
-@triton.jit(do_not_specialize=["only", "seed"])
-def {name}_dense(
-    table,
-    grads,
-    coefficients,
-    stride,
-    owners,
-    only,
-    found_inf,
-    seed,
-    PARAM: tl.constexpr,
-    GRAD: tl.constexpr,
-    STATE: tl.constexpr,
-    WORK: tl.constexpr,
-    ALONE: tl.constexpr,
-    COUNT: tl.constexpr,
-    GUARD: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    if proceed(found_inf, GUARD):
-        block = tl.program_id(0)
-        i = only if ALONE else tl.load(owners + block)
-        row = table + i * {row}
-        p = tl.load(row)
-        n = tl.load(row + 2)
-        g = tl.load(grads + i)
-{addresses}        own = tl.load(row + {row} - 1)
-        c = coefficients + i * stride
-        start = (block - tl.load(row + 3)) * BLOCK
-        place = start + tl.arange(0, BLOCK // 256)[:, None] * 256 + tl.arange(0, 256)[None, :]
-        if (start + BLOCK <= n) & ((({together}) & 15) == 0):
-            aligned = {name}_move(
-                blocks_of(p, start, PARAM, True, BLOCK),
-                fetch(blocks_of(g, start, GRAD, True, BLOCK), None, True, WORK),
-{whole}                c,
-                place,
-                start,
-                own,
-                None,
-                256,
-                True,
-                WORK,
-                STOCHASTIC,
-            )
-            agree = tl.sum(aligned)
-        else:
-            mask = place < n
-            aligned = {name}_move(
-                blocks_of(p, start, PARAM, False, BLOCK),
-                fetch(blocks_of(g, start, GRAD, False, BLOCK), mask, False, WORK),
-{masked}                c,
-                place,
-                start,
-                own,
-                mask,
-                256,
-                False,
-                WORK,
-                STOCHASTIC,
-            )
-            agree = tl.sum(aligned)
-        if COUNT:
-            counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
-            count(counts, agree, tl.where(start == 0, n, 0))
-            see(counts, start == 0, n)
-"""
 
 DENSE = """\
 @triton.jit(do_not_specialize=["only", "seed"])
@@ -201,6 +134,7 @@ def {name}_dense(
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
         block = tl.program_id(0)
@@ -210,39 +144,56 @@ def {name}_dense(
         n = tl.load(row + 2)
         g = tl.load(grads + i)
 {addresses}        c = coefficients + i * stride
-        start = (block - tl.load(row + 3)) * BLOCK
-        place = start + tl.arange(0, BLOCK)
-        if (start + BLOCK <= n) & ((({together}) & 15) == 0):
-            aligned = {name}_move(
-                stretch(p, start, PARAM, True, BLOCK),
-                fetch(stretch(g, start, GRAD, True, BLOCK), None, True, WORK),
-{whole}                c,
-                place + (i.to(tl.int64) << 40),
-                seed,
-                None,
-                True,
-                WORK,
-                STOCHASTIC,
-            )
-            agree = tl.sum(aligned, 0)
+{loads_dense}        key = noise_key({seed}, tl.load(c))
+        first = (block - tl.load(row + 3)) * BLOCK
+        agree = 0
+        if (first + BLOCK <= n) & ((({together}) & 15) == 0):
+            for k in range(0, BLOCK, UNIT):
+                start = first + k
+                p_ = stretch(p, start, PARAM, True, UNIT)
+{whole}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
+                param, {values}= {name}_fetch(p_, {buffers_}{scales_}None, None, True)
+                aligned = {name}_move(
+                    param, {values}grad, p_, {buffers_}{scales_}
+{given}
+                    (start ^ tl.arange(0, UNIT)){far},
+                    start{far},
+                    key,
+                    None,
+                    None,
+                    None,
+                    UNIT,
+                    True,
+                    WORK,
+                    STOCHASTIC,
+                )
+                agree += tl.sum(aligned, 0)
         else:
-            mask = place < n
-            aligned = {name}_move(
-                stretch(p, start, PARAM, False, BLOCK),
-                fetch(stretch(g, start, GRAD, False, BLOCK), mask, False, WORK),
-{masked}                c,
-                place + (i.to(tl.int64) << 40),
-                seed,
-                mask,
-                False,
-                WORK,
-                STOCHASTIC,
-            )
-            agree = tl.sum(aligned, 0)
+            for k in range(0, UNIT if UNIT == BLOCK else tl.minimum(n - first, BLOCK).to(tl.int32), UNIT):
+                start = first + k
+                mask = tl.arange(0, UNIT) < tl.minimum(n - start, UNIT).to(tl.int32)
+                p_ = stretch(p, start, PARAM, False, UNIT)
+{masked}                grad = fetch(stretch(g, start, GRAD, False, UNIT), mask, False).to(WORK)
+                param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, start < n, False)
+                aligned = {name}_move(
+                    param, {values}grad, p_, {buffers_}{scales_}
+{given}
+                    (start ^ tl.arange(0, UNIT)){far},
+                    start{far},
+                    key,
+                    mask,
+                    start < n,
+                    mask,
+                    UNIT,
+                    False,
+                    WORK,
+                    STOCHASTIC,
+                )
+                agree += tl.sum(aligned, 0)
         if COUNT:
             counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
-            count(counts, agree, tl.where(start == 0, n, 0))
-            see(counts, start == 0, n)
+            count(counts, agree, tl.where(first == 0, n, 0))
+            see(counts, first == 0, n)
 """
 
 ROWS = """\
@@ -269,19 +220,33 @@ def {name}_rows(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        row, g, mask = sum_duplicates(
-            values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
+        column, there = columns_of(width, COLUMNS, EVEN)
+        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+        row = key.to(tl.int64)[:, None]
+        place = row * width + column[None, :]
+        there = there[None, :]
+        mask = complete & there
+        # While these come, the gradients are summed.
+        p_ = p + place
+{at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
+        g = sum_duplicates(
+            values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
+            WORK, ORDERED, IN_BAGS, TILE, COLUMNS,
         )
-        place = row[:, None] * width + column[None, :]
-        aligned = {name}_move(
-            p + place, g, {at}
-            coefficients, place, {far}seed, mask, {width}False, WORK, STOCHASTIC,
-        )
+        c = coefficients
+        moving = tl.sum(complete.to(tl.int32))
+        if moving > 0:
+{loads}            aligned = {name}_move(
+                param, {values}g, p_, {buffers_}{scales_}
+{given_rows}
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
+            )
+            if COUNT:
+                count(counts, tl.sum(aligned), moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
         if COUNT:
-            count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
             see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
 
@@ -304,23 +269,56 @@ def {name}_seams(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        row, g, mask = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
-{as_rows}        place = row * width + column
-        aligned = {name}_move(
-            p + place, g, {at}
-            coefficients, place, {far}seed, mask, {width}False, WORK, STOCHASTIC,
-        )
-        if COUNT:
-            count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+        column, there = columns_of(width, COLUMNS, EVEN)
+        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
+        complete = mine
+{as_row}        place = row * width + column
+        p_ = p + place
+{at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
+        c = coefficients
+        if mine:
+{loads}            aligned = {name}_move(
+                param, {values}g, p_, {buffers_}{scales_}
+{given_rows}
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
+            )
+            if COUNT:
+                count(counts, tl.sum(aligned), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
 """
 
+COEFFICIENTS = '''\
+"""Generated from the coefficients of a rule."""
 
-AS_ROWS = """\
+import triton
+import triton.language as tl
+
+from cadam.engines.cuda.blocks import count_step, divide, maximum, positive, power, reciprocal, sqrt
+
+
+@triton.jit(do_not_specialize=["size"])
+def {name}_coefficients(
+    steps, numbers, words, rows, more, found_inf, {tensors}size,
+    MORE: tl.constexpr, GUARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Count a step of each parameter and put it in a row of its own, with its coefficients; pass words on."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < size
+    t = count_step(steps, i, mask, found_inf, GUARD)
+{lines}
+    row = rows + i * COLUMNS
+{stores}
+    if MORE:
+        tl.store(more + i, tl.load(words + i, mask=mask), mask=mask)
+'''
+
+AS_ROW = """\
         row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
+        there = there[None, :]
+        complete = mine & (row == row)
 """
 
 
@@ -341,13 +339,49 @@ def element(structure: Structure) -> str:
         [
             "@triton.jit",
             f"def {structure.name}(",
-            filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
+            filled(["p", "g", *names.values(), *(["there", "width"] if structure.stored else [])], 4),
             "):",
-            *lines(program, TEMPLATES, "    {name} = {value}", names),
+            *lines(program.ops, TEMPLATES, "    {name} = {value}", names, special=faster(structure)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
             "",
         ]
     )
+
+
+def faster(structure: Structure) -> dict[str, str]:
+    """Faster expressions for some results, where moments are coded: these are found to the bit on every engine.
+
+    So whatever a moment is made of is computed as it is; the step, which no code depends on, may be rounded otherwise.
+    """
+    if not structure.stored:
+        return {}
+    program = structure.program
+    made_by = {op.out.name: op for op in program.ops}
+
+    def arguments(value: Any, kind: str) -> tuple[Any, ...]:
+        """Of the operation of this kind that the value is the result of; none if it is not."""
+        op = made_by.get(value.name) if isinstance(value, Value) else None
+        return op.args if op is not None and op.kind == kind else ()
+
+    exact, rest = set(), [*program.state.values(), program.alignment]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Value) and value.name in made_by and value.name not in exact:
+            exact.add(value.name)
+            rest += made_by[value.name].args
+    found = {}
+    for name, op in made_by.items():
+        if op.kind == "add" and (decay := arguments(op.args[1], "scaled")):
+            found[name] = f"decayed({{0}}, {decay[0].name}, c_{decay[1].name})"
+        elif op.kind == "mul" and program.alignment is op.out and (sign := arguments(op.args[1], "sign")):
+            found[name] = f"agreement({{0}}, {sign[0].name})"
+        elif op.kind == "sqrt" and name not in exact:
+            found[name] = "sqrt_roughly({0})"
+        elif op.kind == "div" and name not in exact and any(arguments(a, "sqrt") for a in arguments(op.args[1], "add")):
+            found[name] = "divide_roughly({0}, {1})"  # a root and what keeps it from zero: positive
+        elif op.kind == "sub" and program.param is op.out and (step := arguments(op.args[1], "mul")):
+            found[name] = f"moved({{0}}, {step[0].name}, c_{step[1].name})"
+    return found
 
 
 def kernels(structure: Structure) -> str:
@@ -361,56 +395,77 @@ def kernels(structure: Structure) -> str:
     def each_scale(template: str) -> str:
         return "".join(template.format(b=b, number=4 + len(buffers) + k) for k, b in enumerate(scaled))
 
-    def fetched(b: str, how: str) -> str:
-        signed = structure.rule.moments.get(b) == "signed"
+    def decoded(b: str, how: str) -> str:
         if how == "int8":
-            return f"    s_{b} = fetch_coded(s_{b}_, e_{b}_, mask, WHOLE, {signed})\n"
-        return f"    s_{b} = fetch{'_row' if how == 'row' else ''}(s_{b}_, mask, WHOLE, WORK)\n"
+            return f"    s_{b} = decode(s_{b}, e_{b}, {structure.rule.moments.get(b) == 'signed'})\n"
+        return f"    s_{b} = s_{b}.to(WORK)\n"
 
     def kept(k: int, b: str, how: str) -> str:
-        signed, half = structure.rule.moments.get(b) == "signed", "noise >> 16" if k else "noise & 0xFFFF"
+        signed = structure.rule.moments.get(b) == "signed"
+        half = f"noise_at(key, place, far) {'>> 16' if k else '& 0xFFFF'}"
         if how == "int8":
-            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, WHOLE, {signed})\n"
+            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, there, WHOLE, {signed})\n"
         if how == "bfloat16":
             return f"    put(s_{b}_, round_up_or_down(s_{b}, {half}), mask, WHOLE)\n"
-        return f"    put{'_row' if how == 'row' else ''}(s_{b}_, s_{b}, mask, WHOLE)\n"
+        return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
 
-    stretch = "blocks_of" if structure.stored else "stretch"
-    scales = each_scale("                scales_of(e_{b}, start, BLOCK),\n")
-    columns = [f"tl.load(c + {k}).to(WORK)" for k in range(1, 1 + len(structure.coefficients))]
-    assigned = [f"    c_{c} = {load}\n" for c, load in zip(structure.coefficients, columns, strict=True)]
+    def pointers(whole: bool) -> str:
+        how = "words" if structure.stored else "stretch"
+        codes = each(f"                s_{{b}}_ = {how}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
+        return codes + each_scale("                e_{b}_ = e_{b}.to(tl.pointer_type(tl.uint8)) + start // UNIT\n")
+
+    coefficients = [f"c_{name}" for name in structure.coefficients]
+    loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(coefficients, 1)]
+    if structure.row_steps:
+        own = [f"c_{name}" for name in structure.by_step]
+        loads = [load for c, load in zip(coefficients, loads, strict=True) if c not in own]
+        loads.append(f"own = coefficients_of(row_steps + row, by_step, {len(own)}, complete)\n")
+        loads += [f"{c} = tl.load(own + {k}, mask=complete, other=0)\n" for k, c in enumerate(own)]
+    fetches = [
+        f"    s_{b} = fetch(s_{b}_, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
+        for b, how in zip(buffers, stored, strict=True)
+    ]
+    where = {"row": "s_{0} + row", "plain": "s_{0} + place"}
+    at = [
+        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}) + place').format(b)}\n"
+        for b, how in zip(buffers, stored, strict=True)
+    ]
     values = {
         "name": structure.name,
         "row": 4 + len(buffers) + len(scaled) + bool(structure.stored),
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
         "scales_": each_scale("e_{b}_, "),
-        "fetches": "".join(map(fetched, buffers, stored)),
-        "loads": "".join(assigned),
-        "coefficients": filled((f"c_{c}" for c in structure.coefficients), 8),
+        "scales": each_scale("e_{b}, "),
+        "fetches": "".join(fetches) + each_scale("    e_{b} = fetch(e_{b}_, rows, WHOLE)\n"),
+        "decoded": "".join(map(decoded, buffers, stored)),
+        "loads": textwrap.indent("".join(loads), 12 * " "),
+        "loads_dense": textwrap.indent("".join(loads), 8 * " "),
+        "coefficients": filled(coefficients, 8),
+        "given": filled(coefficients, 20),
+        "given_rows": filled(coefficients, 16),
+        "of_rows": "\n        there, width," if structure.stored else "",
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
         "together": " | ".join(["p", "g", *(f"s_{b}" for b in buffers)]),
-        "whole": each(f"                {stretch}(s_{{b}}, start, STATE, True, BLOCK),\n") + scales,
-        "masked": each(f"                {stretch}(s_{{b}}, start, STATE, False, BLOCK),\n") + scales,
-        "pointers": each("    s_{b},\n") + each_scale("    e_{b},\n"),
-        "far": "place, " if structure.stored else "",
-        "width": "width, " if structure.stored else "",
-        "as_rows": AS_ROWS if structure.stored else "",
+        "whole": pointers(True),
+        "masked": pointers(False),
+        "pointers": each("    s_{b},\n")
+        + each_scale("    e_{b},\n")
+        + "    row_steps,\n    by_step,\n" * structure.row_steps,
+        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row\n"),
+        "values": each("value_{b}, ") + each_scale("scale_{b}, "),
+        "as_row": AS_ROW if structure.stored else "",
+        # Coded moments have a seed for each parameter, and its elements noise apart from theirs.
+        "seed": f"tl.load(row + {3 + len(buffers) + len(scaled) + 1})" if structure.stored else "seed",
+        "far": "" if structure.stored else " + (i.to(tl.int64) << 40)",
+        "apart": "(1 << 52)" if structure.stored else "0",
     }
 
-    def text_of(template: str, index: str) -> str:
-        at = [f"s_{b} + {f'row{index}' if how == 'row' else 'place'}," for b, how in zip(buffers, stored, strict=True)]
-        return template.format(**values, at=" ".join([*at, *(f"e_{b} + row{index}," for b in scaled)]))
-
-    if not structure.stored:
-        templates = [(MOVE, ""), (DENSE, ""), (ROWS, ""), (SEAMS, "")]
-    elif "row" in stored:
-        templates = [(CODED_MOVE, ""), (ROWS, "[:, None]"), (SEAMS, "")]
-    else:
-        templates = [(CODED_MOVE, ""), (CODED_DENSE, ""), (ROWS, "[:, None]"), (SEAMS, "")]
-    return "\n\n".join([element(structure), *(text_of(*template) for template in templates)])
+    rows_only = "row" in stored or structure.row_steps
+    templates = [MOVE, ROWS, SEAMS] if rows_only else [MOVE, DENSE, ROWS, SEAMS]
+    return "\n\n".join([element(structure), *(template.format(**values) for template in templates)])
 
 
 def source(*wanted: Structure) -> str:
@@ -419,13 +474,41 @@ def source(*wanted: Structure) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-def module(structure: Structure) -> ModuleType:
-    """The kernels of one structure, ready to launch; the same source has the same name in every process.
+def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, list[float]]:
+    """The kernel that computes these results of `trace` in float64, and the numbers that it must be given.
+
+    Values ``x0``, ``x1``... are read from tensors, and ``t`` is the step count. Numbers are no part of the source, so
+    that it is the same whatever the options' values.
+    """
+    given: list[Value] = []
+    numbers: list[float] = []
+
+    def of(operand: Any) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        numbers.append(float(operand))
+        given.append(Value(trace, f"n{len(given)}", scalar=True))
+        return given[-1]
+
+    ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
+    stores = ["t", *(of(result).name for result in results)]
+    read = [f"    {value.name} = tl.load(numbers + {k})" for k, value in enumerate(given)]
+    read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
+    text = COEFFICIENTS.format(
+        name=name,
+        tensors="".join(f"{x}_, " for x in trace.inputs),
+        lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
+        stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
+    )
+    return text, numbers
+
+
+def module(name: str, text: str) -> ModuleType:
+    """Generated kernels, ready to launch; the same source has the same name in every process.
 
     Triton reads the source of its kernels with `inspect`, which finds it in `linecache`: nothing is written.
     """
-    text = source(structure)
-    name = f"{__package__}.kernels.{structure.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{__package__}.kernels.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         path = f"<{name}>"
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)

@@ -157,7 +157,8 @@ def _noise(item: Item, where: tuple[Tensor, ...] | None, step: Tensor | int) -> 
     row = where[0]
     for size, more in zip(param.shape[1:], where[1:], strict=False):
         row = row * size + more
-    found = moments.noise(key, row[:, None] * width + torch.arange(width, device=device))
+    start = row[:, None] * width
+    found = moments.noise(key, start + torch.arange(width, device=device), start)
     return found
 
 

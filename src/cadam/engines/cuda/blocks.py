@@ -7,6 +7,7 @@ The kernels of the rules, which `codegen.triton` generates, call these.
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 # Functions of an element -----------------------------------------------------------------------------------------
 
@@ -37,9 +38,53 @@ def maximum(x, y):
 
 
 @triton.jit
+def positive(x):
+    return (x > 0).to(x.dtype)
+
+
+@triton.jit
+def power(x, y):
+    return libdevice.pow(x, y)
+
+
+@triton.jit
 def scaled(x, factor):
     """x times the factor, and zero where the factor is zero, whatever x."""
     return tl.where(factor == 0, 0.0, x * factor)
+
+
+@triton.jit
+def agreement(x, y):
+    """x times the sign of y: positive where they agree in sign, zero where one is zero, NaN where x is."""
+    turned = x.to(tl.int32, bitcast=True) ^ (y.to(tl.int32, bitcast=True) & -0x80000000)
+    return tl.where(y == 0, x * 0.0, turned.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def decayed(g, p, factor):
+    """g with coupled decay, for which there is nothing to do where the factor, which all elements share, is zero."""
+    if factor != 0:
+        g = g + p * factor
+    return g
+
+
+@triton.jit
+def sqrt_roughly(x):
+    """To some units in the last place. What is below the normal numbers is taken for the smallest of these."""
+    return tl.sqrt(maximum(x, 1.1754943508222875e-38))
+
+
+@triton.jit
+def divide_roughly(x, y):
+    """Likewise, for a y that is positive and normal."""
+    root = tl.rsqrt(y)
+    return x * (root * root)
+
+
+@triton.jit
+def moved(p, step, lr):
+    """p - step * lr, rounded once."""
+    return tl.fma(-step, lr + tl.zeros_like(step), p)
 
 
 @triton.jit
@@ -70,10 +115,9 @@ def stretch(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def fetch(pointers, mask, WHOLE: tl.constexpr, WORK: tl.constexpr):
-    """Values from memory in the dtype of the arithmetic; without a mask where the block is whole."""
-    values = tl.load(pointers) if WHOLE else tl.load(pointers, mask=mask, other=0)
-    return values.to(WORK)
+def fetch(pointers, mask, WHOLE: tl.constexpr):
+    """Values from memory; without a mask where the block is whole."""
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=mask, other=0)
 
 
 @triton.jit
@@ -96,13 +140,18 @@ def scramble(x):
 
 
 @triton.jit
-def noise_at(place, far, seed, step):
-    """32 random bits: a hash of the seed, the step and the element's place, the same wherever it is computed.
+def noise_key(seed, step):
+    """What the noise of one step of a parameter comes from."""
+    high = scramble((seed.to(tl.int64) >> 32).to(tl.uint32) ^ scramble(step.to(tl.int64).to(tl.uint32)))
+    return scramble(seed.to(tl.uint32) ^ high)
+
+
+@triton.jit
+def noise_at(key, place, far):
+    """32 random bits: a hash of the key and the element's place, the same wherever it is computed.
 
     `far` is any place whose upper half is that of `place`: one for all of a block, or each its own.
     """
-    high = scramble((seed.to(tl.int64) >> 32).to(tl.uint32) ^ scramble(step.to(tl.int64).to(tl.uint32)))
-    key = scramble(seed.to(tl.uint32) ^ high)
     return scramble(place.to(tl.uint32) ^ scramble((far >> 32).to(tl.uint32) ^ key))
 
 
@@ -114,92 +163,83 @@ def round_up_or_down(x, noise):
     return tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
 
 
-@triton.jit
-def round_randomly(x, place, seed, step):
-    """x rounded to one of its two neighbours in bfloat16, to each the more often the nearer it is."""
-    return round_up_or_down(x, noise_at(place, place, seed, step) & 0xFFFF)
-
-
-# Coded moments, as cadam/moments.py defines them: blocks of rows that share a scale each --------------------------
+# Coded moments, as cadam/moments.py defines them -----------------------------------------------------------------
+#
+# Whatever shares a scale is a row of a tile of rows, or all of a one-dimensional block. Four elements of it lie side by
+# side in a thread: 16 bytes of float32, one word of codes.
 
 
 @triton.jit
-def blocks_of(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Pointers to a block of elements, 256 of which share a scale."""
+def words(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """Pointers to a block of codes, of which a thread shall have no more than four side by side."""
     pointer = address.to(tl.pointer_type(TYPE))
     if WHOLE:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer + start + tl.arange(0, BLOCK // 256)[:, None] * 256 + tl.arange(0, 256)[None, :]
+        pointer = tl.multiple_of(pointer, TYPE.primitive_bitwidth // 2)
+    return pointer + start + tl.arange(0, BLOCK)
 
 
 @triton.jit
-def scales_of(address, start, BLOCK: tl.constexpr):
-    """Pointers to the scales of a block of elements."""
-    return address.to(tl.pointer_type(tl.uint8)) + start // 256 + tl.arange(0, BLOCK // 256)[:, None]
+def by_four(pointer):
+    """Such a pointer from one that may be known to lie better."""
+    type: tl.constexpr = pointer.dtype.element_ty
+    return tl.multiple_of(pointer.to(tl.int64).to(tl.pointer_type(type)), type.primitive_bitwidth // 2)
 
 
 @triton.jit
-def any_of(mask):
-    """Which rows of it have an element?"""
-    return tl.max(mask.to(tl.int32), 1, keep_dims=True) > 0
+def coefficients_of(steps, by_step, WIDTH: tl.constexpr, rows):
+    """Count a step of these rows; where the coefficients of each one's step are.
+
+    `by_step` has a row of them for each step count, all later ones being like the last. Row 0 tells which that is.
+    """
+    t = tl.load(steps, mask=rows, other=0) + 1
+    tl.debug_barrier()  # threads that share a row have all read its count
+    tl.store(steps, t, mask=rows)
+    return by_step + tl.minimum(t, tl.load(by_step).to(tl.int32)) * WIDTH
 
 
 @triton.jit
-def fetch_row(pointers, mask, WHOLE: tl.constexpr, WORK: tl.constexpr):
-    """One value for each row."""
-    return tl.load(pointers, mask=any_of(mask), other=0).to(WORK)
-
-
-@triton.jit
-def put_row(pointers, values, mask, WHOLE: tl.constexpr):
-    tl.store(pointers, values, mask=any_of(mask))
-
-
-@triton.jit
-def fetch_coded(pointers, scales, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+def decode(code, exponent, SIGNED: tl.constexpr):
     """Values from codes of one byte and the exponents that they share."""
-    if WHOLE:
-        code = tl.load(pointers).to(tl.int32)
-        exponent = tl.load(scales).to(tl.int32)
-    else:
-        code = tl.load(pointers, mask=mask, other=0).to(tl.int32)
-        exponent = tl.load(scales, mask=any_of(mask), other=32).to(tl.int32)
-    base = tl.where(exponent == 255, 0x7FC00000, (exponent - 31) << 23)
+    exponent = exponent.to(tl.int32)
+    base = (exponent - 31) << 23
+    least = base.to(tl.float32, bitcast=True)  # what a code of zero would be
     if SIGNED:
-        size = code & 0x7F
-        bits = ((size << 21) + base) | ((code & 0x80) << 24)
+        bits = (code.to(tl.int8, bitcast=True).to(tl.int32) << 21) & -0x70200000  # the sign, and seven bits
+        x = (bits + base).to(tl.float32, bitcast=True)
     else:
-        size = code
-        bits = (size << 20) + base
-    return tl.where(size == 0, 0.0, bits.to(tl.float32, bitcast=True))
+        x = ((code.to(tl.int32) << 20) + base).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) == least, 0.0, x * tl.where(exponent == 255, float("nan"), 1.0))
 
 
 @triton.jit
-def put_coded(pointers, scales, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
     """Code values, rounded by 16 bits of noise each."""
     shift: tl.constexpr = 21 if SIGNED else 20
-    noise = noise.to(tl.int32)
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    largest = tl.max(size if WHOLE else tl.where(mask, size, 0), 1, keep_dims=True)
+    largest = largest_of(size if WHOLE else tl.where(there, size, 0))
     exponent = tl.maximum((largest + (1 << shift)) >> 23, 32)
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
-    code = (size - base + (noise << (shift - 16))) >> shift
-    code = tl.maximum(code, 0) | ((bits >> 24) & 0x80) if SIGNED else tl.maximum(code, tl.minimum(size, 1))
-    code = code.to(tl.uint8)
-    if WHOLE:
-        tl.store(pointers, code)
-        tl.store(scales, exponent.to(tl.uint8))
+    code = size + ((noise << (shift - 16)).to(tl.int32) - base)
+    if SIGNED:
+        code = (((tl.maximum(code, 0) << 3) & 0x7FFFFFFF) | (bits & -0x80000000)).to(tl.uint32) >> 24
     else:
-        tl.store(pointers, code, mask=mask)
-        tl.store(scales, exponent.to(tl.uint8), mask=any_of(mask))
+        code = tl.maximum(code >> shift, tl.minimum(size, 1))
+    put(pointers, code.to(tl.uint8), mask, WHOLE)
+    put(scales, exponent.to(tl.uint8), rows, WHOLE)
 
 
 @triton.jit
-def mean_square(x, mask, width):
+def largest_of(x):
+    """The largest element of a block, or of each row of a tile."""
+    return tl.max(x, 0) if len(x.shape) == 1 else tl.max(x, 1, keep_dims=True)
+
+
+@triton.jit
+def mean_square(x, there, width):
     """The mean of the squares of each row."""
-    total = tl.sum(tl.where(mask, x * x, 0.0), 1, keep_dims=True)
+    total = tl.sum(tl.where(there, x * x, 0.0), 1, keep_dims=True)
     return divide(total, tl.zeros_like(total) + width)
 
 
@@ -221,17 +261,15 @@ def see(counts, first, seen):
         tl.atomic_add(counts + 2, seen.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n"])
-def count_steps(steps, now, found_inf, n, GUARD: tl.constexpr, BLOCK: tl.constexpr):
-    """Add one to the step counts at these addresses, unless a gradient overflowed, and note them in `now`."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < n
+@triton.jit
+def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
+    """Add one to the step counts at these addresses, unless a gradient overflowed; what they are then, in float64."""
     pointers = tl.load(steps + i, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(pointers, mask=mask, other=0)
     if proceed(found_inf, GUARD):
         t += 1
         tl.store(pointers, t, mask=mask)
-    tl.store(now + i, t.to(tl.float64), mask=mask)
+    return t.to(tl.float64)
 
 
 # Rows ------------------------------------------------------------------------------------------------------------
@@ -283,26 +321,18 @@ def _in_segment(starts1, sum1, starts2, sum2):
 
 
 @triton.jit
-def sum_duplicates(
-    values,
-    keys,
-    order,
-    sources,
-    partials,
-    n,
-    rows,
-    width,
-    column,
-    WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
-    IN_BAGS: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Sum the gradients of each row in one tile of the sorted keys, in the order in which they came.
+def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
+    """The columns of this program, and which of them there are: all where the width is a multiple of so many."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return column, tl.full((COLUMNS,), True, tl.int1) if EVEN else column < width
 
-    Returns the row of each position, the running sums, and where they are complete. A sum that began in an
-    earlier tile or goes on in the next is left in `partials`: the tile's first, or its last.
+
+@triton.jit
+def look(keys, n, rows, TILE: tl.constexpr):
+    """One tile of the sorted keys.
+
+    Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
+    tile, and, as a column, is a row complete there that began in this one.
     """
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
@@ -311,19 +341,57 @@ def sum_duplicates(
     before = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
     starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
     ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
+    inside = here & (key < rows)
+    goes_on = key == before
+    return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None]
+
+
+@triton.jit
+def sum_duplicates(
+    values,
+    order,
+    sources,
+    partials,
+    n,
+    width,
+    column,
+    there,
+    inside,
+    starts,
+    ends,
+    goes_on,
+    WORK: tl.constexpr,
+    ORDERED: tl.constexpr,
+    IN_BAGS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum the gradients of each row in one tile that was looked at, in the order in which they came.
+
+    Returns the running sums. A sum that began in an earlier tile or goes on in the next is left in `partials`: the
+    tile's first, or its last.
+    """
+    tile = tl.program_id(0)
+    at = tile * TILE + tl.arange(0, TILE)
+    here = at < n
     source = at.to(tl.int64) if ORDERED else tl.load(order + at, mask=here, other=0)
     if IN_BAGS:
         source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
-    inside = (here & (key < rows))[:, None] & (column < width)[None, :]
-    g = tl.load(values + source[:, None] * width + column[None, :], mask=inside, other=0).to(WORK)
-    flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
-    _, sums = tl.associative_scan((flags, g), 0, _in_segment)
-    goes_on = key == before
+    wanted = inside[:, None] & there
+    g = tl.load(values + source[:, None] * width + column[None, :], mask=wanted, other=0).to(WORK)
+    inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
+    if inner == TILE - 1:
+        sums = g
+    elif inner == 0:
+        sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
+    else:
+        flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
+        _, sums = tl.associative_scan((flags, g), 0, _in_segment)
     last = tl.arange(0, TILE) == TILE - 1
     partial = (goes_on & (ends | last)) | (last & ~ends)
     slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
-    tl.store(partials + slot[:, None] * width + column[None, :], sums, mask=inside & partial[:, None])
-    return key.to(tl.int64), sums, inside & (ends & ~goes_on)[:, None]
+    tl.store(partials + slot[:, None] * width + column[None, :], sums, mask=wanted & partial[:, None])
+    return sums
 
 
 @triton.jit
@@ -334,6 +402,7 @@ def sum_over_tiles(
     rows,
     width,
     column,
+    there,
     WORK: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -348,7 +417,8 @@ def sum_over_tiles(
     after = tl.load(keys + tile * TILE + TILE)
     before = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
     mine = (key == after) & (key != before) & (key < rows)
-    inside = (column < width) & mine
+    began = mine
+    inside = there & mine
     total = tl.load(partials + (2 * tile.to(tl.int64) + 1) * width + column, mask=inside, other=0).to(WORK)
     next_tile = tile + 1
     while mine:
@@ -358,7 +428,7 @@ def sum_over_tiles(
         total += tl.sum(tl.load(pointers, mask=same[:, None] & inside[None, :], other=0), 0)
         mine = tl.sum(same.to(tl.int32), 0) == SPAN
         next_tile += SPAN
-    return key.to(tl.int64), total, inside
+    return key.to(tl.int64), total, inside, began
 
 
 @triton.jit(do_not_specialize=["n", "rows"])
@@ -377,12 +447,32 @@ def row_squares(
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    _, g, mask = sum_duplicates(
-        values, keys, order, sources, partials, n, rows, width, column, WORK, ORDERED, IN_BAGS, TILE, COLUMNS
+    column, there = columns_of(width, COLUMNS, EVEN)
+    there = there[None, :]
+    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+    g = sum_duplicates(
+        values,
+        order,
+        sources,
+        partials,
+        n,
+        width,
+        column,
+        there,
+        inside,
+        starts,
+        ends,
+        goes_on,
+        WORK,
+        ORDERED,
+        IN_BAGS,
+        TILE,
+        COLUMNS,
     )
+    mask = complete & there
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))
 
@@ -398,10 +488,11 @@ def seam_squares(
     WORK: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     """The same of the sum that begins in a tile and goes on in the next."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    _, g, mask = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+    column, there = columns_of(width, COLUMNS, EVEN)
+    _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))

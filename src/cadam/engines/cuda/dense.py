@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import moments
 from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
@@ -37,6 +38,9 @@ from .launch import (
 )
 
 BLOCK = 1024  # elements of one program
+# With coded moments a program is one warp, which needs no barriers to find the scale of the elements that share it. The
+# limit of registers has but the rare parts of its code use memory instead: blocks that are not whole.
+CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS = 2048, 4096, 1, 64
 HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 
 
@@ -90,6 +94,7 @@ class Batch:
     """Parameters, then buffers and step counts."""
     grads: Watched
     seed: int
+    coded: bool
     in_capture: bool
     compiled: dict[Any, Launch] = field(default_factory=dict)
 
@@ -109,7 +114,8 @@ class Batch:
         buffers = [[item.state[name] for item in items] for name in structure.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
         huge = sizes >= HUGE
-        blocks = np.where(huge, 0, -(-sizes // BLOCK))
+        block, alone = (CODED_BLOCK, HUGE_CODED_BLOCK) if structure.stored else (BLOCK, BLOCK)
+        blocks = np.where(huge, 0, -(-sizes // block))
         counts = [0 if item.counts is None else item.counts.data_ptr() for item in items]
         columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
         if structure.stored:
@@ -119,7 +125,7 @@ class Batch:
         table[huge, 3] = 0
         owners = np.repeat(np.arange(len(items)), blocks)
         launches = [(int(blocks.sum()), 0, False)] if blocks.any() else []
-        launches += [(-(-int(sizes[i]) // BLOCK), i, True) for i in np.flatnonzero(huge).tolist()]
+        launches += [(-(-int(sizes[i]) // alone), i, True) for i in np.flatnonzero(huge).tolist()]
         device = params[0].device
         channel = Channel(device)
         state = [tensor for item in items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
@@ -137,6 +143,7 @@ class Batch:
             Watched([*params, *state]),
             watched_grads(params, [job.grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
+            bool(structure.stored),
             capturing(device),
         )
 
@@ -183,8 +190,12 @@ class Batch:
                 "GUARD": guard is not None,
                 "STOCHASTIC": randomly and first.param.dtype == torch.bfloat16,
                 "BLOCK": BLOCK,
+                "UNIT": BLOCK,
             }
-            self.compiled[key] = Launch(self.kernel, constants)
+            if self.coded:
+                constants |= {"BLOCK": HUGE_CODED_BLOCK if alone else CODED_BLOCK, "UNIT": moments.BLOCK}
+            how = (CODED_WARPS, CODED_REGISTERS) if self.coded else ()
+            self.compiled[key] = Launch(self.kernel, constants, *how)
         return self.compiled[key]
 
     def _laid_out(self, job: Job) -> tuple[Words, list[Tensor]]:

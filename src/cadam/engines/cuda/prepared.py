@@ -360,6 +360,8 @@ def _batches(work: Work) -> list[tuple[Job, Batch | RowBatch]]:
         if isinstance(batch, RowBatch):
             if stochastic(job.options):
                 raise UnavailableError("rows are to be rounded stochastically")
+            if batch.by_step is not None:
+                raise UnavailableError("rows count their own steps")
         elif not batch.grads.grads or (batch.grads.kinds < 0).any():
             raise UnavailableError("gradients are not in plain memory")
         elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all():

@@ -45,7 +45,8 @@ from .launch import (
     triton_type,
 )
 
-ELEMENTS = 2048  # of one tile: sorted ids times columns
+ELEMENTS = 1024  # of one tile: sorted ids times columns
+WARPS, REGISTERS = 4, 80  # more registers would leave room for fewer programs at a time
 COLUMNS = 128  # at most, of one tile
 WIDEST = 1024  # columns of rows that share something, which are all in one tile
 SPAN = 32  # tiles whose parts of a row are added at a time
@@ -77,6 +78,8 @@ class CudaRows(CudaEngine):
             return "the parameter is not contiguous"
         if grad._nnz() > LONGEST:
             return f"serves up to {LONGEST} ids at a time"
+        if item.row_steps is not None and StepTable.settled(update, options) is None:
+            return f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
         return refusal(item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
@@ -116,6 +119,8 @@ class RowBatch:
     structures: list[Structure]
     """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
+    by_step: StepTable | None
+    """Where rows count their own steps."""
     dtypes: list[tuple[torch.dtype, ...]]
     """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
@@ -129,9 +134,10 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 items = [job.items[i] for i in positions]
-                structures = [Structure.of(job.update.rule, options, rows=shares_moments(item)) for item in items]
+                structures = [_structure(job, item, options) for item in items]
                 numbers = StepNumbers(items, job.options, structures[0], device)
-            batches.append(cls(positions, items, structures, numbers, [dtypes[i] for i in positions]))
+                by_step = StepTable(device) if structures[0].row_steps else None
+            batches.append(cls(positions, items, structures, numbers, by_step, [dtypes[i] for i in positions]))
         return batches
 
     @property
@@ -146,7 +152,56 @@ class RowBatch:
     def state(self) -> list[Tensor]:
         """Buffers, step counts and alignment counters of all of them."""
         more = [tensor for item in self.items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
+        more += [item.row_steps for item in self.items if item.row_steps is not None]
         return more + [item.counts for item in self.items if item.counts is not None]
+
+
+def _structure(job: Job, item: Item, options: Options) -> Structure:
+    """That of a table: it may share second moments by row or, where a row is one element, not."""
+    structure = Structure.of(job.update.rule, options, rows=True)
+    if shares_moments(item) or "row" not in structure.stored:
+        return structure
+    return Structure.of(job.update.rule, {**options, "second_moment": "element"}, rows=True)
+
+
+class StepTable:
+    """The rule's coefficients by step count, on the device: a row for each, until they change no more.
+
+    Row 0 has the number of the last one.
+    """
+
+    LONGEST = 1 << 22
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.rows = device, torch.empty(0, device=device)
+        self.known: tuple[tuple[float, ...], ...] = ()
+
+    @classmethod
+    def settled(cls, update: Update, options: Options) -> int | None:
+        """From which step on the coefficients stay the same in float32; None if that is too far off."""
+        later = cls._numbers(update, options, 2.0**50)
+        for power in range(8, cls.LONGEST.bit_length()):
+            if cls._numbers(update, options, 2.0**power) == later:
+                return 1 << power
+        return None
+
+    @staticmethod
+    def _numbers(update: Update, options: Options, t: float) -> tuple[float, ...]:
+        values = update.rule.coefficients(t, scalars.as_numbers(options), scalars.Scalars).values()
+        return tuple(np.float32(value).item() for value in values)
+
+    def of(self, update: Update, options: Options) -> Tensor:
+        """The table for these options."""
+        known = tuple(self._numbers(update, options, t) for t in (1.0, 2.0, 1000.0))
+        if known != self.known:
+            last = self.settled(update, options) or self.LONGEST
+            steps = torch.arange(last + 1, dtype=torch.float64, device=self.device)
+            values = update.rule.coefficients(steps, scalars.as_numbers(options), scalars.Scalars).values()
+            columns = [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in values]
+            self.rows = torch.stack(columns, 1).float()
+            self.rows[0, 0] = last
+            self.known = known
+        return self.rows
 
 
 def _layout(item: Item, grad: Tensor) -> Any:
@@ -161,6 +216,8 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
     sent = numbers.advance(job, _NO_WORDS)
+    by_step = None if batch.by_step is None else batch.by_step.of(job.update, job.options)
+    keep(by_step, device)
     known: dict[Any, tuple[Tensor, Sorted]] = {}
     for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
         grad = grads[i]
@@ -173,7 +230,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
         update_(
             batch.structures[k],
             item.param,
-            tensors_of(item),
+            tensors_of(item, by_step),
             known[same][1],
             grad.values,
             sent.of(k),
@@ -185,10 +242,13 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
 
 
-def tensors_of(item: Item) -> dict[str, Tensor]:
-    """The buffers as kernels call them, and their scales."""
-    buffers = {f"s_{name}": buffer for name, buffer in item.state.items()}
-    return {**buffers, **{f"e_{name}": scales for name, scales in item.scales.items()}}
+def tensors_of(item: Item, by_step: Tensor | None = None) -> dict[str, Tensor]:
+    """The buffers as kernels call them, their scales and, where rows count their own steps, those and their table."""
+    found = {f"s_{name}": buffer for name, buffer in item.state.items()}
+    found |= {f"e_{name}": scales for name, scales in item.scales.items()}
+    if by_step is not None and item.row_steps is not None:
+        found |= {"row_steps": item.row_steps, "by_step": by_step}
+    return found
 
 
 _NO_WORDS = np.empty(0, np.int64)
@@ -415,18 +475,20 @@ class Cut:
 
     tile: int
     columns: int
+    even: bool
+    """Is the width a multiple of the columns?"""
 
     @classmethod
     def of(cls, width: int, most: int = COLUMNS) -> Cut:
         columns = min(most, 1 << (width - 1).bit_length())
-        return cls(ELEMENTS // columns, columns)
+        return cls(max(1, ELEMENTS // columns), columns, width % columns == 0)
 
     def grid(self, n: int, width: int) -> tuple[int, int]:
         return -(-n // self.tile), -(-width // self.columns)
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"TILE": self.tile, "COLUMNS": self.columns}
+        return {"TILE": self.tile, "COLUMNS": self.columns, "EVEN": self.even}
 
     @property
     def warps(self) -> int:
@@ -440,7 +502,7 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
 
     kind = {"WORK": triton_type(work)}
     return (
-        Launch(row_squares, {**kind, "ORDERED": False, "IN_BAGS": False, **cut.constants}),
+        Launch(row_squares, {**kind, "ORDERED": False, "IN_BAGS": False, **cut.constants}, WARPS),
         Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 
@@ -469,13 +531,18 @@ def _launches(
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    cut = Cut.of(width, WIDEST if structure.stored else COLUMNS)
+    cut = Cut.of(width, WIDEST if structure.stored or structure.row_steps else COLUMNS)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before = {"WORK": triton_type(work)}
     return Launches(
         work,
         cut,
-        Launch(kernel(structure, "rows"), {**before, "ORDERED": ordered, "IN_BAGS": in_bags, **flags, **cut.constants}),
+        Launch(
+            kernel(structure, "rows"),
+            {**before, "ORDERED": ordered, "IN_BAGS": in_bags, **flags, **cut.constants},
+            WARPS,
+            REGISTERS,
+        ),
         Launch(kernel(structure, "seams"), {**before, **flags, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 
