@@ -230,9 +230,10 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
+    rates = f"{len(grid)} learning rates" if len(grid) > 1 else f"a learning rate of {grid[0]:g}"
     print(
-        f"{events:,} events. {' and '.join(arms)} run at {len(grid)} learning rates on the first "
-        f"{options.tuning_share:.0%}, then on all under {options.seeds} seeds. Quicker: --events N, --seeds N, few --lr"
+        f"{events:,} events. {' and '.join(arms)} run at {rates} on the first {options.tuning_share:.0%}, then on all "
+        f"under {options.seeds} seeds. Quicker: --events N, --seeds N, few --lr"
     )
     file = asked.model.rpartition(":")[0]
     more = {
