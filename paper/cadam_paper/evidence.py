@@ -294,7 +294,7 @@ def switch() -> list[str]:
             f"{_signed([each.difference.mean for each in drifting])} points of AUC on generated clicks; "
             f"{_signed([each.difference.mean for each in streams])} points of GAUC on real streams, median "
             f"{median(each.difference.mean for each in streams):+.2f}",
-            f"generated clicks: clearly ahead in {sum(each.ahead for each in drifting)} of {len(drifting)}; "
+            f"generated clicks: clearly ahead in {sum(each.ahead for each in drifting)} of {len(drifting)} kinds of drift; "
             f"real streams: clearly ahead over seeds in {len(ahead)} of {len(streams)}, over users and time as well in "
             f"only {sum(each.kind == 'better' for each in streams)}",
         )
@@ -310,8 +310,8 @@ def switch() -> list[str]:
     )
     situations = {
         "images that jump": "sudden 80°",
-        "images that change steadily": "continuous 2°",
-        "images with noisy labels": "noise 40%",
+        "images that turn steadily": "continuous 2°",
+        "images with wrong labels": "noise 40%",
         "images that do not change": "without change",
     }
     for situation, name in situations.items():
