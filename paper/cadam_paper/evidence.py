@@ -294,9 +294,9 @@ def switch() -> list[str]:
             f"{_signed([each.difference.mean for each in drifting])} points of AUC on generated clicks; "
             f"{_signed([each.difference.mean for each in streams])} points of GAUC on real streams, median "
             f"{median(each.difference.mean for each in streams):+.2f}",
-            f"generated clicks: clearly ahead in {sum(each.ahead for each in drifting)} of {len(drifting)} kinds of drift; "
-            f"real streams: clearly ahead over seeds in {len(ahead)} of {len(streams)}, over users and time as well in "
-            f"only {sum(each.kind == 'better' for each in streams)}",
+            f"generated clicks: clearly ahead in {sum(each.ahead for each in drifting)} of {len(drifting)} kinds of "
+            f"drift; real streams: clearly ahead over seeds in {len(ahead)} of {len(streams)}, over users and time as well "
+            f"in only {sum(each.kind == 'better' for each in streams)}",
         )
     )
     wrong = [each for each in findings() if each.unit == GAUC and each.condition.endswith("labels wrong")]
@@ -336,7 +336,7 @@ def switch() -> list[str]:
     rows.append(
         line(
             "a rate that may be too low",
-            "not for images",
+            "not for images, rather for clicks",
             f"{_signed(_below(pairs))} points of accuracy, {_signed(_below(click_pairs()))} of AUC, at the next rate "
             "below Adam's best",
             f"VGG-16, {len(pairs)} conditions; DeepFM, {len(click_pairs())}",
