@@ -34,6 +34,7 @@ from jax_cases import (
 import cadam
 import cadam.jax
 from cadam.defaults import defaults
+from cadam.jax import transform
 from cadam.rules import RULES, Rule, Step
 from cadam.update import Scalars, Update
 from cadam.xla import of_step
@@ -169,6 +170,23 @@ def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> Non
     assert largest_difference(rows, whole) <= (1e-15 if dtype == "float64" else 0)
 
 
+@pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
+def test_large_leaves_that_wait_for_each_other_move_the_same(jit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tx = cadam.jax.cadam(LR)
+    grads = {name: jax.random.normal(jax.random.key(i), (3, 4, 40 + i)) for i, name in enumerate("abc")}
+    params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads)
+    alone = trained(tx, params, grads, jit=jit)
+    monkeypatch.setattr(transform, "LARGE", 164)  # a is small, and c waits for b
+    waiting = trained(tx, params, grads, jit=jit)
+    for ours, theirs in zip(*map(jax.tree.leaves, (waiting, alone)), strict=True):
+        assert largest_difference(ours, theirs) < 1e-7
+    mapped, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(params, grads)
+    assert all(map(jnp.allclose, jax.tree.leaves(mapped), jax.tree.leaves(alone[0])))
+    monkeypatch.setattr(transform, "_count", lambda aligned: jnp.uint32(2**32 - 1))  # which no leaf can have
+    impossible, _ = trained(tx, params, grads, jit=jit)
+    assert {name: bool(jnp.isnan(p).all()) for name, p in impossible.items()} == {"a": False, "b": False, "c": True}
+
+
 @pytest.mark.parametrize("name", OF_RULES)
 def test_nested_trees_agree_with_the_oracle(name: str) -> None:
     run = followed(name)
@@ -187,20 +205,21 @@ def test_nested_trees_agree_with_the_oracle(name: str) -> None:
 
 
 SHARDED = """
-import jax, numpy as np, optax
+import jax, numpy as np, optax, cadam.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
 assert jax.device_count() == 4
+cadam.jax.transform.LARGE = 1  # leaves wait for each other
 mesh = Mesh(np.array(jax.devices()), "d")
 for name in OF_RULES:
     run = followed(name, steps=20, shape=(2, 64))
     start, grads = arrays(run)
     start = jax.device_put(start, NamedSharding(mesh, PartitionSpec(None, "d")))
     grads = jax.device_put(grads, NamedSharding(mesh, PartitionSpec(None, None, "d")))
-    params, state = trained(optimizer(name, {}), start, grads)
-    for each in jax.tree.leaves((params, optax.tree_utils.tree_get(state, "moments"))):
+    (params, other), state = trained(optimizer(name, {}), (start, start), (grads, grads))
+    for each in jax.tree.leaves((params, other, optax.tree_utils.tree_get(state, "moments"))):
         assert len(each.sharding.device_set) == 4 and not each.sharding.is_fully_replicated, name
-    assert largest_difference(params, run.param) < 5e-6, name
+    assert max(largest_difference(each, run.param) for each in (params, other)) < 5e-6, name
     assert abs(alignment(state) - run.alignment) < 1e-6, name
 print("same")
 """

@@ -184,7 +184,7 @@ def test_a_configuration_makes_the_same_optimizer(name: str) -> None:
     ("options", "message"),
     [({"beta_1": 1.5}, r"beta parameter at index 0: 1.5"), ({"epsilon": -1e-8}, r"epsilon value: -1e-08")],
 )
-def test_numbers_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     """As by the torch classes."""
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         cadam.keras.CAdam(**options)
