@@ -1,10 +1,16 @@
 """What storing moments in fewer bytes does to a model: a factorization machine that predicts a stream, then learns it.
 
-    python benchmarks/light_quality.py DATA [--events 300000] [--seeds 3]
+    python benchmarks/light_quality.py DATA [--streams flights Retrosheet] [--events 300000] [--seeds 3]
+    python benchmarks/light_quality.py DATA --streams MovieLens-1M --movielens-1m ratings.dat
+    python benchmarks/light_quality.py DATA --passes 20
 
-DATA is a folder with nycflights13.parquet, ml_latest_small.parquet and retrosheet-2000-2024.parquet. Every storage
-sees the same events from the same starting weights; each number is the mean over seeds of its difference to float32,
-with a 95% interval (Student's t over seeds). The noise floor beside it is float32 against itself with other starts.
+DATA is a folder with nycflights13.parquet, ml_latest_small.parquet and retrosheet-2000-2024.parquet. MovieLens-1M is a
+file of lines "user::film::stars::seconds", or with tabs. Every storage sees the same events from the same starting
+weights; each number is the mean over seeds of its difference to float32, with a 95% interval (Student's t over seeds).
+The noise floor beside it is float32 against itself with other starts.
+
+`--passes` is the long run: the flights again and again with fields of few values, so that every row is touched
+thousands of times. It prints how far log loss and second moments are from float32's after some of the passes.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import cadam
+from cadam.engines import codes
 from cadam.metrics import auc
 
 WIDTH, BATCH, LR = 16, 256, 3e-3
@@ -46,9 +53,25 @@ STREAMS = {
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 
 
-def stream(folder: Path, name: str, events: int) -> tuple[Tensor, Tensor, np.ndarray[Any, Any], int]:
-    """Rows of the table by event, labels, users and the rows that the table needs."""
+FEW = ["carrier", "origin", "dest", "hour", "month"]
+"""Fields of flights that have few values."""
+
+Data = tuple[Tensor, Tensor, np.ndarray[Any, Any], int]
+"""Rows of the table by event, labels, users and the rows that the table needs."""
+
+
+def movielens_1m(path: Path, events: int) -> Data:
+    numbers = np.array(path.read_bytes().replace(b"::", b" ").split(), dtype=np.int64).reshape(-1, 4)
+    user, film, stars, _ = numbers[np.argsort(numbers[:, 3], kind="stable")].T
+    users, films = (np.unique(column, return_inverse=True)[1] for column in (user, film))
+    rows = torch.tensor(np.stack([users, films + users.max() + 1], 1))
+    label = torch.tensor(stars >= 4, dtype=torch.float32)
+    return rows[:events], label[:events], users[:events], int(rows.max()) + 1
+
+
+def stream(folder: Path, name: str, events: int, only: Sequence[str] = ()) -> Data:
     file, fields, user = STREAMS[name]
+    fields = list(only) or fields
     table = pq.read_table(folder / f"{file}.parquet")
     if name == "flights":
         label = np.nan_to_num(table["arr_delay"].to_numpy().astype(float), nan=99.0) > 15
@@ -61,7 +84,7 @@ def stream(folder: Path, name: str, events: int) -> tuple[Tensor, Tensor, np.nda
         _, codes = np.unique(table[field].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
         columns.append(codes[:events] + rows)
         rows += int(codes.max()) + 1
-    users = columns[fields.index(user)]
+    users = columns[fields.index(user) if user in fields else 0]
     return torch.tensor(np.stack(columns, 1)), torch.tensor(label[:events], dtype=torch.float32), users, rows
 
 
@@ -86,6 +109,12 @@ def run(data: Any, seed: int, **options: Any) -> tuple[float, float, float]:
     torch.manual_seed(seed)
     model = FactorizationMachine(rows)
     optimizer = cadam.CAdam(model.parameters(), lr=LR, **options)
+    scores, loss = learn(model, optimizer, ids, labels)
+    return loss, gauc(scores.numpy(), labels.numpy(), users), optimizer.alignment().total.over_touched
+
+
+def learn(model: nn.Module, optimizer: cadam.Optimizer, ids: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Predict each batch, then learn from it: the scores and their log loss."""
     predicted = []
     for start in range(0, len(ids), BATCH):
         logits = model(ids[start : start + BATCH])
@@ -94,8 +123,37 @@ def run(data: Any, seed: int, **options: Any) -> tuple[float, float, float]:
         nn.functional.binary_cross_entropy_with_logits(logits, labels[start : start + BATCH]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     scores = torch.cat(predicted)
-    loss = float(nn.functional.binary_cross_entropy_with_logits(scores.double(), labels.double()))
-    return loss, gauc(scores.numpy(), labels.numpy(), users), optimizer.alignment().total.over_touched
+    return scores, float(nn.functional.binary_cross_entropy_with_logits(scores.double(), labels.double()))
+
+
+def long_run(data: Any, seeds: int, passes: int) -> None:
+    """Pass after pass over the same events: how far light moments are from float32's."""
+    ids, labels, _, rows = data
+    touched = len(ids) * ids.shape[1] * passes // rows
+    print(f"\nlong run: {passes} passes over {len(ids)} events, {rows} rows, each met {touched} times on average")
+    shown = sorted({1, passes // 4, passes // 2, passes})
+    found: dict[str, list[list[tuple[float, float]]]] = {}
+    for storage in ("float32", "bfloat16", "int8", "int8, row v"):
+        found[storage] = []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            model = FactorizationMachine(rows)
+            optimizer = cadam.CAdam(model.parameters(), lr=LR, **STORAGES[storage])
+            after: list[tuple[float, float]] = []
+            for number in range(1, passes + 1):
+                loss = learn(model, optimizer, ids, labels)[1]
+                state = codes.plain(optimizer.state[model.factors.weight], optimizer.rule)
+                if number in shown:
+                    after.append((loss, float(state["exp_avg_sq"].double().sqrt().mean())))
+            found[storage].append(after)
+    base = found["float32"]
+    for k, number in enumerate(shown):
+        print(f"  pass {number}: float32 log loss {statistics.mean(run[k][0] for run in base):.5f}")
+        for storage in list(found)[1:]:
+            pairs = [(run[k], exact[k]) for run, exact in zip(found[storage], base, strict=True)]
+            loss = interval([a[0] - b[0] for a, b in pairs])
+            root = interval([a[1] / b[1] - 1 for a, b in pairs])
+            print(f"    {storage:12} log loss {loss}, mean root of second moments, relative {root}", flush=True)
 
 
 def gauc(scores: Any, labels: Any, users: Any) -> float:
@@ -121,10 +179,21 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--events", type=int, default=300_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=[*STREAMS, "MovieLens-1M"])
+    parser.add_argument("--movielens-1m", type=Path, metavar="FILE")
+    parser.add_argument("--passes", type=int, help="the long run, in so many passes")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    for name in STREAMS:
-        data = stream(asked.data, name, asked.events)
+    if asked.passes:
+        long_run(stream(asked.data, "flights", asked.events, FEW), asked.seeds, asked.passes)
+        return
+    for name in asked.streams:
+        if name != "MovieLens-1M":
+            data = stream(asked.data, name, asked.events)
+        elif asked.movielens_1m is None:
+            parser.error("MovieLens-1M needs --movielens-1m FILE")
+        else:
+            data = movielens_1m(asked.movielens_1m, asked.events)
         found = {
             storage: [run(data, seed, **options) for seed in range(asked.seeds)]
             for storage, options in STORAGES.items()

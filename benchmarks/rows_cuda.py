@@ -121,7 +121,7 @@ def host_times() -> None:
     """Microseconds until step() returns, and until the device is done."""
     for kind, rows, width in (("fields", 1_000_000, 16), ("zipf", 1_000_000, 10)):
         places = [bench.ids(kind, rows, bench.COUNT, seed).to("cuda") for seed in range(4)]
-        contenders = {way: bench._on_rows(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")}
+        contenders = {way: bench.on_rows(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")}
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in contenders}
         for turn in range(24):
             for way, contender in contenders.items():

@@ -382,19 +382,19 @@ def growth_cases(device: str, quick: bool) -> Iterator[Case]:
 def _rows_contenders(kind: str, rows: int, width: int, count: int, device: str, peers: bool) -> list[Contender]:
     # Other rows in each step, as in training: the caches must not know them from the step before.
     places = [ids(kind, rows, count, seed).to(device) for seed in range(8)]
-    contenders = [_on_rows("cadam.CAdam", CAdam, places, rows, width)]
+    contenders = [on_rows("cadam.CAdam", CAdam, places, rows, width)]
     if peers:
-        contenders.append(_on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width))
+        contenders.append(on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width))
     return contenders
 
 
 def _captured_rows(kind: str, rows: int, width: int) -> list[Contender]:
     places = [ids(kind, rows, COUNT, seed).to("cuda") for seed in range(8)]
-    ours = _on_rows("cadam.CAdam", partial(CAdam, capturable=True), places, rows, width)
-    return [captured(ours), _on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width)]
+    ours = on_rows("cadam.CAdam", partial(CAdam, capturable=True), places, rows, width)
+    return [captured(ours), on_rows("torch SparseAdam", torch.optim.SparseAdam, places, rows, width)]
 
 
-def _on_rows(
+def on_rows(
     name: str, make: Callable[[list[Tensor]], torch.optim.Optimizer], places: list[Tensor], rows: int, width: int
 ) -> Contender:
     """A sparse step over a table, with the next of these ids each time."""

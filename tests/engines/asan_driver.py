@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from itertools import product
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     tensors = [block(height * width, size) for size in (SIZES[dtype], *[REALS[dtype]] * 4)]
     grads, step, counts = block(len(ids) * width, SIZES[dtype]), np.zeros(1, np.float32), np.zeros(3, np.int64)
     pointers = [t.ctypes.data for t in (*tensors, step, counts)]
-    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 4], np.int64)
+    table = np.array([*pointers, height, width, kernel, dtype, *[0] * 7, 1], np.int64)
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
     given = table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data
     squares = np.zeros(1)
@@ -58,6 +59,23 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     done = c.cadam_rows(*given, coefficients.ctypes.data, 3, in_two_parts)
     assert (found < 0) == (done < 0)  # of several bad ids either may be named
     return done
+
+
+def stored_rows(c: ctypes.CDLL, moments: int, by_row: bool, height: int, width: int) -> None:
+    """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts of their own."""
+    kernel, n, size = c.cadam_kernel(b"adam"), 3 * height, (4, 2, 1)[moments]
+    ids = np.random.default_rng(n).integers(0, height, n)
+    moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
+    tensors = [block(height * width, 4), moment, second, np.zeros(0), np.zeros(0), np.zeros(1, np.float32)]
+    scales, steps, set_of = [block(height, 1), block(height, 1)], np.zeros(height, np.int32), np.zeros(2, np.int32)
+    own = [2 * by_row, steps.ctypes.data, set_of.ctypes.data, 1]
+    pointers = [t.ctypes.data for t in tensors]
+    table = np.array(
+        [*pointers, 0, height, width, kernel, 0, *(s.ctypes.data for s in scales), 1, moments, *own], np.int64
+    )
+    grads, coefficients = block(n * width, 4), np.full(32, 0.5)
+    given = table.ctypes.data, ids.ctypes.data, n, grads.ctypes.data, coefficients.ctypes.data
+    assert c.cadam_rows(*given, 3, in_two_parts) == -1
 
 
 def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, width: int, n: int) -> None:
@@ -197,6 +215,8 @@ def main(library: str, mode: str, kernels: str) -> None:
         dense(c, 0, 0, [100], lie=1)
     for level in range(c.cadam_use(-1) + 1):
         c.cadam_use(level)
+        for moments, by_row, width in product(range(3), (False, True), (1, 3, 16, 31, 130)):
+            stored_rows(c, moments, by_row, 50, width)
         for kernel in range(int(kernels)):
             for dtype in range(4):
                 dense(c, kernel, dtype, [0, 1, 7, 63, 64, 65, 129, 1000])

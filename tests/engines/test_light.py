@@ -59,30 +59,99 @@ def test_the_c_kernels_give_the_codes_of_the_reference(rule: str, storage: str, 
 
 @needs_kernels
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
 def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(storage: str, rows: bool) -> None:
+    shared = {"second_moment": "row", "row_steps": True} if rows else {}
     found = []
     c = library.package_library().c
     try:
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
             c.cadam_use(level)
-            found.append(run("adam", rows, (3000, 37), threads, moments=storage))
+            for options in ({}, shared):
+                found.append(run("adam", rows, (3000, 37), threads, moments=storage, **options))
     finally:
         c.cadam_use(-1)
-    for param, state, _ in found[1:]:
-        assert torch.equal(param, found[0][0])
-        assert all(torch.equal(state[name], found[0][1][name]) for name in state)
+    for number, (param, state, _) in enumerate(found):
+        assert torch.equal(param, found[number % 2][0])
+        assert all(torch.equal(state[name], found[number % 2][1][name]) for name in state)
 
 
-@pytest.mark.parametrize("options", [{"second_moment": "row"}, {"row_steps": True}])
-def test_what_the_c_kernels_do_not_have_falls_to_the_reference_which_explain_says(options: Any) -> None:
-    _, _, optimizer = run("adam", True, (20, 4), **options)
+SHARED = [{"second_moment": "row"}, {"second_moment": "row", "row_steps": True}, {"row_steps": True}]
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(700, 37), (90, 16), (90, 64), (33, 300)], ids=str)
+@pytest.mark.parametrize("options", SHARED, ids=str)
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if "positive" in rule.moments.values()])
+def test_the_c_kernels_share_second_moments_and_count_steps_by_row_as_the_reference(
+    rule: str, storage: str, options: Any, shape: Any
+) -> None:
+    param, state, optimizer = run(rule, True, shape, moments=storage, fused=True, **options)
+    assert optimizer.explain()[0].engine == "native-rows"
+    expected, reference, slow = run(rule, True, shape, moments=storage, foreach=False, **options)
+    assert slow.explain()[0].engine == "rows"
+    torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-6)
+    for name, buffer in state.items():
+        if buffer.dtype == torch.float32:  # a mean of squares may be rounded otherwise
+            torch.testing.assert_close(buffer, reference[name], rtol=1e-5, atol=0)
+        else:
+            assert torch.equal(buffer, reference[name]), name
+    assert optimizer.alignment() == slow.alignment()
+
+
+@needs_kernels
+def test_the_c_kernels_share_the_largest_second_moment_too() -> None:
+    found = [run("adam", True, (90, 37), amsgrad=True, second_moment="row", fused=fused) for fused in (True, False)]
+    for fast, reference in zip(found[0][1].values(), found[1][1].values(), strict=True):
+        torch.testing.assert_close(fast, reference, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rows_of_half_precision_count_their_steps(dtype: torch.dtype) -> None:
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(50, 5, dtype=dtype))
+        optimizer = cadam.CAdam([param], lr=0.1, row_steps=True, fused=fused)
+        for _ in range(3):
+            ids = torch.randint(50, (30,))
+            param.grad = torch.sparse_coo_tensor(
+                ids[None], torch.randn(30, 5).to(dtype), param.shape, check_invariants=True
+            )
+            optimizer.step()
+        found.append((param.detach(), optimizer.state[param][moments.ROW_STEPS]))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][1].unique().tolist() == [0, 1, 2, 3]
+
+
+def test_a_dense_gradient_of_a_table_that_shares_moments_falls_to_the_reference_which_explain_says() -> None:
+    _, _, optimizer = run("adam", True, (20, 4), second_moment="row")
+    (param,) = optimizer.param_groups[0]["params"]
+    param.grad = torch.ones(20, 4)
+    optimizer.step()
     row = optimizer.explain()[0]
-    assert row.engine == "rows"
+    assert row.engine == "eager"
     if KERNELS:
-        assert next(iter(options)) in row.passed_over["native-rows"]
-        with pytest.raises(RuntimeError, match=next(iter(options))):
-            run("adam", True, (20, 4), fused=True, **options)
+        assert "second_moment" in row.passed_over["native"]
+
+
+def test_a_rule_with_more_coded_moments_than_the_kernels_have_falls_to_the_reference() -> None:
+    def update(g: Any, s: Any, c: Any, f: Any) -> Any:
+        new = {name: getattr(s, name) + (g - getattr(s, name)) * 0.1 for name in ("a", "b", "c")}
+        return cadam.Step(new["a"], new["a"], new)
+
+    three = cadam.Rule(
+        "three", {"lr": 0.1}, lambda o: dict.fromkeys("abc", 0.0), lambda t, o, f: {}, update,
+        moments=dict.fromkeys("abc", "signed"),
+    )  # fmt: skip
+    param = torch.nn.Parameter(torch.zeros(40))
+    optimizer = type("Three", (cadam.Optimizer,), {"rule": three})([param], moments="int8")
+    param.grad = torch.ones(40)
+    optimizer.step()
+    assert optimizer.explain()[0].engine == "eager"
 
 
 def test_lists_of_tensors_refuse_coded_moments() -> None:
@@ -111,10 +180,12 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         (16, "float32", "element"): 128,
         (16, "bfloat16", "element"): 64,
         (16, "int8", "element"): 34,
+        (16, "bfloat16", "row"): 36,
         (16, "int8", "row"): 21,
         (64, "float32", "element"): 512,
         (64, "bfloat16", "element"): 256,
         (64, "int8", "element"): 130,
+        (64, "bfloat16", "row"): 132,
         (64, "int8", "row"): 69,
     }
     for (width, storage, second), size in expected.items():

@@ -67,6 +67,7 @@ def learn(kind: str, place: str, folder: Path) -> None:
     name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
     ours = learner(
         models.build(name, SCHEMA) if name else None,
+        json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # of the moments
         horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
         checkpoint=folder / "state", checkpoint_every=80,
     )  # fmt: skip

@@ -44,9 +44,9 @@ def build(seed: int = 0) -> Small:
     return Small()
 
 
-def learner(model: nn.Module | None = None, **options: Any) -> Learner:
+def learner(model: nn.Module | None = None, storage: Mapping[str, Any] | None = None, **options: Any) -> Learner:
     model = model or build()
-    optimizer = CAdam(model.named_parameters(), lr=0.01)
+    optimizer = CAdam(model.named_parameters(), lr=0.01, **storage or {})
     return Learner(model, optimizer, nn.functional.binary_cross_entropy_with_logits, **options)
 
 

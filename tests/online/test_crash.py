@@ -45,10 +45,19 @@ def redis_stream(server: Server) -> str:
     return server.url
 
 
-@pytest.mark.parametrize(("kind", "model"), [("parquet", ""), ("redis", ""), ("parquet", "deepfm")])
+@pytest.mark.parametrize(
+    ("kind", "model", "storage"),
+    [
+        ("parquet", "", {}),
+        ("redis", "", {}),
+        ("parquet", "deepfm", {}),
+        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}),
+        ("parquet", "deepfm", {"moments": "int8"}),
+    ],
+)
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(
-    kind: str, model: str, kills: int, tmp_path: Path
+    kind: str, model: str, storage: dict[str, Any], kills: int, tmp_path: Path
 ) -> None:
     server = Server(tmp_path) if kind == "redis" else None
     try:
@@ -59,7 +68,12 @@ def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(
             capture_output=True,
             text=True,
             timeout=900,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "ONLINE_MODEL": model},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "ONLINE_MODEL": model,
+                "ONLINE_STORAGE": json.dumps(storage),
+            },
         )
         assert result.returncode == 0, result.stderr
     finally:

@@ -137,6 +137,15 @@ class Program:
     state: dict[str, Value]
     alignment: Value | None
 
+    def needed_for(self, *wanted: Value) -> list[Op]:
+        """The operations that these values are computed by, in order."""
+        names, found = {value.name for value in wanted}, []
+        for op in reversed(self.ops):
+            if op.out.name in names:
+                names |= {arg.name for arg in op.args if isinstance(arg, Value)}
+                found.append(op)
+        return found[::-1]
+
 
 @cache
 def record(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...], by_row: bool = False) -> Program:

@@ -63,6 +63,15 @@ class Structure:
         return kinds if len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"} else ()
 
     @property
+    def by_row(self) -> Structure | None:
+        """The same with its second moments by row; None if it has none, or asks for the mean square more than once."""
+        kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
+        if None in kinds or set(kinds) <= {"signed"}:
+            return None
+        made = replace(self, stored=tuple("plain" if kind == "signed" else "row" for kind in kinds))
+        return made if [op.kind for op in made.program.ops].count("mean_square") == 1 else None
+
+    @property
     def program(self) -> Program:
         """The one program that covers every option, `Update.general`."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")

@@ -272,10 +272,15 @@ def complete(
     if o["moments"] == "float32":
         state.pop(SEED, None)
     elif SEED not in state and rule.state(o):
-        seed = moments.scramble(number) << 31 ^ torch.initial_seed() & (2**63 - 1)
-        state[SEED] = torch.tensor(seed, dtype=torch.int64, device="cpu")
+        state[SEED] = new_seed(number)
     if o["row_steps"] and rows and ROW_STEPS not in state:
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+
+
+def new_seed(number: int) -> Tensor:
+    """What the rounding of a parameter goes by; the number tells it from others."""
+    seed = moments.scramble(number) << 31 ^ torch.initial_seed() & (2**63 - 1)
+    return torch.tensor(seed, dtype=torch.int64, device="cpu")
 
 
 def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...codegen.c import stored, stored_by_row
 from ...codegen.structure import Structure
+from ...host import OnHost
 from ...rules import Options
 from ...update import Update
-from .. import scalars
+from .. import codes, scalars
 from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
 from .library import Library, find
 from .watch import CHANGED, Watched, lay_out, watched_grads
@@ -27,6 +29,8 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments are in
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
+
+Floats64 = np.ndarray[Any, np.dtype[np.float64]]
 
 GRAIN = 32768  # elements below which a second thread is not worth waking
 
@@ -45,11 +49,15 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return reason
     if item.param.dtype not in DTYPES:
         return f"has no kernels for {item.param.dtype}"
-    wanted = CODES.get(item.moments, torch.promote_types(item.param.dtype, torch.float32))
+    work = torch.promote_types(item.param.dtype, torch.float32)
     for name, buffer in item.state.items():
+        shared = codes.shares(item.param, item.kinds.get(name, ""), options) and codes.is_by_row(buffer, item.param)
+        wanted = work if shared else CODES.get(item.moments, work)
         if buffer.dtype != wanted:
             return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
-        if buffer.shape != item.param.shape or buffer.stride() != item.param.stride():
+        if shared and not is_of_rows(buffer, item.param):
+            return f"{name} does not have one number for each row"
+        if not shared and (buffer.shape != item.param.shape or buffer.stride() != item.param.stride()):
             return f"{name} does not lie in memory as the parameter does"
     if not fills_memory(item.param):
         return "the parameter's elements overlap or have gaps between them"
@@ -59,15 +67,28 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
     if any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
-    found = find(Structure.of(update.rule, scalars.as_numbers(options)))
+    structure = Structure.of(update.rule, scalars.as_numbers(options))
+    by_row = [codes.is_by_row(buffer, item.param) for buffer in item.state.values()]
+    if any(by_row) and by_row != [item.kinds[name] != "signed" for name in item.state]:
+        return "some of its second moments are those of rows, and others are not"
+    storages = stored_by_row(structure) if any(by_row) else ["float32", *stored(structure)]
+    if item.moments not in storages:
+        return f"has no {item.storage} for the moments of the rule {update.rule.name!r}"
+    found = find(structure)
     return found if isinstance(found, str) else None
+
+
+def is_of_rows(x: Tensor, table: Tensor) -> bool:
+    """Has it one number for each row, one after the other in memory?"""
+    return x.shape == codes.by_row(table) and x.is_contiguous() and x.device == table.device
 
 
 def lacks_storage(item: Item, rows: bool) -> str | None:
     """Why the kernels cannot serve moments that are stored like these; None if they can."""
-    if item.moments not in CODES or item.storage != f"moments={item.moments!r}":
-        return f"has no {item.storage}"
-    if item.param.dtype != torch.float32:
+    shared = codes.shares_moments(item)
+    if not rows and (shared or item.row_steps is not None):
+        return f"has no {item.storage} for dense gradients"
+    if item.param.dtype != torch.float32 and (shared or item.moments in CODES):
         return f"has {item.storage} for float32 only, and the parameter is {item.param.dtype}"
     if any((scales.dim() == 2) != rows for scales in item.scales.values()):
         return "the moments have a scale for each row, and the gradient is dense"
@@ -213,12 +234,12 @@ class DenseStep:
         every = [grad for job in jobs for grad in job.gradients()]
         return lay_out(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
 
-    def _coefficients(self, jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _coefficients(self, jobs: Sequence[Job]) -> Floats64:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
         steps = np.empty(len(self.rows))
         self.library.c.cadam_read_steps(self.rows.ctypes.data, len(self.rows), steps.ctypes.data)
         steps += 1
-        sets: list[list[float]] = []
+        made: list[Floats64] = []
         start = 0
         for job in jobs:
             own = slice(start, start + len(job.items))
@@ -226,12 +247,9 @@ class DenseStep:
             different, index = steps[own][:1], np.zeros((), np.int64)
             if (steps[own] != different).any():
                 different, index = np.unique(steps[own], return_inverse=True)
-            self.rows[own, C] = index + len(sets)
-            sets += [values(job, float(t)) for t in different]
-        c = np.zeros((len(sets), MAX_COEFFICIENTS))
-        for row, numbers in zip(c, sets, strict=True):
-            row[: len(numbers)] = numbers
-        return c
+            self.rows[own, C] = index + sum(map(len, made))
+            made.append(sets(job, different.tolist()))
+        return np.concatenate(made)
 
 
 def _disjoint(params: Watched) -> bool:
@@ -256,8 +274,13 @@ def kernel(job: Job) -> tuple[Library, int]:
     return found
 
 
-def values(job: Job, t: float) -> list[float]:
-    """The coefficients of a job at step t, in the kernel's order."""
+def sets(job: Job, steps: Sequence[float] | Floats64) -> Floats64:
+    """A set of coefficients of a job for each of these steps, in the kernel's order."""
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
-    c = job.update.general_coefficients(t, scalars.as_numbers(job.options), scalars.Scalars, grad_scale)
-    return list(map(float, c.values()))
+    options, made = scalars.as_numbers(job.options), np.zeros((len(steps), MAX_COEFFICIENTS))
+    many = isinstance(steps, np.ndarray)  # all at once
+    for rows, t in [(made, steps)] if many else zip(made, steps, strict=True):
+        c = job.update.general_coefficients(t, options, OnHost if many else scalars.Scalars, grad_scale)
+        for column, value in enumerate(c.values()):
+            rows[..., column] = value
+    return made

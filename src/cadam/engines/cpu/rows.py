@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,21 +12,26 @@ from torch import Tensor
 
 from ...rules import Options
 from ...update import Update
+from .. import codes
 from ..base import PLAIN, Engine, Item, Job, UnavailableError
 from ..rows import out_of_range
 from .dense import (
     DTYPES,
     MAX_BUFFERS,
     MAX_CODED,
-    MAX_COEFFICIENTS,
     STORAGES,
     WIDEST,
+    Floats64,
+    is_of_rows,
     kernel,
     lacks_storage,
     refusal,
-    values,
+    sets,
 )
 from .library import Library, package_library
+
+MANY = 1 << 24
+"""Steps up to which rows are put in order by counting."""
 
 
 class NativeRows(Engine):
@@ -38,7 +44,7 @@ class NativeRows(Engine):
 
     def lacks_storage(self, item: Item) -> str | None:
         width = item.param.shape[1:].numel()
-        if width > WIDEST:
+        if width > WIDEST and item.storage != "row_steps=True":
             return f"has {item.storage} for rows of up to {WIDEST} elements, and these have {width}"
         return lacks_storage(item, rows=True)
 
@@ -50,6 +56,9 @@ class NativeRows(Engine):
             return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
         if not item.param.is_contiguous():
             return "the table is not contiguous"
+        steps = item.row_steps
+        if steps is not None and not (steps.dtype == torch.int32 and is_of_rows(steps, item.param)):
+            return "the step counts of its rows are not one int32 for each row"
         return refusal(update, item, options)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
@@ -88,13 +97,16 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
     pointers += [0] * (MAX_BUFFERS - len(pointers))
     counts = 0 if item.counts is None else item.counts.data_ptr()
     tensors = (item.param.data_ptr(), *pointers, item.step.data_ptr(), counts)
-    scales = [scales.data_ptr() for scales in item.scales.values()]
+    scales = [item.scales[name].data_ptr() if name in item.scales else 0 for name in item.state][:MAX_CODED]
     scales += [0] * (MAX_CODED - len(scales))
-    kind = (number, DTYPES[item.param.dtype], *scales, item.seed, STORAGES[item.moments])
-    table = np.array([*tensors, rows, width, *kind], np.int64)
-    c = np.zeros(MAX_COEFFICIENTS)
-    numbers = values(job, item.step.item() + 1)
-    c[: len(numbers)] = numbers
+    by_row = sum(codes.is_by_row(buffer, item.param) << k for k, buffer in enumerate(item.state.values()))
+    kind = (number, DTYPES[item.param.dtype], *scales, item.seed, STORAGES[item.moments], by_row)
+    if item.row_steps is None:
+        c, own = sets(job, [item.step.item() + 1]), (0, 0, 1)
+    else:
+        c, set_of = _of_rows(job, item.row_steps, ids)
+        own = (item.row_steps.data_ptr(), set_of.ctypes.data, len(c))
+    table = np.array([*tensors, rows, width, *kind, *own], np.int64)
     failed = library.c.cadam_rows(
         table.ctypes.data,
         ids.data_ptr(),
@@ -109,6 +121,16 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
     if failed >= 0:
         raise IndexError(f"{item.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
     torch.autograd.graph.increment_version(item.param)
+
+
+def _of_rows(job: Job, row_steps: Tensor, ids: Tensor) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
+    """The sets of coefficients of the steps that these rows take, and by step the number of its set."""
+    steps = row_steps.view(-1)[ids.view(-1)].numpy() + 1
+    few = steps.size and steps.max() <= MANY
+    steps = np.flatnonzero(np.bincount(steps)) if few else np.unique(steps)
+    set_of = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
+    set_of[steps] = np.arange(len(steps))
+    return sets(job, steps.astype(np.float64)), set_of
 
 
 def has_norm(values: Tensor) -> bool:
@@ -132,7 +154,7 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
     n, width = values.shape
     if rows and width:
         table = np.array(
-            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 2), np.int64
+            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 6), np.int64
         )
         failed = library.c.cadam_rows_squares(
             table.ctypes.data,

@@ -46,6 +46,9 @@ typedef struct {
     uint8_t *scales[MAX_CODED]; /* the same of coded buffers */
     uint64_t place;           /* the place of its first element in the table */
     uint32_t key;             /* what the noise of this step comes from */
+    int32_t *steps;           /* where rows count their own steps: of the first row, else 0 */
+    const int32_t *set_of;    /* by such a count: which set of coefficients */
+    int64_t set_size;         /* of a set, in bytes */
 } row_batch;
 
 /* Sum the gradients of each row and update it, with these coefficients. Returns how many elements were aligned. */
@@ -61,6 +64,7 @@ typedef struct {
     rows_fn *rows[DTYPES];
     coded_fn *coded[STORAGES]; /* or 0 */
     rows_fn *coded_rows[STORAGES];
+    rows_fn *by_row[STORAGES]; /* where second moments are those of rows */
 } kernel;
 
 typedef struct {

@@ -231,6 +231,8 @@ EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t 
 
 typedef struct {
     int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype, scales[MAX_CODED], seed, moments;
+    int64_t by_row;                 /* bit k: buffer k has one number a row */
+    int64_t row_steps, set_of, sets; /* where rows count their own steps: the counts, as in row_batch, how many sets */
 } row_table;
 
 typedef struct {
@@ -288,7 +290,7 @@ struct row_step {
     found_rows *found; /* by thread */
     int64_t bad, next;
     uint32_t key;
-    coefficients c; /* of an update, and what it counts */
+    const coefficients *c; /* of an update, and what it counts */
     int64_t aligned, touched;
     double *squares; /* by bucket */
 };
@@ -379,14 +381,18 @@ static void update_bucket(row_step *step, int64_t bucket, found_rows *my)
     row_batch rows = rows_of(step, bucket, my);
     rows.p = (char *)t->p + row * t->width * size_of[t->dtype];
     for (int b = 0; b < step->set->kernels[t->kernel].buffers; b++)
-        rows.s[b] = (char *)t->s[b] + row * t->width * size_of_buffer(t->dtype, t->moments);
+        rows.s[b] = (char *)t->s[b] +
+                    row * (t->by_row >> b & 1 ? (int64_t)sizeof(float) : t->width * size_of_buffer(t->dtype, t->moments));
     for (int b = 0; b < MAX_CODED; b++)
         rows.scales[b] = t->scales[b] ? (uint8_t *)t->scales[b] + row : 0;
     rows.place = (uint64_t)(row * t->width);
     rows.key = step->key;
+    rows.steps = t->row_steps ? (int32_t *)t->row_steps + row : 0;
+    rows.set_of = (const int32_t *)t->set_of;
+    rows.set_size = sizeof(coefficients);
     const kernel *k = &step->set->kernels[t->kernel];
-    rows_fn *update = t->moments ? k->coded_rows[t->moments] : k->rows[t->dtype];
-    const int64_t aligned = update(&rows, in_arithmetic_of(&step->c, t->dtype));
+    rows_fn *update = t->by_row ? k->by_row[t->moments] : t->moments ? k->coded_rows[t->moments] : k->rows[t->dtype];
+    const int64_t aligned = update(&rows, in_arithmetic_of(step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
     __atomic_fetch_add(&step->touched, rows.count * t->width, __ATOMIC_RELAXED);
 }
@@ -483,7 +489,7 @@ done:
     return result;
 }
 
-/* Step `table`: count it, update the rows that `ids` name. Returns -1 when done, -2 if memory ran out, else the position of an
+/* Step `table`: count it, update the rows that `ids` name. `c` has MAX_COEFFICIENTS doubles for each set. Returns -1 when done, -2 if memory ran out, else the position of an
  * id that is out of range; in both latter cases nothing was changed. */
 EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
                           int64_t threads, parallel_for_fn *parallel_for)
@@ -491,9 +497,13 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     row_step step = {
         .do_bucket = update_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
-    convert(&step.c, c);
+    coefficients *converted = malloc((size_t)table->sets * sizeof *converted);
+    for (int64_t i = 0; converted && i < table->sets; i++)
+        convert(&converted[i], c + i * MAX_COEFFICIENTS);
+    step.c = converted;
     step.key = noise_key((uint64_t)table->seed, *(const float *)table->step + 1);
-    const int64_t result = do_buckets(&step, threads, parallel_for);
+    const int64_t result = converted ? do_buckets(&step, threads, parallel_for) : -2;
+    free(converted);
     if (result != -1)
         return result;
     *(float *)table->step += 1;

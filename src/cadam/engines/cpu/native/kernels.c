@@ -195,7 +195,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
         return aligned;                                                                                            \
     }
 
-#define LOOPS(rule, buffers, coefficients, codes)                                                                         \
+#define LOOPS(rule, buffers, ...)                                                                                  \
     LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
     LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
     LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
@@ -252,13 +252,20 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
     if (width & 1)                                                                                                 \
         DO(__VA_ARGS__, 1)
 
+/* Where rows count their own steps: count one, and find the coefficients of that step among those from `c` on. */
+static inline const void *count_step(const row_batch *rows, const void *c, int64_t row)
+{
+    return (const char *)c + rows->set_of[++rows->steps[row]] * rows->set_size;
+}
+
 /* Rows lie far apart, so they and their gradients are fetched some rows ahead. */
 #define ROWS(rule, n_buffers, T, real_, integer_, NAME)                                                            \
     static int64_t NAME(const row_batch *rows, const void *c_)                                                     \
     {                                                                                                              \
         typedef real_ real_t;                                                                                      \
         typedef integer_ integer_t;                                                                                \
-        const struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_, *c = &values;             \
+        struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_;                                 \
+        const struct rule##_##real_##_c *c = &values;                                                              \
         const value_##T *grads = rows->grads;                                                                      \
         const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                   \
         int64_t aligned = 0, begin = 0;                                                                            \
@@ -269,12 +276,16 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##T));                                   \
                 BUFFERS_##n_buffers(PREFETCH_ROW)                                                                  \
+                if (rows->steps)                                                                                   \
+                    prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
             }                                                                                                      \
             if (r < 0)                                                                                             \
                 continue;                                                                                          \
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
             if (begin + GRADS_AHEAD < last)                                                                        \
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            if (rows->steps)                                                                                       \
+                values = *(const struct rule##_##real_##_c *)count_step(rows, c_, row);                            \
             value_##T *restrict p = (value_##T *)rows->p + row * width;                                            \
             BUFFERS_##n_buffers(DECLARE_ROW)                                                                       \
             int64_t i = 0;                                                                                         \
@@ -284,7 +295,7 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
         return aligned;                                                                                            \
     }
 
-#define ALL_ROWS(rule, buffers, coefficients, codes)                                                                      \
+#define ALL_ROWS(rule, buffers, ...)                                                                               \
     ROWS(rule, buffers, F32, float, int32_t, rule##_f32_rows)                                                      \
     ROWS(rule, buffers, F64, double, int64_t, rule##_f64_rows)                                                     \
     ROWS(rule, buffers, BF16, float, int32_t, rule##_bf16_rows)                                                    \
@@ -329,9 +340,17 @@ SQUARES(F16, float, squares_f16)
 
 /* Coded moments, as cadam/moments.py defines them -------------------------------------------------------------
  *
- * Sixteen elements at a time, as vectors: decoded, updated and, where they share no scale, coded again in registers. */
+ * Vectors as wide as the instruction set has them: decoded, updated and, where they share no scale, coded again in
+ * registers. Wider ones would be taken apart by the compiler, number by number where they are compared. */
 
+#ifdef __AVX512F__
 enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { SUMS = 16 / LANES }; /* vectors in which sums are added up, so that every instruction set does it in one order */
 typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
 typedef int32_t mask_t __attribute__((vector_size(4 * LANES)));
 typedef float floats_t __attribute__((vector_size(4 * LANES)));
@@ -340,18 +359,47 @@ typedef float floats_t __attribute__((vector_size(4 * LANES)));
 
 INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test & yes) | (~(bits_t)test & no); }
 
-/* What the compiler does not find by itself for AVX-512. */
+/* Codes of one byte, signed or not, or of two; and back. */
+#define CONVERT(name, code)                                                                                        \
+    INLINE bits_t widen_##name(const void *q)                                                                      \
+    {                                                                                                              \
+        code codes __attribute__((vector_size(LANES * sizeof(code))));                                             \
+        memcpy(&codes, q, sizeof codes);                                                                           \
+        return __builtin_convertvector(codes, bits_t);                                                             \
+    }                                                                                                              \
+    INLINE void narrow_##name(void *q, bits_t x)                                                                   \
+    {                                                                                                              \
+        typedef code codes_t __attribute__((vector_size(LANES * sizeof(code))));                                   \
+        const codes_t codes = __builtin_convertvector(x, codes_t);                                                 \
+        memcpy(q, &codes, sizeof codes);                                                                           \
+    }
+
+/* What the compiler does not find by itself. */
 #ifdef __AVX512F__
-INLINE bits_t unless_zero(bits_t size, bits_t x) /* x, and zero where the size is */
+INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm512_cvtepi8_epi32(_mm_loadu_si128(q)); }
+INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm512_cvtepu8_epi32(_mm_loadu_si128(q)); }
+INLINE bits_t widen_half(const void *q) { return (bits_t)_mm512_cvtepu16_epi32(_mm256_loadu_si256(q)); }
+INLINE void narrow_positive(void *q, bits_t x) { _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x)); }
+INLINE void narrow_half(void *q, bits_t x) { _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x)); }
+
+INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) /* x, and zero where the bits `size` of the code are */
 {
-    return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
+    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)code, _mm512_set1_epi32((int)size));
+    return (bits_t)_mm512_maskz_mov_epi32(has_size, (__m512i)x);
+}
+
+INLINE bits_t at_least_one(mask_t x, bits_t size) /* and zero where the size is */
+{
+    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)size, (__m512i)size);
+    return (bits_t)_mm512_maskz_max_epi32(has_size, (__m512i)x, _mm512_set1_epi32(1));
 }
 
 INLINE floats_t sign_of(floats_t x)
 {
-    const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1);
-    const __m512 up = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, zero, _CMP_GT_OQ), one);
-    return (floats_t)_mm512_mask_mov_ps(up, _mm512_cmp_ps_mask((__m512)x, zero, _CMP_LT_OQ), _mm512_set1_ps(-1));
+    const __mmask16 has_sign = _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_NEQ_OQ); /* no zero, no NaN */
+    const __m512i sign = _mm512_set1_epi32((int)0x80000000), one = _mm512_set1_epi32(0x3f800000);
+    enum { X_AND_Y_OR_Z = 0xea };
+    return (floats_t)_mm512_maskz_ternarylogic_epi32(has_sign, (__m512i)x, sign, one, X_AND_Y_OR_Z);
 }
 
 INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
@@ -365,25 +413,61 @@ INLINE int64_t count_positive(floats_t x)
     return __builtin_popcount(_mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ));
 }
 
+INLINE int has_nan(floats_t x) { return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0; }
 INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
 INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
 INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm512_min_epu32((__m512i)x, (__m512i)y); }
-INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
 INLINE floats_t root(floats_t x) { return (floats_t)_mm512_sqrt_ps((__m512)x); }
-
-INLINE bits_t widen(const void *q, int64_t size) /* codes of one byte or two */
-{
-    return (bits_t)(size == 1 ? _mm512_cvtepu8_epi32(_mm_loadu_si128(q)) : _mm512_cvtepu16_epi32(_mm256_loadu_si256(q)));
-}
-
-INLINE void narrow(void *q, bits_t x, int64_t size)
-{
-    if (size == 1)
-        _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x));
-    else
-        _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x));
-}
+INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE float sum_of(const floats_t *x) { return _mm512_reduce_add_ps((__m512)*x); } /* adds halves, halves of these... */
 #else
+#ifdef __AVX2__
+INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm256_cvtepi8_epi32(_mm_loadl_epi64(q)); }
+INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm256_cvtepu8_epi32(_mm_loadl_epi64(q)); }
+INLINE bits_t widen_half(const void *q) { return (bits_t)_mm256_cvtepu16_epi32(_mm_loadu_si128(q)); }
+
+INLINE __m128i words_of(bits_t x) /* the lower halves; the upper ones are zero */
+{
+    return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+}
+
+INLINE void narrow_half(void *q, bits_t x) { _mm_storeu_si128(q, words_of(x)); }
+INLINE void narrow_positive(void *q, bits_t x)
+{
+    const __m128i words = words_of(x & 0xff);
+    _mm_storel_epi64(q, _mm_packus_epi16(words, words));
+}
+
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm256_max_epi32((__m256i)x, (__m256i)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm256_min_epi32((__m256i)x, (__m256i)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm256_min_epu32((__m256i)x, (__m256i)y); }
+INLINE floats_t root(floats_t x) { return (floats_t)_mm256_sqrt_ps((__m256)x); }
+INLINE int64_t count_positive(floats_t x) { return __builtin_popcount((unsigned)_mm256_movemask_ps((__m256)(x > 0))); }
+#else
+CONVERT(signed, int8_t)
+CONVERT(positive, uint8_t)
+CONVERT(half, uint16_t)
+INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
+INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
+INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
+
+INLINE floats_t root(floats_t x)
+{
+    for (int k = 0; k < LANES; k++)
+        x[k] = __builtin_sqrtf(x[k]);
+    return x;
+}
+
+INLINE int64_t count_positive(floats_t x)
+{
+    const mask_t positive = x > 0;
+    return -(int64_t)(positive[0] + positive[1] + positive[2] + positive[3]);
+}
+#endif
+
+INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) { return (bits_t)((code & size) != 0) & x; }
+INLINE bits_t at_least_one(mask_t x, bits_t size) { return (bits_t)larger(x, (mask_t)lower(size, (bits_t){0} + 1)); }
+
 INLINE floats_t sign_of(floats_t x)
 {
     return (floats_t)((bits_t)(x > 0) & 0x3f800000) - (floats_t)((bits_t)(x < 0) & 0x3f800000);
@@ -394,19 +478,10 @@ INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
     return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
 }
 
-INLINE int64_t count_positive(floats_t x)
+INLINE int has_nan(floats_t x) /* or may have: to find out takes as long as what it is asked for */
 {
-    const mask_t positive = x > 0;
-    int32_t count = 0;
-    for (int k = 0; k < LANES; k++)
-        count -= positive[k];
-    return count;
+    return (void)x, 1;
 }
-
-INLINE bits_t unless_zero(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
-INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
-INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
-INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
 
 INLINE int32_t largest_of(mask_t x)
 {
@@ -416,35 +491,14 @@ INLINE int32_t largest_of(mask_t x)
     return largest;
 }
 
-INLINE floats_t root(floats_t x)
+INLINE float sum_of(const floats_t *x) /* in the order of AVX-512 */
 {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int k = 0; k < LANES; k++)
-        lanes[k] = __builtin_sqrtf(lanes[k]);
-    memcpy(&x, lanes, sizeof x);
-    return x;
-}
-
-INLINE bits_t widen(const void *q, int64_t size)
-{
-    uint32_t lanes[LANES];
-    for (int k = 0; k < LANES; k++)
-        lanes[k] = size == 1 ? ((const uint8_t *)q)[k] : ((const uint16_t *)q)[k];
-    bits_t x;
-    memcpy(&x, lanes, sizeof x);
-    return x;
-}
-
-INLINE void narrow(void *q, bits_t x, int64_t size)
-{
-    uint32_t lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int k = 0; k < LANES; k++)
-        if (size == 1)
-            ((uint8_t *)q)[k] = (uint8_t)lanes[k];
-        else
-            ((uint16_t *)q)[k] = (uint16_t)lanes[k];
+    float lanes[SUMS * LANES];
+    memcpy(lanes, x, sizeof lanes);
+    for (int half = SUMS * LANES / 2; half; half /= 2)
+        for (int k = 0; k < half; k++)
+            lanes[k] += lanes[k + half];
+    return lanes[0];
 }
 #endif
 
@@ -461,18 +515,29 @@ INLINE void write_floats(float *x, floats_t lanes, int64_t n)
     memcpy(x, &lanes, (size_t)(n < LANES ? n : LANES) * sizeof *x);
 }
 
-INLINE bits_t read_codes(const void *q, int64_t n, int64_t size)
+INLINE const void *all_codes(const void *q, uint16_t *room, int64_t n, int64_t size)
 {
-    uint16_t room[LANES] = {0};
-    return widen(n < LANES ? memcpy(room, q, (size_t)(n * size)) : q, size);
+    return n < LANES ? memcpy(room, q, (size_t)(n * size)) : q;
 }
 
 INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
 {
     uint16_t room[LANES];
-    narrow(n < LANES ? room : q, x, size);
+    void *to = n < LANES ? room : q;
+    if (size == 1)
+        narrow_positive(to, x);
+    else
+        narrow_half(to, x);
     if (n < LANES)
         memcpy(q, room, (size_t)(n * size));
+}
+
+/* The first n, and zeros. */
+INLINE floats_t first_of(floats_t x, int64_t n)
+{
+    for (int64_t k = n; k < LANES; k++)
+        x[k] = 0;
+    return x;
 }
 
 /* The element functions once more, of vectors. */
@@ -507,35 +572,38 @@ INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
 /* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
 enum { SHIFT_signed = 21, SHIFT_positive = 20 };
 
+/* Of a code whose sign was extended: the upper bits are all its sign. */
 INLINE bits_t decode_signed(bits_t code, uint32_t base)
 {
-    const bits_t size = code & 0x7f;
-    return unless_zero(size, ((size << SHIFT_signed) + base) | (code & 0x80) << 24);
+    return unless_zero(code, 0x7f, (code << SHIFT_signed & 0x8fffffff) + base);
 }
 
 INLINE bits_t decode_positive(bits_t code, uint32_t base)
 {
-    return unless_zero(code, (code << SHIFT_positive) + base);
+    return unless_zero(code, 0xff, (code << SHIFT_positive) + base);
 }
 
-/* Both with the 16 bits of noise number k. */
-INLINE bits_t encode_signed(bits_t bits, bits_t noise, int k, uint32_t base)
+/* Both with 16 bits of noise. */
+INLINE bits_t encode_signed(bits_t bits, bits_t noise, uint32_t base)
 {
-    const bits_t more = (k ? noise >> 11 : noise << 5) & 0x1fffe0, size = bits & 0x7fffffff;
-    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_signed, (mask_t){0}) | (bits >> 24 & 0x80);
+    const bits_t size = (bits & 0x7fffffff) - base + (noise << (SHIFT_signed - 16));
+    return (bits_t)larger((mask_t)size >> SHIFT_signed, (mask_t){0}) | (bits >> 24 & 0x80);
 }
 
-INLINE bits_t encode_positive(bits_t bits, bits_t noise, int k, uint32_t base)
+INLINE bits_t encode_positive(bits_t bits, bits_t noise, uint32_t base)
 {
-    const bits_t more = (k ? noise >> 12 : noise << 4) & 0xffff0, size = bits & 0x7fffffff;
-    return (bits_t)larger((mask_t)(size - base + more) >> SHIFT_positive, (mask_t)lower(size, (bits_t){0} + 1));
+    const bits_t size = bits & 0x7fffffff, code = size - base + (noise << (SHIFT_positive - 16));
+    return at_least_one((mask_t)code >> SHIFT_positive, size);
 }
 
 /* To bfloat16. A NaN that has all bits must not overflow. */
-INLINE bits_t upper_half(bits_t bits, bits_t noise)
+INLINE bits_t upper_half(floats_t x, bits_t noise)
 {
-    bits = lower(bits, (bits_t){0} + 0xffc00000u);
-    bits = (bits_t)smaller((mask_t)bits, (mask_t){0} + 0x7fc00000);
+    bits_t bits = (bits_t)x;
+    if (__builtin_expect(has_nan(x), 0)) {
+        bits = lower(bits, (bits_t){0} + 0xffc00000u);
+        bits = (bits_t)smaller((mask_t)bits, (mask_t){0} + 0x7fc00000);
+    }
     return (bits + noise) >> 16;
 }
 
@@ -553,104 +621,180 @@ INLINE uint32_t scramble(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* The noise of elements; `inner` is what the key and the upper half of their place make of it. */
-INLINE bits_t noise_at(bits_t place, uint32_t inner)
+/* By k and l, what k ^ l is in the first product of `scramble`. */
+#define PRODUCT(k, l) (uint32_t)((k) ^ (l)) * 0x85EBCA6Bu
+#define PRODUCTS(k)                                                                                                 \
+    {PRODUCT(k, 0), PRODUCT(k, 1), PRODUCT(k, 2), PRODUCT(k, 3), PRODUCT(k, 4), PRODUCT(k, 5), PRODUCT(k, 6),      \
+     PRODUCT(k, 7), PRODUCT(k, 8), PRODUCT(k, 9), PRODUCT(k, 10), PRODUCT(k, 11), PRODUCT(k, 12), PRODUCT(k, 13),  \
+     PRODUCT(k, 14), PRODUCT(k, 15)}
+static const uint32_t products[16][16] __attribute__((aligned(64))) = {
+    PRODUCTS(0), PRODUCTS(1), PRODUCTS(2),  PRODUCTS(3),  PRODUCTS(4),  PRODUCTS(5),  PRODUCTS(6),  PRODUCTS(7),
+    PRODUCTS(8), PRODUCTS(9), PRODUCTS(10), PRODUCTS(11), PRODUCTS(12), PRODUCTS(13), PRODUCTS(14), PRODUCTS(15)};
+
+/* The noise of elements but for the last step of `scramble`, which `HALVES` takes; `inner` is what the key and the upper
+ * half of their place make of it. Of as many places as there are lanes, from a multiple of that on, only the last bits
+ * differ: the first steps are those of one number, and a table has the rest. */
+INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
 {
-    bits_t x = place ^ inner;
-    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-    return x ^ (x >> 16);
+    bits_t x;
+    if (is_whole) {
+        uint32_t first = place ^ inner;
+        first ^= first >> 16;
+        memcpy(&x, products[first % LANES], sizeof x);
+        x += (first - first % LANES) * 0x85EBCA6Bu;
+    } else {
+        for (uint32_t k = 0; k < LANES; k++)
+            x[k] = (place + k) ^ inner;
+        x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    }
+    return (x ^ (x >> 13)) * 0xC2B2AE35u;
 }
 
-/* A rule has one or two coded buffers: the first takes the lower half of the noise. */
-#define EACH_1(DO, kind0, kind1) DO(0, kind0)
-#define EACH_2(DO, kind0, kind1) DO(0, kind0) DO(1, kind1)
+#define HALVES(noise) const bits_t half1 = noise >> 16, half0 = (noise ^ half1) & 0xffff;
+
+/* What is done to each buffer: its number, how it is stored, its kind, and which half of the noise it takes. */
+#define EACH_1(DO, how, kind, which) DO(0, how, kind, which)
+#define EACH_2(DO, how, kind, which, ...) DO(0, how, kind, which) LAST_1(DO, 1, __VA_ARGS__)
+#define EACH_3(DO, how, kind, which, ...) DO(0, how, kind, which) LAST_2(DO, 1, 2, __VA_ARGS__)
+#define EACH_4(DO, how, kind, which, ...) DO(0, how, kind, which) LAST_3(DO, 1, 2, 3, __VA_ARGS__)
+#define LAST_1(DO, k, how, kind, which) DO(k, how, kind, which)
+#define LAST_2(DO, k, l, how, kind, which, ...) DO(k, how, kind, which) LAST_1(DO, l, __VA_ARGS__)
+#define LAST_3(DO, k, l, m, how, kind, which, ...) DO(k, how, kind, which) LAST_2(DO, l, m, __VA_ARGS__)
+
+#define PREPARE(k, how, kind, which) PREPARE_##how(k, kind)
+#define DECODE(k, how, kind, which) DECODE_##how(k, kind)
+#define ENCODE(k, how, kind, which) ENCODE_##how(k, kind, which)
+#define FINISH(k, how, kind, which) FINISH_##how(k, kind)
+#define LATER(k, how, kind, which) LATER_##how
+#define CODE(k, how, kind, which) CODE_##how(k, kind, which)
+#define FETCH(k, how, kind, which) prefetch(s[k], i + j, sizeof(code_##how));
+#define FETCH_ROW(k, how, kind, which)                                                                              \
+    prefetch_row(rows->s[k], next, SPAN_##how);                                                                    \
+    if (sizeof(code_##how) == 1)                                                                                   \
+        prefetch_row(rows->scales[k], next, 1);
+
 #define LANES_OF(k) , &x##k
-#define NOISE(k) (noise >> (16 * k) & 0xffff)
-#define CODES(k) (char *)s[k] + (i + j) * size
+#define CODES(k, how) (code_##how *)s[k] + i + j
 
+typedef float code_F32;
+#define SPAN_F32 width * 4
+#define PREPARE_F32(k, kind)
+#define DECODE_F32(k, kind) floats_t x##k = read_floats(CODES(k, F32), left);
+#define ENCODE_F32(k, kind, which) write_floats(CODES(k, F32), x##k, left);
+#define FINISH_F32(k, kind)
+#define LATER_F32
+#define CODE_F32(k, kind, which)
+
+typedef uint16_t code_BF16;
+#define SPAN_BF16 width * 2
 #define PREPARE_BF16(k, kind)
-#define DECODE_BF16(k, kind) floats_t x##k = (floats_t)(read_codes(CODES(k), left, size) << 16);
-#define ENCODE_BF16(k, kind) write_codes(CODES(k), upper_half((bits_t)x##k, NOISE(k)), left, size);
+#define DECODE_BF16(k, kind)                                                                                       \
+    uint16_t spare##k[LANES] = {0};                                                                                \
+    floats_t x##k = (floats_t)(widen_half(all_codes(CODES(k, BF16), spare##k, left, 2)) << 16);
+#define ENCODE_BF16(k, kind, which)                                                                                 \
+    write_codes(CODES(k, BF16), upper_half(x##k, half##which), left, 2);
 #define FINISH_BF16(k, kind)
-#define FITS_BF16(k, kind)
+#define LATER_BF16
+#define CODE_BF16(k, kind, which)
 
+typedef uint8_t code_INT8;
+#define SPAN_INT8 width
 #define PREPARE_INT8(k, kind)                                                                                      \
     floats_t room##k[room / LANES];                                                                                \
     mask_t sizes##k = {0};                                                                                         \
     const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23;
 #define DECODE_INT8(k, kind)                                                                                       \
-    floats_t x##k = (floats_t)decode_##kind(read_codes(CODES(k), left, size), base##k);
-#define ENCODE_INT8(k, kind)                                                                                       \
+    uint16_t spare##k[LANES] = {0};                                                                                \
+    floats_t x##k = (floats_t)decode_##kind(widen_##kind(all_codes(CODES(k, INT8), spare##k, left, 1)), base##k);
+#define ENCODE_INT8(k, kind, which)                                                                                 \
     room##k[j / LANES] = x##k;                                                                                     \
-    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));                                              \
-    write_codes(CODES(k), encode_##kind((bits_t)x##k, noise, k, base##k), left, size);
+    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));
 #define FINISH_INT8(k, kind)                                                                                       \
     const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
     const uint32_t from##k = new##k == 255 ? 0x78000000u : (new##k - 31) << 23;                                    \
-    scales[k][at] = (uint8_t)new##k;
-#define FITS_INT8(k, kind) || new##k != old##k || new##k == 255
-#define CODE_INT8(k, kind)                                                                                         \
-    write_codes(CODES(k), encode_##kind((bits_t)room##k[j / LANES], noise, k, from##k), left, size);
-#define CODE_BF16(k, kind)
+    if (new##k != old##k) /* most of the time it is not, and its cache line need not be written back */             \
+        scales[k][at] = (uint8_t)new##k;
+#define LATER_INT8 || 1
+#define CODE_INT8(k, kind, which)                                                                                   \
+    write_codes(CODES(k, INT8), encode_##kind((bits_t)room##k[j / LANES], half##which, from##k), left, 1);
 
-/* Update m elements from i on, at most `room`, that share their scales number `at`. They are coded with the scales that they
- * had, which they keep most of the time, and once more where these turn out to be others. */
-#define CODED(rule, n_buffers, kind0, kind1, STORAGE, bytes, NAME)                                                 \
-    INLINE void NAME(const struct rule##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s,   \
+typedef float code_ROW; /* one for all of them */
+#define SPAN_ROW 4
+#define PREPARE_ROW(k, kind)                                                                                       \
+    float *shared##k = (float *)s[k] + at;                                                                         \
+    floats_t after##k = {0};
+#define DECODE_ROW(k, kind) floats_t x##k = (floats_t){0} + *shared##k;
+#define ENCODE_ROW(k, kind, which) after##k = x##k;
+#define FINISH_ROW(k, kind) *shared##k = after##k[0];
+#define LATER_ROW
+#define CODE_ROW(k, kind, which)
+
+/* Where second moments are those of rows, their element functions need the mean of the row's squares first. */
+#define MEAN_0(element, n_buffers, ...)
+#define MEAN_1(element, n_buffers, ...)                                                                            \
+    floats_t squares[SUMS] = {{0}}, mean_square = {0};                                                             \
+    for (int64_t j = 0; j < m; j += LANES) {                                                                       \
+        const int64_t left = is_whole ? LANES : m - j;                                                             \
+        floats_t p_ = read_floats(p + j, left), squared;                                                           \
+        EACH_##n_buffers(DECODE, __VA_ARGS__)                                                                      \
+        element##_squared_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &squared);         \
+        squares[j / LANES % SUMS] += first_of(squared * squared, left);                                            \
+    }                                                                                                              \
+    mean_square += sum_of(squares) / (float)m;
+#define GIVEN_0
+#define GIVEN_1 , mean_square
+
+/* Update m elements from i on, at most `room`, that share their scales number `at`; what shares a scale is coded when all of
+ * them are known. */
+#define STORED(element, by_row, n_buffers, NAME, ...)                                                              \
+    INLINE void NAME(const struct element##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s, \
                      uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
-                     const int64_t room, const int is_whole, int64_t *count)                                        \
+                     const int64_t room, const int is_dense, const int is_whole, int64_t *count)                   \
     {                                                                                                              \
-        const int64_t size = bytes;                                                                                \
         const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
-        const bits_t first = (bits_t){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (uint32_t)place;      \
-        bits_t low = first;                                                                                        \
         (void)scales, (void)at, (void)room;                                                                        \
-        EACH_##n_buffers(PREPARE_##STORAGE, kind0, kind1)                                                          \
+        EACH_##n_buffers(PREPARE, __VA_ARGS__)                                                                     \
+        MEAN_##by_row(element, n_buffers, __VA_ARGS__)                                                             \
         for (int64_t j = 0; j < m; j += LANES) {                                                                   \
             const int64_t left = is_whole ? LANES : m - j;                                                         \
+            if (is_dense && !(j % BLOCK)) {                                                                        \
+                prefetch(p, j, sizeof *p);                                                                         \
+                prefetch(g, j, sizeof *g);                                                                         \
+                EACH_##n_buffers(FETCH, __VA_ARGS__)                                                               \
+            }                                                                                                      \
             floats_t p_ = read_floats(p + j, left), alignment;                                                     \
-            EACH_##n_buffers(DECODE_##STORAGE, kind0, kind1)                                                       \
-            rule##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &alignment);              \
+            EACH_##n_buffers(DECODE, __VA_ARGS__)                                                                  \
+            element##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF) GIVEN_##by_row, &alignment); \
             write_floats(p + j, p_, left);                                                                         \
             *count += count_positive(alignment);                                                                   \
-            const bits_t noise = noise_at(low, inner);                                                             \
-            low += LANES;                                                                                          \
-            EACH_##n_buffers(ENCODE_##STORAGE, kind0, kind1)                                                       \
+            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
+            HALVES(noise)                                                                                          \
+            (void)half0, (void)half1;                                                                              \
+            EACH_##n_buffers(ENCODE, __VA_ARGS__)                                                                  \
         }                                                                                                          \
-        EACH_##n_buffers(FINISH_##STORAGE, kind0, kind1)                                                           \
-        if (!(0 EACH_##n_buffers(FITS_##STORAGE, kind0, kind1)))                                                   \
-            return;                                                                                                \
-        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
+        EACH_##n_buffers(FINISH, __VA_ARGS__)                                                                      \
+        for (int64_t j = 0; (0 EACH_##n_buffers(LATER, __VA_ARGS__)) && j < m; j += LANES) {                       \
             const int64_t left = is_whole ? LANES : m - j;                                                         \
-            const bits_t noise = noise_at(first + (uint32_t)j, inner);                                             \
-            (void)left, (void)noise;                                                                               \
-            EACH_##n_buffers(CODE_##STORAGE, kind0, kind1)                                                         \
+            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
+            HALVES(noise)                                                                                          \
+            (void)left, (void)half0, (void)half1;                                                                  \
+            EACH_##n_buffers(CODE, __VA_ARGS__)                                                                    \
         }                                                                                                          \
     }
 
-#define PREFETCH_CODED(k) prefetch(s[k], i + ahead, size);
-
-#define CODED_LOOP(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+#define STORED_LOOP(element, BLOCK_OF, NAME)                                                       \
     static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
                         uint32_t key, const void *c_)                                                              \
     {                                                                                                              \
-        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
-        const int64_t size = bytes;                                                                                \
+        const struct element##_lanes_c values = *(const struct element##_lanes_c *)c_, *c = &values;               \
         int64_t i = 0;                                                                                             \
         int64_t count = 0;                                                                                         \
-        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK) {                                                           \
-            for (int64_t ahead = 0; ahead < CODED_BLOCK; ahead += BLOCK) {                                         \
-                prefetch(p, i + ahead, sizeof *p);                                                                 \
-                prefetch(g, i + ahead, sizeof *g);                                                                 \
-                BUFFERS_##n_buffers(PREFETCH_CODED)                                                                \
-            }                                                                                                      \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK)                                                             \
             BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, CODED_BLOCK, \
-                     1, &count);                                                                                   \
-        }                                                                                                          \
+                     1, 1, &count);                                                                                \
         if (i < n)                                                                                                 \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, 0, \
-                     &count);                                                                                      \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, 1, \
+                     0, &count);                                                                                   \
         return count;                                                                                              \
     }
 
@@ -661,16 +805,15 @@ INLINE bits_t noise_at(bits_t place, uint32_t inner)
         i += m;                                                                                                    \
     }
 
-#define PREFETCH_CODED_ROW(k) prefetch_row(rows->s[k], next, width * size);
-
 /* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
-#define CODED_ROWS(rule, n_buffers, BLOCK_OF, bytes, NAME)                                                         \
+#define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
     INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int is_whole)      \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
-        const struct rule##_lanes_c values = *(const struct rule##_lanes_c *)c_, *c = &values;                     \
+        struct element##_lanes_c values = *(const struct element##_lanes_c *)c_;                                   \
+        const struct element##_lanes_c *c = &values;                                                               \
         const float *grads = rows->grads;                                                                          \
-        const int64_t size = bytes, last = rows->count ? rows->ends[rows->count - 1] : 0;                          \
+        const int64_t last = rows->count ? rows->ends[rows->count - 1] : 0;                                        \
         int64_t begin = 0;                                                                                         \
         int64_t count = 0;                                                                                         \
         float sums[WIDEST] __attribute__((aligned(64)));                                                             \
@@ -680,19 +823,21 @@ INLINE bits_t noise_at(bits_t place, uint32_t inner)
             if (r + ROWS_AHEAD < rows->count) {                                                                    \
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
                 prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
-                BUFFERS_##n_buffers(PREFETCH_CODED_ROW)                                                            \
-                for (int k = 0; size == 1 && k < n_buffers; k++)                                                   \
-                    prefetch_row(rows->scales[k], next, 1);                                                        \
+                EACH_##n_buffers(FETCH_ROW, __VA_ARGS__)                                                           \
+                if (rows->steps)                                                                                   \
+                    prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
             }                                                                                                      \
             if (r < 0)                                                                                             \
                 continue;                                                                                          \
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
             if (begin + GRADS_AHEAD < last)                                                                        \
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+            if (rows->steps)                                                                                       \
+                values = *(const struct element##_lanes_c *)count_step(rows, c_, row);                             \
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
             BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     rows->place + (uint64_t)(row * width), rows->key, WIDEST, is_whole, &count);                  \
+                     rows->place + (uint64_t)(row * width), rows->key, width == 16 ? 16 : WIDEST, 0, is_whole, &count); \
             begin = end;                                                                                           \
         }                                                                                                          \
         return count;                                                                                              \
@@ -704,25 +849,29 @@ INLINE bits_t noise_at(bits_t place, uint32_t inner)
         return rows->width % LANES ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, 1);      \
     }
 
-#define ALL_CODED(rule, n_buffers, kind0, kind1)                                                                   \
-    CODED(rule, n_buffers, kind0, kind1, BF16, 2, rule##_coded_bf16)                                               \
-    CODED(rule, n_buffers, kind0, kind1, INT8, 1, rule##_coded_int8)                                               \
-    CODED_LOOP(rule, n_buffers, rule##_coded_bf16, 2, rule##_dense_bf16)                                           \
-    CODED_LOOP(rule, n_buffers, rule##_coded_int8, 1, rule##_dense_int8)                                           \
-    CODED_ROWS(rule, n_buffers, rule##_coded_bf16, 2, rule##_rows_bf16)                                            \
-    CODED_ROWS(rule, n_buffers, rule##_coded_int8, 1, rule##_rows_int8)
-CODED_RULES(ALL_CODED)
+#define LOOP_0(rule, element, STORAGE)                                                            \
+    STORED_LOOP(element, rule##_block_##STORAGE##_0, rule##_dense_##STORAGE)
+#define LOOP_1(rule, element, STORAGE)
+#define ALL_STORED(rule, element, STORAGE, by_row, n_buffers, ...)                                                 \
+    STORED(element, by_row, n_buffers, rule##_block_##STORAGE##_##by_row, __VA_ARGS__)                             \
+    LOOP_##by_row(rule, element, STORAGE)                                                 \
+    STORED_ROWS(element, n_buffers, rule##_block_##STORAGE##_##by_row, rule##_rows_##STORAGE##_##by_row, __VA_ARGS__)
+STORED_RULES(ALL_STORED)
 
-#define HAS_CODES_0(rule)
-#define HAS_CODES_1(rule)                                                                                          \
-    .coded = {0, rule##_dense_bf16, rule##_dense_int8}, .coded_rows = {0, rule##_rows_bf16, rule##_rows_int8},
+/* In which storages there is a kernel: none; float32, or both of the others, or all. */
+#define STORED_0(rule)
+#define STORED_2(rule)                                                                                             \
+    .coded = {0, rule##_dense_BF16, rule##_dense_INT8}, .coded_rows = {0, rule##_rows_BF16_0, rule##_rows_INT8_0},
+#define BY_ROW_0(rule)
+#define BY_ROW_1(rule) .by_row = {rule##_rows_F32_1},
+#define BY_ROW_3(rule) .by_row = {rule##_rows_F32_1, rule##_rows_BF16_1, rule##_rows_INT8_1},
 
-#define ENTRY(rule, n_buffers, n_coefficients, codes)                                                                     \
+#define ENTRY(rule, n_buffers, n_coefficients, n_stored, n_by_row)                                                 \
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
-        HAS_CODES_##codes(rule)                                                                                    \
+        STORED_##n_stored(rule) BY_ROW_##n_by_row(rule)                                                            \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
 

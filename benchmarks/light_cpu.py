@@ -1,0 +1,137 @@
+"""Moments in fewer bytes on the CPU: how fast, beside float32, torch and whoever else keeps light moments.
+
+    python benchmarks/light_cpu.py [dense] [rows]     # about two minutes each
+
+Dense: one tensor of 50M, the peer is torch's fused Adam in float32. Rows: 260,000 Zipf ids a step, the peer is our own
+float32. All sides are interleaved in each round and medians are given; alignment is counted. torchao and bitsandbytes
+(8-bit Adam) and fbgemm-gpu-cpu take part where they are installed, else a line says why not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cadam
+from cadam import bench
+
+Make = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+ELEMENTS = 50_000_000
+DENSE: dict[str, dict[str, Any]] = {name: {"moments": name} for name in ("float32", "bfloat16", "int8")}
+ROWS: dict[str, dict[str, Any]] = {
+    **DENSE,
+    "float32, row v": {"second_moment": "row"},
+    "bfloat16, row v": {"moments": "bfloat16", "second_moment": "row"},
+    "int8, row v": {"moments": "int8", "second_moment": "row"},
+    "float32, row steps": {"row_steps": True},
+}
+TABLES = [(5_000_000, 16), (1_000_000, 64)]
+
+
+def ours(storages: dict[str, dict[str, Any]]) -> dict[str, Make]:
+    return {f"cadam.CAdam {name}": partial(cadam.CAdam, **options) for name, options in storages.items()}
+
+
+def peers() -> Iterator[tuple[str, Make]]:
+    """The 8-bit optimizers that are installed and run here."""
+    from_where = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}
+    for name, module in from_where.items():
+        label = f"{name} Adam8bit"
+        try:
+            make: Make = getattr(__import__(module, fromlist=["Adam8bit"]), "Adam8bit")  # noqa: B009
+            bench.optimizer(label, make, [(8192,)], "cpu").step()
+        except Exception as error:  # whatever a package of somebody else may raise
+            print(f"{label} is left out: {type(error).__name__}: {error}", flush=True)
+        else:
+            yield label, make
+
+
+class Fbgemm(torch.optim.Optimizer):
+    """FBGEMM's tables step in their backward: this calls it with the gradients of rows, one bag for each id."""
+
+    def __init__(self, params: list[Tensor], kind: str) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        super().__init__(params, {})
+        (self.table,) = params
+        self.tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*self.table.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType[kind],
+            pooling_mode=PoolingMode.NONE,
+        )
+        self.out = torch.zeros(0)
+        self.grads = torch.zeros(0)
+
+    def look_up(self) -> None:
+        """The forward, which is not timed."""
+        grad = self.table.grad
+        assert grad is not None
+        ids, self.grads = grad._indices()[0], grad._values()
+        self.out = self.tables(ids, torch.arange(len(ids) + 1))
+
+    def step(self, closure: Any = None) -> None:
+        self.out.backward(self.grads)
+
+
+def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench.Contender]:
+    for kind in ("PARTIAL_ROWWISE_ADAM", "EXACT_ROWWISE_ADAGRAD"):
+        made: list[Fbgemm] = []
+
+        def make(params: list[Tensor], kind: str = kind, made: list[Fbgemm] = made) -> torch.optim.Optimizer:
+            made.append(Fbgemm(params, kind))
+            return made[0]
+
+        try:
+            contender = bench.on_rows(f"FBGEMM {kind}", make, places, rows, width)
+        except (ImportError, AssertionError, OSError) as error:
+            print(f"FBGEMM {kind} is left out: {type(error).__name__}: {error}", flush=True)
+            continue
+        renew = contender.prepare
+
+        def prepare(renew: Callable[[], None] = renew, own: Fbgemm = made[0]) -> None:
+            renew()
+            own.look_up()
+
+        contender.prepare = prepare
+        yield contender
+
+
+def dense() -> list[bench.Contender]:
+    makers: dict[str, Make] = {"torch Adam fused": partial(torch.optim.Adam, fused=True), **ours(DENSE)}
+    makers.update(peers())
+    return [bench.optimizer(name, make, [(ELEMENTS,)], "cpu") for name, make in makers.items()]
+
+
+def rows(count: int, width: int) -> list[bench.Contender]:
+    places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
+    makers: dict[str, Make] = {**ours(ROWS), "torch SparseAdam": torch.optim.SparseAdam}
+    made = [bench.on_rows(name, make, places, count, width) for name, make in makers.items()]
+    return [*made, *fbgemm(places, count, width)]
+
+
+def main() -> None:
+    print(", ".join(f"{name} {value}" for name, value in bench.about("cpu").items()))
+    cases = [("dense", bench.Case("dense, one tensor of 50M", "torch Adam fused", dense, ELEMENTS, rounds=9))]
+    for count, width in TABLES:
+        name = f"rows {count / 1e6:g}M x {width}, {bench.COUNT} Zipf ids"
+        build = partial(rows, count, width)
+        cases.append(("rows", bench.Case(name, "cadam.CAdam float32", build, rounds=15)))
+    asked = sys.argv[1:] or ["dense", "rows"]
+    for kind, case in cases:
+        if kind in asked:
+            bench.show(bench.measure(case, "cpu", bench.cpu_limit if kind == "dense" else None), None)
+
+
+if __name__ == "__main__":
+    main()
