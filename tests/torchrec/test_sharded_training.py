@@ -196,6 +196,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "betas": {"options": (("lr", 0.05), ("betas", (0.5, 0.9)), ("eps", 1e-4))},
     "maximize": {"options": (("lr", 0.01), ("maximize", True))},
     "rows of different lengths": {"tables": WIDE},
+    "second moments of rows": {"options": (("lr", 0.05), ("second_moment", "row"))},
+    "steps of rows": {"options": (("lr", 0.05), ("row_steps", True)), "tables": WIDE},
 }
 ALONE = {name: Setting(optimizer=cls, options=(("lr", 0.03),)) for name, cls in FAMILY.items()}
 ALONE.update({name: Setting(**how) for name, how in OPTIONS.items()})

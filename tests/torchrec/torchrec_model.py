@@ -222,7 +222,8 @@ def parts_of(value: Any) -> list[tuple[tuple[int, ...], Tensor]]:
 
 def assembled(parts: Sequence[tuple[tuple[int, ...], Tensor]]) -> Tensor:
     shape = [max(place[d] + part.shape[d] for place, part in parts) for d in range(parts[0][1].dim())]
-    result = torch.full(shape, float("nan"), dtype=parts[0][1].dtype)
+    dtype = parts[0][1].dtype
+    result = torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype)
     for place, part in parts:
         result[tuple(slice(start, start + size) for start, size in zip(place, part.shape, strict=True))] = part
     return result

@@ -277,10 +277,10 @@ def complete(
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
 
 
-def new_seed(number: int) -> Tensor:
-    """What the rounding of a parameter goes by; the number tells it from others."""
-    seed = moments.scramble(number) << 31 ^ torch.initial_seed() & (2**63 - 1)
-    return torch.tensor(seed, dtype=torch.int64, device="cpu")
+def new_seed(number: int, seed: int | None = None) -> Tensor:
+    """What the rounding of a parameter goes by, from the seed (torch's by default); the number tells it from others."""
+    seed = torch.initial_seed() if seed is None else seed
+    return torch.tensor(moments.scramble(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
 
 
 def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:

@@ -71,6 +71,7 @@ def save(
         "step": step,
         "position": where,
         "options of tables": options,
+        "storage of tables": _of_all({name: _storage(tables.options) for name, tables in _by_name(model).items()}),
         "optimizers": _optimizers(model, dense),
         "dense": dense.state_dict(),
     }
@@ -86,7 +87,8 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
 
     The number of ranks and the sharding may be others than when it was saved; tables and dense part must be the same.
     Options that say what is computed, the learning rate among them, are those of the checkpoint from then on, whatever
-    the code gave. A damaged checkpoint is renamed with a message, and the one before it is loaded.
+    the code gave. How moments are stored stays as the code has it: those of another storage are converted, see
+    `Tables.store_as`. A damaged checkpoint is renamed with a message, and the one before it is loaded.
     """
     warn_of_plain_collections(model)
     found = RankCheckpoints(folder).newest()
@@ -99,7 +101,14 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
     misfits = [problem for of_rank in everywhere(list(_misfits(model, options))) for problem in of_rank]
     if misfits:
         raise ValueError(f"{path}: {misfits[0]}")
-    load_tensors(path, model)
+    own = {id(tables): (tables, _storage(tables.options)) for tables in tables_of(model)}
+    try:
+        for name, tables in _by_name(model).items():
+            tables.store_as(**_storage(shared.get("storage of tables", {}).get(name, {})))
+        load_tensors(path, model)
+    finally:
+        for tables, storage in own.values():
+            tables.store_as(**storage)
     dense.load_state_dict(shared["dense"])
     for name, tables in _by_name(model).items():
         tables.options.update(options[name])
@@ -115,6 +124,12 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
                 dist.get_world_size(),
             )
     return Saved(shared["step"], json.loads(shared["position"]))
+
+
+def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How these options keep moments."""
+    usual = {"moments": "float32", "second_moment": "element", "row_steps": False}
+    return {name: options.get(name, value) for name, value in usual.items()}
 
 
 def _by_name(model: DistributedModelParallel) -> dict[str, Tables]:
@@ -166,11 +181,11 @@ def _misfits(model: DistributedModelParallel, options: Mapping[str, Mapping[str,
     """Why these options cannot be given to the tables by name, if so."""
     first: dict[int, str] = {}
     for name, tables in _by_name(model).items():
-        needed = tables.optimizer_class.rule.state({**tables.options, **options[name]})
-        if needed.keys() != tables.flat_state.keys():
+        rule = tables.optimizer_class.rule
+        needed, here = rule.state({**tables.options, **options[name]}), rule.state(tables.options)
+        if needed.keys() != here.keys():
             yield (
-                f"{name} was saved with options that need the buffers {sorted(needed)}, and here it has "
-                f"{sorted(tables.flat_state)}"
+                f"{name} was saved with options that need the buffers {sorted(needed)}, and here it has {sorted(here)}"
             )
         other = first.setdefault(id(tables), name)
         if options[name] != options[other]:

@@ -52,6 +52,13 @@ class Choice:
                 raise ValueError(f"{name}=True is not supported for tables that are updated in backward")
         return cls(optimizer, tuple(options.items()))
 
+    @property
+    def by_row(self) -> str | None:
+        """The option that keeps numbers for whole rows, which cannot be cut into columns; None if there is none."""
+        kept = {"moments": "int8", "second_moment": "row", "row_steps": True}
+        given = dict(self.options)
+        return next((f"{name}={value!r}" for name, value in kept.items() if given[name] == value), None)
+
 
 class TableOptimizer(FusedOptimizer):
     """What TorchRec sees of the update in backward: parameters, state and options, to be saved and scheduled.
@@ -65,35 +72,50 @@ class TableOptimizer(FusedOptimizer):
         shards: dict[str, list[int]] = {}
         for number, table in enumerate(config.embedding_tables):
             shards.setdefault(table.name, []).append(number)
-        weights, states = tables.by_table(tables.memory()), tables.get_optimizer_state()
-        params, state = {}, {}
-        for name, numbers in shards.items():
-            table = config.embedding_tables[numbers[0]]
-            local = [config.embedding_tables[n].local_metadata for n in numbers]
+        self._config, self._group, self.tables, self._shards = config, group, tables, shards
+        weights = tables.by_table(tables.memory())
+        self._weights = {name: self._whole([weights[n] for n in own], own) for name, own in shards.items()}
+        tables.options["params"] = list(self._weights.values())
+        tables.stored_anew = self._renew
+        params = {f"{name}.weight": weight for name, weight in self._weights.items()}
+        super().__init__(params, self._states(), [tables.options])
 
-            def whole(parts: list[Tensor], table: Any = table, local: Any = local) -> Any:
-                if tables.replicas is not None:
-                    return parts[0]
-                metadata = copy.deepcopy(table.global_metadata)
-                metadata.tensor_properties.dtype = parts[0].dtype
-                metadata.tensor_properties.requires_grad = False
-                return ShardedTensor._init_from_local_shards_and_global_metadata(
-                    [Shard(part, place) for part, place in zip(parts, local, strict=True)],
-                    sharded_tensor_metadata=metadata,
-                    process_group=group,
-                )
-
-            weight = params[f"{name}.weight"] = whole([weights[n] for n in numbers])
-            state[weight] = {f"{name}.step": tables.steps[numbers[0]]}
+    def _states(self) -> dict[Any, Any]:
+        """By table, its state as TorchRec wants it."""
+        tables, states, found = self.tables, self.tables.get_optimizer_state(), {}
+        for name, own in self._shards.items():
+            state = found[self._weights[name]] = {f"{name}.step": tables.steps[own[0]]}
             for buffer in tables.flat_state:
-                state[weight][f"{name}.{buffer}"] = whole([states[n][buffer] for n in numbers])
-        self.tables, self._shards = tables, list(shards.values())
-        tables.options["params"] = list(params.values())
-        super().__init__(params, state, [tables.options])
+                parts = [states[n][buffer] for n in own]
+                state[f"{name}.{buffer}"] = self._whole(parts, own, by_row=buffer in tables.by_row)
+        return found
+
+    def _whole(self, parts: list[Tensor], own: list[int], *, by_row: bool = False) -> Any:
+        """The whole of what these shards of a table are parts of; `by_row` says that it has one column."""
+        if self.tables.replicas is not None:
+            return parts[0]
+        of_shards = [self._config.embedding_tables[n] for n in own]
+        metadata = copy.deepcopy(of_shards[0].global_metadata)
+        local = [copy.deepcopy(table.local_metadata) for table in of_shards]
+        if by_row:
+            metadata.size = torch.Size((metadata.size[0], 1))
+            for place in (*metadata.shards_metadata, *local):
+                place.shard_offsets[1], place.shard_sizes[1] = 0, 1
+        metadata.tensor_properties.dtype = parts[0].dtype
+        metadata.tensor_properties.requires_grad = False
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            [Shard(part, place) for part, place in zip(parts, local, strict=True)],
+            sharded_tensor_metadata=metadata,
+            process_group=self._group,
+        )
+
+    def _renew(self) -> None:
+        """Show the state that the tables have now."""
+        self.state.update(self._states())
 
     def post_load_state_dict(self) -> None:
         """The step was loaded for a table's first shard here; the others are of the same table."""
-        for numbers in self._shards:
+        for numbers in self._shards.values():
             self.tables.steps[numbers] = self.tables.steps[numbers[0]].item()
 
     def step(self, closure: Any = None) -> None:
@@ -117,6 +139,13 @@ def _make(kernel: Any, pooling: PoolingMode, group: dist.ProcessGroup | None, de
     cuda = device is not None and device.type == "cuda"
     where = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
     replicated = all(table.global_metadata is None for table in config.embedding_tables)
+    if by_row := choice.by_row:
+        for table in config.embedding_tables:
+            if table.local_cols != table.embedding_dim:
+                raise ValueError(
+                    f"table {table.name!r} is sharded by columns, and {by_row} keeps numbers for whole rows: shard it "
+                    "by rows or as a whole (sharding_types in the planner's constraints)"
+                )
     kernel._emb_module = Tables(
         [(rows, columns, *where) for rows, columns in zip(kernel._local_rows, kernel._local_cols, strict=True)],
         choice.optimizer,

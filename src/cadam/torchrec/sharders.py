@@ -158,13 +158,19 @@ def _replicate(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
         if isinstance(sharding, REPLICATED):
             for tables in _tables(lookup):
                 dist.broadcast(tables.memory(), group=tables.replicas, group_src=0)
+                seed = torch.tensor(tables.seed, device=tables.memory().device)
+                dist.broadcast(seed, group=tables.replicas, group_src=0)
+                tables.set_seed(int(seed))
 
 
 class _Sharder:
     """What both sharders do alike."""
 
+    fused_params: dict[str, Any]
+
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(SHARDING_TYPES)
+        whole_rows = self.fused_params[CHOICE].by_row is not None
+        return [kind for kind in SHARDING_TYPES if not (whole_rows and kind == ShardingType.COLUMN_WISE.value)]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Always fused; replicated tables go by the name under which TorchRec's planner knows them."""

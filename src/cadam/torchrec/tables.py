@@ -7,7 +7,8 @@ Nothing as large as a table is made, and on CUDA nothing waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from .. import alignment
 from ..alignment import Ratio
+from ..engines import codes
 from ..engines.cuda.rows import Bags
 from ..memory import filled_like
+from ..moments import SEED
 from ..optimizer import Optimizer
 from ..options import unknown
 from ..rows import RowUpdate, new_state
@@ -108,11 +111,10 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self.optimizer_class, self.options, self.replicas = optimizer, options, replicas
         self.output_dtype_as_torch: torch.dtype = output_dtype.as_dtype()
         self.weights_host.data = filled_like(self.weights_host, 0.0, self.weights_host.dtype)  # in huge pages
-        for name, usual in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False)):
-            if options[name] != usual:
-                raise ValueError(f"{name}={options[name]!r}: sharded tables keep {name}={usual!r} only")
-        self.flat_state = new_state(self.memory(), optimizer, **options)
-        """The buffers of all tables, one after the other as the tables are."""
+        self._merge, self.seed = merge, torch.initial_seed() % 2**63
+        self.stored_anew: Callable[[], None] = lambda: None
+        """What is to be done when `store_as` has made other state."""
+        self._make_state()
         self.steps = torch.zeros(len(specs), dtype=torch.float32)
         """By table, how many steps it has taken."""
         self._columns = [0]
@@ -133,14 +135,57 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         weights: Tensor = self.weights_host if self.weights_host.numel() else self.weights_dev
         return weights
 
-    def by_table(self, flat: Tensor) -> list[Tensor]:
-        """The part of each table of such memory, as rows."""
-        sizes = [rows * columns for rows, columns, _, _ in self.embedding_specs]
-        parts = zip(torch.split(flat, sizes), self.embedding_specs, strict=True)
-        return [part.view(spec[0], spec[1]) for part, spec in parts]
+    def by_table(self, flat: Tensor, *, by_row: bool = False) -> list[Tensor]:
+        """The part of each table of such memory, as rows; `by_row` says that it has one number for each row."""
+        shapes = [(rows, 1 if by_row else columns) for rows, columns, _, _ in self.embedding_specs]
+        parts = torch.split(flat, [rows * columns for rows, columns in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _make_state(self) -> None:
+        """New state as the options say: the buffers of all tables, one after the other as the tables are."""
+        memory, o = self.memory(), {**self.options}
+        o.pop("params", None)
+        example = new_state(memory.new_zeros(1, 2), self.optimizer_class, **o)
+        self.is_coded = example.pop(SEED, None) is not None
+        self.starts = {name: one.flatten()[0].item() for name, one in example.items()}
+        """What a new row has in each buffer."""
+        self.by_row = frozenset(name for name, one in example.items() if one.numel() == 1)
+        """The buffers that have one number for each row."""
+        rows = memory.new_empty(sum(spec[0] for spec in self.embedding_specs))
+        self.flat_state = {
+            name: filled_like(rows if name in self.by_row else memory, self.starts[name], one.dtype)
+            for name, one in example.items()
+        }
+
+    def set_seed(self, seed: int) -> None:
+        """Have the roundings of coded moments go by this, not by torch's own seed: before the first step."""
+        self.seed = seed
+        self._slabs = self._cut(self._merge)
+
+    def store_as(self, moments: str, second_moment: str, row_steps: bool) -> None:
+        """Keep the moments in another way from now on, with the values that they have.
+
+        Coded ones are rounded to the nearest. Second moments of elements become the mean of their row, and those of a
+        row the same for all its elements. Where rows begin to count their steps, they begin at zero.
+        """
+        asked = {"moments": moments, "second_moment": second_moment, "row_steps": row_steps}
+        if all(self.options[name] == value for name, value in asked.items()):
+            return
+        old, rule = self.get_optimizer_state(), self.optimizer_class.rule
+        if self.is_coded:
+            old = [{**state, SEED: codes.new_seed(0)} for state in old]
+        self.options.update(asked)
+        self._make_state()
+        dtype = torch.bfloat16 if moments == "bfloat16" else torch.float32
+        for table, state, new in zip(self.by_table(self.memory()), old, self.get_optimizer_state(), strict=True):
+            codes.complete(state, table, rule, self.options, dtype, rows=True)
+            for name, buffer in new.items():
+                buffer.copy_(state[name])
+        self._slabs = self._cut(self._merge)
+        self.stored_anew()
 
     def _cut(self, merge: bool) -> list[Slab]:
-        memory, slabs, start = self.memory(), [], 0
+        memory, slabs, start, row = self.memory(), [], 0, 0
         self._address = memory.data_ptr()
         widths = [spec[1] for spec in self.embedding_specs]
         for tables in _runs(widths if merge else range(len(widths))):
@@ -148,9 +193,16 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             features = [f for f, t in enumerate(self.feature_table_map) if t in tables]
             first = dict(zip(tables, [0, *accumulate(heights)], strict=False))
             part = slice(start, start := start + sum(heights) * width)
+            rows = slice(row, row := row + sum(heights))
+            state = {
+                name: buffer[rows].view(-1, 1) if name in self.by_row else buffer[part].view(-1, width)
+                for name, buffer in self.flat_state.items()
+            }
+            if self.is_coded:
+                state[SEED] = codes.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
             update = RowUpdate(
                 memory[part].view(-1, width),
-                {name: buffer[part].view(-1, width) for name, buffer in self.flat_state.items()},
+                state,
                 self.optimizer_class,
                 self.options,
                 counts=alignment.new_counts(memory.device) if self.options["track_alignment"] else None,
@@ -345,7 +397,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """By table, its buffers; the step is not among them, since it belongs to no row."""
-        buffers = {name: self.by_table(flat) for name, flat in self.flat_state.items()}
+        buffers = {name: self.by_table(flat, by_row=name in self.by_row) for name, flat in self.flat_state.items()}
         return [{name: buffers[name][t] for name in buffers} for t in range(len(self.embedding_specs))]
 
     def split_optimizer_states(self, *args: Any, **kwargs: Any) -> list[list[Tensor]]:
@@ -360,7 +412,6 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         FBGEMM's own does nothing but for one of its optimizers; the new id would go on with the old one's momentum,
         and confidence would test against it.
         """
-        starts = self.optimizer_class.rule.state(self.options)
         tables = self.by_table(self.memory())
         state = self.get_optimizer_state()
         ends = pruned_indices_offsets.tolist()
@@ -370,7 +421,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             for t in shards:
                 self._note(t, rows)
                 tables[t].index_fill_(0, rows, 0.0)
-                for name, start in starts.items():
+                for name, start in self.starts.items():
                     state[t][name].index_fill_(0, rows, start)
 
     def set_learning_rate(self, lr: float) -> None:
