@@ -409,7 +409,7 @@ def test_what_cannot_be_optimized_is_refused() -> None:
     with pytest.raises(TypeError, match="real floating-point arrays, got complex64"):
         cadam.jax.cadam(LR).init({"w": jnp.ones(2, jnp.complex64)})
     with pytest.raises(TypeError, match=r"^adam\(\) got an unexpected keyword argument 'eps_root'"):
-        cadam.jax.cadam(LR, eps_root=1e-8)
+        cadam.jax.cadam(LR, eps_root=1e-8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
         cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
     with pytest.raises(ValueError, match="Nesterov momentum requires"):
