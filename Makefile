@@ -31,26 +31,31 @@ test-keras: $(VENV)-keras/ready
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
 
-# The tables of the documentation, made from the archive.
+# The tables and figures of the documentation, made from the archive, then the site: build/site/index.html.
 docs: $(VENV)/ready
 	$(RUN)/python -m cadam_paper.pages
+	$(RUN)/python -m sphinx -q -W --keep-going docs build/site
+	@echo "the site: build/site/index.html"
 
 bench: $(VENV)/ready
 	$(RUN)/cadam bench
 
-$(VENV)/ready: pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/engines/cpu/build.py src/cadam/engines/cpu/native/*)
+# What an environment is made of: a change here builds it anew.
+PARTS := pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/engines/cpu/build.py src/cadam/engines/cpu/native/*)
+
+$(VENV)/ready: $(PARTS)
 	@echo "building $(VENV): pip downloads torch and more, a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./paper
 	touch $@
 
-$(VENV)-torchrec/ready: $(VENV)/ready
+$(VENV)-torchrec/ready: $(PARTS)
 	$(PYTHON) -m venv $(VENV)-torchrec
 	$(VENV)-torchrec/bin/pip install --quiet --constraint constraints.txt --editable '.[torchrec]' pytest fbgemm-gpu-cpu
 	$(VENV)-torchrec/bin/pip install --quiet --constraint constraints.txt --no-deps torchrec
 	touch $@
 
-$(VENV)-keras/ready: $(VENV)/ready
+$(VENV)-keras/ready: $(PARTS)
 	$(PYTHON) -m venv $(VENV)-keras
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[keras]' pytest jax tensorflow-cpu
 	touch $@

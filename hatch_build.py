@@ -41,10 +41,13 @@ class NativeKernels(BuildHookInterface):
 
 
 def _header(source: Path) -> str:
-    """The rules as C, in a process of its own: what it imports is this package, whatever is installed."""
-    paths = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-c", "import sys, cadam.codegen.c as c; sys.stdout.write(c.header())"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    """The rules as C, in a process of its own: what it imports is this package, whatever is installed.
+
+    Not by PYTHONPATH: pip removes from it what an editable install in the same environment has put on the path.
+    """
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import cadam.codegen.c as c; sys.stdout.write(c.header())"
+    command = [sys.executable, "-c", code, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"cadam: the kernels could not be generated from the rules:\n{done.stderr}")
     return done.stdout

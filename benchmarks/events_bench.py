@@ -1,18 +1,22 @@
 """Event by event: events a second and log loss beside Vowpal Wabbit, river and a plain loop of torch, on one core.
 
-    python benchmarks/events_bench.py FILE.parquet --label on_base --fields batter,pitcher,... [--events N] [--rounds 5]
-    python benchmarks/events_bench.py --criteo [--events N]            generated rows of 39 fields
+    python benchmarks/events_bench.py RETROSHEET.parquet                    all parts, one after the other
+    python benchmarks/events_bench.py RETROSHEET.parquet --part PART        one of them: `PARTS`
 
-All learn the same events in the same order, each predicted before it is learnt from, with a weight for every value of
-every field (linear) or these and the inner products of all pairs (FM of width 8; in Vowpal Wabbit all pairs of fields,
-`--interactions ::`). Learners take turns, several rounds; the median counts. Slow ones get fewer events. Vowpal Wabbit
-reads a text file, cadam Parquet; "learning alone" is from encoded events in memory. Log loss: of each at the best
-learning rate of a small grid, by the first fifth of the events. Needs: pip install vowpalwabbit river.
+Two sets of events: nine fields of plate appearances (Retrosheet) and 39 fields of generated Criteo rows. All learn the
+same events in the same order, each predicted before it is learnt from, with a weight for every value of every field
+(linear) or these and the inner products of all pairs (FM of width 8; in Vowpal Wabbit all pairs of fields,
+`--interactions ::`). Learners take turns, several rounds; the median counts. Slow ones get the first of the events.
+Vowpal Wabbit reads a text file, cadam Parquet; "learning alone" is from encoded events in memory. Log loss: of each at
+the best learning rate of a small grid by the first fifth of its events, with that of CAdam over the same events beside
+it. Parts leave what they made in a folder, and print the whole table. Needs: pip install vowpalwabbit river, and the
+package of ./paper for the generated rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
@@ -20,11 +24,11 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -37,26 +41,31 @@ import cadam
 from cadam.online import Learner, ParquetSource, Schema, models
 from cadam.online.event_by_event import CHUNK, EventByEvent
 from cadam.online.model_file import LOG_LOSS
+from cadam.online.sources.uri import open_source
 from cadam.online.training import Training
 
 SIZE = "hash:262144"
+FIELDS = "batter,pitcher,park,batting_team,fielding_team,inning,home,slot,daynight"
 RATES = {
-    "cadam": (3e-4, 1e-3, 3e-3, 1e-2),
-    "SGD": (0.003, 0.01, 0.03, 0.1),
-    "river": (0.0003, 0.001, 0.003, 0.01),
-    "VW": (0.01, 0.03, 0.1, 0.5),
+    "cadam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "SGD": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "river": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "VW": (0.01, 0.03, 0.1, 0.3, 1.0),
 }
 
 
 @dataclass
 class Data:
-    """The events as files: Parquet, and the text of Vowpal Wabbit; the first of them also as dicts."""
+    """The events as files, and the first of them also as dicts."""
 
-    parquet: Path
-    text: Path
+    folder: Path
     fields: list[str]
     label: str
     events: int
+
+    @property
+    def parquet(self) -> Path:
+        return self.folder / "events.parquet"
 
     @property
     def schema(self) -> Schema:
@@ -67,37 +76,55 @@ class Data:
         for row in range(count):
             yield {f"{name}={table[name][row]}": 1.0 for name in self.fields}, int(table[self.label][row])
 
-    def first(self, share: float, folder: Path) -> Data:
+    def first(self, share: float) -> Data:
         """The first part of it."""
+        if share == 1:
+            return self
         count = int(share * self.events)
-        parquet, text = folder / f"{count}.parquet", folder / f"{count}.vw"
-        if not parquet.exists():
-            pq.write_table(pq.read_table(self.parquet).slice(0, count), parquet)
-            with self.text.open() as lines, text.open("w") as out:
-                out.writelines(line for line, _ in zip(lines, range(count), strict=False))
-        return Data(parquet, text, self.fields, self.label, count)
+        folder = self.folder / str(count)
+        return prepared(pq.read_table(self.parquet).slice(0, count), self.fields, self.label, folder)
 
 
-def prepared(table: pa.Table, fields: list[str], label: str, folder: Path) -> Data:
+def prepared(table: pa.Table, fields: list[str], label: str, folder: Path, lines: bool = False) -> Data:
+    """Written as Parquet, and as Vowpal Wabbit wants it; with `lines` as CSV and JSON, too."""
+    made = Data(folder, fields, label, len(table))
+    if (folder / "whole").exists():
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
     columns = {name: table.column(name).cast(pa.string()) for name in fields}
     columns[label] = table.column(label)
-    parquet, text = folder / "events.parquet", folder / "events.vw"
-    pq.write_table(pa.table(columns), parquet)
+    pq.write_table(pa.table(columns), made.parquet)
     values = {name: column.to_pylist() for name, column in columns.items()}
-    with text.open("w") as out:
-        for row in range(len(table)):
-            given = " ".join(f"|{chr(97 + i % 26)}{i // 26 or ''} {values[n][row]}" for i, n in enumerate(fields))
-            out.write(f"{1 if values[label][row] else -1} {given}\n")
-    return Data(parquet, text, fields, label, len(table))
+    rows = list(zip(*values.values(), strict=True))
+    spaces = [f"|{chr(97 + i % 26)}{i // 26 or ''}" for i in range(len(fields))]
+    with (folder / "events.vw").open("w") as out:
+        for row in rows:
+            given = " ".join(f"{space} {value}" for space, value in zip(spaces, row[:-1], strict=True))
+            out.write(f"{1 if row[-1] else -1} {given}\n")
+    if lines:
+        with (folder / "events.csv").open("w") as out:
+            out.write(",".join(values) + "\n")
+            out.writelines(",".join(map(str, row)) + "\n" for row in rows)
+        with (folder / "events.jsonl").open("w") as out:
+            out.writelines(json.dumps(dict(zip(values, row, strict=True))) + "\n" for row in rows)
+    (folder / "whole").touch()
+    return made
 
 
-def generated(count: int, folder: Path) -> Data:
-    """Rows of 39 fields with values as skewed as those of an advertiser's log, and labels that depend on some."""
-    draw = np.random.default_rng(0)
-    values = {f"f{i}": np.minimum(draw.zipf(1.2, count), 10 ** (1 + i % 5)) for i in range(39)}
-    score = sum(np.sin(values[f"f{i}"] * (i + 1)) for i in range(6)) - 2.0
-    label = (draw.random(count) < 1 / (1 + np.exp(-score))).astype(np.int8)
-    return prepared(pa.table({**values, "click": label}), list(values), "click", folder)
+def generated(count: int) -> pa.Table:
+    """Generated Criteo rows: whole numbers as such, categories as eight hexadecimal digits."""
+    from cadam_paper.ctr import fields
+    from cadam_paper.ctr.generator import Generated
+
+    batches = list(Generated(rows=count).stream(10_000, device=torch.device("cpu")))
+    ids = torch.cat([batch.ids for batch in batches]).numpy()
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(fields.FIELDS):
+        distinct, where = np.unique(ids[:, place], return_inverse=True)
+        shown = [f"{2654435761 * int(one) % 2**32:08x}" for one in distinct] if name[0] == "C" else distinct
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(where), pa.array(map(str, shown)))
+    columns["click"] = torch.cat([batch.labels for batch in batches]).numpy().astype(np.int8)
+    return pa.table(columns)
 
 
 # Learners: seconds and log loss --------------------------------------------------------------------------------
@@ -122,6 +149,17 @@ def from_file(data: Data, model: str, optimizer: str, lr: float) -> Timed:
     seconds = time.perf_counter() - begin
     assert learner.learned == data.events
     return seconds, learner.progress.mean
+
+
+def read(data: Data, form: str) -> Timed:
+    """From a file to encoded chunks."""
+    path = data.folder / f"events.{form}"
+    source = open_source(f"{form}:{path}", data.schema, batch_size=CHUNK)
+    begin = time.perf_counter()
+    count = sum(len(batch.events) for batch in source if batch is not None and batch.events is not None)
+    seconds = time.perf_counter() - begin
+    assert count == data.events
+    return seconds, math.nan
 
 
 def learning_alone(data: Data, model: str, optimizer: str, lr: float) -> Timed:
@@ -149,7 +187,17 @@ def plain_torch(data: Data, model: str, optimizer: str, lr: float) -> Timed:
 
 
 def vowpal_wabbit(data: Data, pairs: bool, lr: float) -> Timed:
-    command = [sys.executable, "-m", "vowpalwabbit", "-d", str(data.text), "--loss_function", "logistic", "-l", str(lr)]
+    command = [
+        sys.executable,
+        "-m",
+        "vowpalwabbit",
+        "-d",
+        str(data.folder / "events.vw"),
+        "--loss_function",
+        "logistic",
+        "-l",
+        str(lr),
+    ]
     command += ["--interactions", "::"] if pairs else []
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -179,67 +227,162 @@ def river(data: Data, model: str, lr: float) -> Timed:
 # Who takes part -------------------------------------------------------------------------------------------------
 
 Run = Callable[[Data, float], Timed]
-LEARNERS: dict[str, tuple[Run, str, float]] = {
-    "CAdam linear, learning alone": (lambda d, lr: learning_alone(d, "linear", "CAdam", lr), "cadam", 1.0),
-    "CAdam linear, file to metrics": (lambda d, lr: from_file(d, "linear", "CAdam", lr), "cadam", 1.0),
-    "Adam linear, file to metrics": (lambda d, lr: from_file(d, "linear", "Adam", lr), "cadam", 1.0),
-    "SGD linear, file to metrics": (lambda d, lr: from_file(d, "linear", "SGDM", lr), "SGD", 1.0),
-    "Vowpal Wabbit linear": (lambda d, lr: vowpal_wabbit(d, False, lr), "VW", 1.0),
-    "river logistic": (lambda d, lr: river(d, "linear", lr), "river", 0.05),
-    "torch loop linear": (lambda d, lr: plain_torch(d, "linear", "CAdam", lr), "cadam", 0.003),
-    "CAdam FM, learning alone": (lambda d, lr: learning_alone(d, "fm", "CAdam", lr), "cadam", 1.0),
-    "CAdam FM, file to metrics": (lambda d, lr: from_file(d, "fm", "CAdam", lr), "cadam", 1.0),
-    "Vowpal Wabbit all pairs": (lambda d, lr: vowpal_wabbit(d, True, lr), "VW", 1.0),
-    "river FM": (lambda d, lr: river(d, "fm", lr), "river", 0.01),
-    "torch loop FM": (lambda d, lr: plain_torch(d, "fm", "CAdam", lr), "cadam", 0.003),
+
+
+@dataclass(frozen=True)
+class Taker:
+    """What is run, by which grid its rate is chosen, and on what shares of the events of nine and of 39 fields."""
+
+    run: Run
+    grid: str = "cadam"
+    shares: tuple[float, float] = (1.0, 1.0)
+
+
+def cadam_rows(model: str, shown: str) -> dict[str, Taker]:
+    alone = {
+        f"CAdam {shown}, learning alone": Taker(lambda d, lr: learning_alone(d, model, "CAdam", lr)),
+        f"CAdam {shown}, file to metrics": Taker(lambda d, lr: from_file(d, model, "CAdam", lr)),
+        f"Adam {shown}, file to metrics": Taker(lambda d, lr: from_file(d, model, "Adam", lr)),
+        f"SGD {shown}, file to metrics": Taker(lambda d, lr: from_file(d, model, "SGDM", lr), "SGD"),
+    }
+    return alone
+
+
+LEARNERS: dict[str, dict[str, Taker]] = {
+    "linear": {
+        **cadam_rows("linear", "linear"),
+        "Vowpal Wabbit linear": Taker(lambda d, lr: vowpal_wabbit(d, False, lr), "VW"),
+        "river logistic": Taker(lambda d, lr: river(d, "linear", lr), "river", (0.1, 0.02)),
+        "torch loop linear": Taker(lambda d, lr: plain_torch(d, "linear", "CAdam", lr), "cadam", (0.003, 0.002)),
+    },
+    "fm": {
+        **cadam_rows("fm", "FM"),
+        "Vowpal Wabbit all pairs": Taker(lambda d, lr: vowpal_wabbit(d, True, lr), "VW", (1.0, 0.1)),
+        "river FM": Taker(lambda d, lr: river(d, "fm", lr), "river", (0.01, 0.001)),
+        "torch loop FM": Taker(lambda d, lr: plain_torch(d, "fm", "CAdam", lr), "cadam", (0.003, 0.001)),
+    },
+    "sources": {
+        f"{form} to encoded chunks": Taker(lambda d, lr, form=form: read(d, form), "")  # type: ignore[misc]
+        for form in ("parquet", "csv", "jsonl")
+    },
 }
-"""What is run, by which grid its learning rate is chosen, and on what share of the events."""
+PEERS = {"linear": "Vowpal Wabbit linear", "fm": "Vowpal Wabbit all pairs", "sources": "parquet to encoded chunks"}
+PARTS = ["files", "rates", *(f"{family}-{fields}" for fields in (9, 39) for family in LEARNERS)]
+
+
+def best_rate(taker: Taker, data: Data) -> float:
+    """Of its grid, from the lowest up to the first that is worse than the one before it."""
+    best, chosen = math.inf, 0.0
+    for rate in RATES[taker.grid]:
+        loss = taker.run(data, rate)[1]
+        if not loss < best:
+            break
+        best, chosen = loss, rate
+    return chosen
+
+
+class Bench:
+    """What the parts have found so far, in a folder."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, Path(options.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file = self.folder / "found.json"
+        self.found: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def keep(self, name: str, value: Any) -> None:
+        self.found[name] = value
+        self.file.write_text(json.dumps(self.found))
+
+    def data(self, fields: int) -> Data:
+        folder = self.folder / str(fields)
+        if fields == 39:
+            if not (folder / "whole").exists():
+                return prepared(table := generated(self.options.events), table.column_names[:-1], "click", folder, True)
+            names = pq.read_schema(folder / "events.parquet").names
+            return Data(folder, names[:-1], "click", self.options.events)
+        names = FIELDS.split(",")
+        return prepared(pq.read_table(self.options.file).slice(0, self.options.events), names, "on_base", folder, True)
+
+    def run(self, part: str) -> None:
+        if part == "files":
+            for fields, place in ((9, 0), (39, 1)):
+                data = self.data(fields)
+                for takers in LEARNERS.values():
+                    for share in {taker.shares[place] for taker in takers.values()}:
+                        data.first(share).first(0.2)
+        elif part == "rates":
+            for fields in (9, 39):
+                for family in ("linear", "fm"):
+                    self.choose_rates(family, fields)
+        else:
+            family, fields = part.split("-")
+            self.time(family, int(fields))
+
+    def choose_rates(self, family: str, fields: int) -> None:
+        data = self.data(fields)
+        for name, taker in LEARNERS[family].items():
+            key = f"rate {fields} {name}"
+            if key not in self.found:
+                few = data.first(taker.shares[fields == 39]).first(0.2)
+                self.keep(key, best_rate(taker, few))
+
+    def time(self, family: str, fields: int) -> None:
+        """Rounds in which all take turns."""
+        data = self.data(fields)
+        takers = {name: (taker, data.first(taker.shares[fields == 39])) for name, taker in LEARNERS[family].items()}
+        timed: dict[str, list[Timed]] = {name: [] for name in takers}
+        others = os.getloadavg()[0]
+        for _ in range(self.options.rounds):
+            for name, (taker, part) in takers.items():
+                timed[name].append(taker.run(part, self.found.get(f"rate {fields} {name}", 0.0)))
+        rows = {
+            name: (
+                part.events,
+                statistics.median(part.events / seconds for seconds, _ in timed[name]),
+                timed[name][0][1],
+            )
+            for name, (_, part) in takers.items()
+        }
+        beside = {}
+        if family != "sources":
+            (taker, _), *_ = takers.values()  # CAdam, learning alone
+            rate = self.found[f"rate {fields} {next(iter(takers))}"]
+            beside = {part.events: taker.run(part, rate)[1] for _, part in takers.values()}
+        self.keep(f"{family}-{fields}", {"rows": rows, "beside": beside, "others": others})
+
+    def show(self, part: str) -> None:
+        family, fields = part.split("-")
+        found = self.found[part]
+        beside = {int(count): loss for count, loss in found["beside"].items()}
+        print(
+            f"\n{part}: {self.options.events:,} events of {fields} fields, {self.options.rounds} rounds; one core, "
+            f"{platform.processor() or platform.machine()}, {found['others']:.1f} other processes at work"
+        )
+        peer = PEERS[family]
+        print(f"{'':34}{'events/s':>12}{'x ' + peer.split()[0]:>10}{'rate':>8}{'log loss':>10}{'CAdam':>9}  over")
+        for name, (count, speed, loss) in found["rows"].items():
+            ratio = speed / found["rows"][peer][1]
+            losses = "" if math.isnan(loss) else f"{loss:10.4f}{beside[count]:9.4f}"
+            rate = self.found.get(f"rate {fields} {name}")
+            print(f"{name:34}{speed:12,.0f}{ratio:10.3g}{'' if rate is None else f'{rate:g}':>8}{losses:19}  {count:,}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", nargs="?")
-    parser.add_argument("--label", default="on_base")
-    parser.add_argument("--fields", default="batter,pitcher,park,batting_team,fielding_team,inning,home,slot,daynight")
-    parser.add_argument("--criteo", action="store_true")
+    parser.add_argument("file", help="plate appearances of Retrosheet, see paper/cadam_paper/streams.py")
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--folder", default="events-bench", help="for files and what was found")
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        if options.criteo:
-            data = generated(options.events, folder)
-        else:
-            table = pq.read_table(options.file).slice(0, options.events)
-            data = prepared(table, options.fields.split(","), options.label, folder)
-        print(
-            f"{data.events:,} events of {len(data.fields)} fields; one core, "
-            f"{platform.processor() or platform.machine()}, {os.getloadavg()[0]:.1f} other processes at work"
-        )
-        rates = {
-            name: best_rate(run, data.first(min(0.2, share), folder), grid)
-            for name, (run, grid, share) in LEARNERS.items()
-        }
-        timed: dict[str, list[Timed]] = {name: [] for name in LEARNERS}
-        for _ in range(options.rounds):
-            for name, (run, _, share) in LEARNERS.items():
-                timed[name].append(run(data if share == 1 else data.first(share, folder), rates[name]))
-    speed = {
-        name: statistics.median(share * data.events / seconds for seconds, _ in timed[name])
-        for name, (_, _, share) in LEARNERS.items()
-    }
-    wabbit = {"linear": speed["Vowpal Wabbit linear"], "FM": speed["Vowpal Wabbit all pairs"]}
-    print(f"{'':32}{'events/s':>12}{'VW = 1':>9}{'rate':>9}{'log loss':>10}  over")
-    for name, (_, _, share) in LEARNERS.items():
-        family = wabbit["FM" if "FM" in name or "pairs" in name else "linear"]
-        count = f"{int(share * data.events):,} events"
-        loss = timed[name][-1][1]
-        print(f"{name:32}{speed[name]:12,.0f}{speed[name] / family:9.2f}{rates[name]:9g}{loss:10.4f}  {count}")
-
-
-def best_rate(run: Run, data: Data, grid: str) -> float:
-    return min(RATES[grid], key=lambda lr: run(data, lr)[1])
+    bench = Bench(options)
+    for part in options.part or PARTS:
+        bench.run(part)
+    for part in PARTS[2:]:
+        if part in bench.found:
+            bench.show(part)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
     python benchmarks/graph_nodes.py [--rounds 31]
 
-For the dense tensors of a DeepFM (3.9M elements), where a step is so short that every small kernel before it shows:
-CAdam reads the step counts and computes its coefficients on the device before the one launch that moves the elements.
-Interleaved with torch's fused Adam.
+For models whose step is so short that every small kernel before it shows: one kernel counts the step and computes the
+coefficients on the device, then one launch moves the elements. Interleaved with torch's fused Adam.
 """
 
 from __future__ import annotations
@@ -12,30 +11,28 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.bench import captured, deepfm_shapes, optimizer
+from cadam.bench import captured, models, optimizer
 
 BYTES = 7 * 4
 """Of an element: gradient, parameter and two moments are read, the last three written."""
 
+TORCHS = "torch Adam fused"
+MAKERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    TORCHS: lambda p: torch.optim.Adam(p, fused=True, capturable=True),
+    "cadam.Adam": lambda p: cadam.Adam(p, capturable=True),
+    "cadam.CAdam": lambda p: cadam.CAdam(p, capturable=True),
+    "cadam.CAdam, not counting": lambda p: cadam.CAdam(p, capturable=True, track_alignment=False),
+}
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=31)
-    rounds = parser.parse_args().rounds
-    shapes = deepfm_shapes(200_000, 16)
-    makers: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
-        "torch Adam fused": lambda p: torch.optim.Adam(p, fused=True, capturable=True),
-        "cadam.Adam": lambda p: cadam.Adam(p, capturable=True),
-        "cadam.CAdam": lambda p: cadam.CAdam(p, capturable=True),
-        "cadam.CAdam, not counting": lambda p: cadam.CAdam(p, capturable=True, track_alignment=False),
-    }
-    steps = {name: captured(optimizer(name, make, shapes, "cuda")).step for name, make in makers.items()}
+
+def show(model: str, shapes: Sequence[Sequence[int]], rounds: int) -> None:
+    steps = {name: captured(optimizer(name, make, shapes, "cuda")).step for name, make in MAKERS.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, repeat = random.Random(0), 50
     for number in range(rounds + 3):
@@ -49,18 +46,28 @@ def main() -> None:
             if number >= 3:
                 times[name].append(start.elapsed_time(end) / repeat * 1e3)
     elements = sum(torch.Size(shape).numel() for shape in shapes)
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {rounds} interleaved rounds")
-    print(f"{elements:,} elements, {elements * BYTES / 1e6:.0f} MB a step")
+    print(f"\n{model}: {elements:,} elements, {elements * BYTES / 1e6:.0f} MB a step")
     for name, step in steps.items():
         us = statistics.median(times[name])
-        ratio = statistics.median(t / o for t, o in zip(times["torch Adam fused"], times[name], strict=True))
+        ratio = statistics.median(t / o for t, o in zip(times[TORCHS], times[name], strict=True))
         print(f"\n{name}: {us:.1f} us, {ratio:.2f} times torch's speed, {elements * BYTES / us / 1e6:.2f} TB/s")
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             for _ in range(10):
                 step()
             torch.cuda.synchronize()
         for event in sorted(seen.key_averages(), key=lambda e: -e.device_time_total):
-            print(f"  {event.count / 10:5.1f} x {event.device_time_total / event.count:7.2f} us  {event.key[:90]}")
+            if event.device_time_total:
+                print(f"  {event.count / 10:5.1f} x {event.device_time_total / event.count:7.2f} us  {event.key[:90]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=31)
+    rounds = parser.parse_args().rounds
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {rounds} interleaved rounds")
+    _huge, *others = models("cuda", quick=False).items()
+    for model, shapes in reversed(others):
+        show(model, shapes, rounds)
 
 
 if __name__ == "__main__":

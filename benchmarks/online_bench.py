@@ -1,6 +1,6 @@
 """The online learner: how fast it is, what its loop costs beside model and optimizer, whether its memory stays flat.
 
-    python benchmarks/online_bench.py [speed|memory] [--events N] [--threads N] [--json FILE]
+    python benchmarks/online_bench.py [speed|memory|memory-one-by-one] [--events N] [--threads N] [--json FILE]
 
 speed: events with their labels from Parquet through a small DeepFM (39 fields, a table of 100,000 x 8, two layers of
 64) with the prediction log and checkpoints on. A plain loop of the same model and optimizer on the same batches takes
@@ -9,7 +9,7 @@ longer a turn of the learner takes than the turn of the plain loop beside it, an
 writing the log, which fall into few turns; reading the data is timed apart. The overhead of the sums takes all turns as
 they are, those included in which something else ran on the machine.
 memory: events from memory through a tiny model, labels 2,000 events later, a third of them never; the resident memory
-after the first tenth and at the end.
+after the first tenth and at the end. memory-one-by-one: the same through a small FM, event by event, with metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from torch import Tensor, nn
 
 from cadam import CAdam
 from cadam.bench import DeepFM
-from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source
+from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source, StreamMetrics, models
+from cadam.online.model_file import LOG_LOSS
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 10
 BAR_SECONDS, BAR_OVERHEAD = 60.0, 0.10
@@ -208,12 +209,18 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def memory(count: int, folder: Path) -> dict[str, Any]:
-    model, stream = Tiny(), Endless(count)
-    optimizer = CAdam(model.named_parameters())
-    learner = Learner(
-        model, optimizer, loss, horizon=10_000, unmatched="negative", checkpoint=folder / "state", log=folder / "log"
-    )  # fmt: skip
+def memory(count: int, folder: Path, one_by_one: bool) -> dict[str, Any]:
+    stream, places = Endless(count), {"checkpoint": folder / "state", "log": folder / "log"}
+    if one_by_one:
+        model: nn.Module = models.build("fm", Schema({"item": "category:1000"}))
+        optimizer = CAdam(model.named_parameters())
+        metrics = [StreamMetrics(100_000)]
+        learner = Learner(model, optimizer, LOG_LOSS, one_by_one=True, capacity=10_000, metrics=metrics, **places)
+        print(f"learning {learner.learning}")
+    else:
+        model = Tiny()
+        optimizer = CAdam(model.named_parameters())
+        learner = Learner(model, optimizer, loss, horizon=10_000, unmatched="negative", **places)
     start = time.perf_counter()
     learner.run(stream)
     first, last = stream.resident[0][1], stream.resident[-1][1]
@@ -229,7 +236,7 @@ def memory(count: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("speed", "memory"), default="speed")
+    parser.add_argument("part", nargs="?", choices=("speed", "memory", "memory-one-by-one"), default="speed")
     parser.add_argument("--events", type=int, metavar="N", help="default: 1,000,000 for speed, 10,000,000 for memory")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of torch (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
@@ -239,7 +246,7 @@ def main() -> None:
         if options.part == "speed":
             found: dict[str, Any] = speed(options.events or 1_000_000, Path(folder))
         else:
-            found = memory(options.events or 10_000_000, Path(folder))
+            found = memory(options.events or 10_000_000, Path(folder), options.part != "memory")
     for name, value in found.items():
         print(f"{name:24}", f"{value:,.4g}" if isinstance(value, float) else value)
     if options.part == "speed":

@@ -7,45 +7,149 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import pytest
 import torch
+from documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, blocks, has_work, run
+from written import AVOIDED, anchors, links, prose, sentences, words
 
 import cadam
-from cadam import cli
 from cadam.trials import report, statistics
 from cadam.trials.experiment import Results, Row
 from cadam_paper import pages, published
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(code, id=f"{page.name}-{number}")
-    for page in PAGES
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+NOT_RUN = [block for page in PAGES for block in blocks(page) if block.elsewhere]
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_code_runs_as_written(code: str, tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize(
+    "page", [page for page in (*PAGES, *NOTEBOOKS) if has_work(page, slow=False)], ids=lambda page: page.name
+)
+def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    done = run(page, tmp_path, slow=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if has_work(page, slow=True)], ids=lambda page: page.name)
+def test_every_block_of_the_page_runs_slow_ones_too(page: Path, tmp_path: Path) -> None:
+    done = run(page, tmp_path, slow=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=block.name, marks=pytest.mark.skip(reason=f"{block.name}: {block.elsewhere}"))
+        for block in NOT_RUN
+    ],
+)
+def test_blocks_that_are_not_run_are_listed_with_a_reason(block: Block) -> None:
+    """Never called: the list of skipped tests is the list of these blocks."""
+
+
+def test_marks_of_blocks_are_known_and_lead_somewhere() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            assert block.marks.keys() <= set(MARKS), block.name
+            assert block.elsewhere != "", f"{block.name}: why is it skipped?"
+            if "tested in" in block.marks:
+                assert (ROOT / block.marks["tested in"]).exists(), block.name
+    assert not [page for page in PAGES if re.search(r"^```py$|^```bash$|^```shell$", page.read_text(), re.MULTILINE)]
+
+
+def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
+    """Blocks go by their marks: saved as a file, skipped, slow; one that fails is named."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- file: made.py -->\n```python\nx = 1\n```\n\n<!-- skip: no -->\n```sh\nfalse\n```\n\n"
+        "<!-- slow -->\n```sh\npython -c 'import made, sys; sys.exit(made.x)'\n```\n"
+    )
+    assert run(page, tmp_path, slow=False).returncode == 0
+    done = run(page, tmp_path, slow=True)
+    assert done.returncode == 1
+    assert "page.md:12 ended with 1" in done.stderr
+    assert blocks(page)[1].elsewhere == "no"
+
+
+def test_prose_is_counted_by_sentences_without_code_and_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A head\n\nOne two `three four` five. Six [seven](x.md) eight!\nNine.\n\n- ten\n- eleven\n\n| no | no |\n\n"
+        "```sh\nno no\n```\n<!-- no -->\n"
+    )
+    assert list(sentences(prose(page))) == [
+        "A head", "One two code five.", "Six seven eight!", "Nine.", "ten", "eleven",
+    ]  # fmt: skip
+    assert links(page) == ["x.md"]
+    assert anchors(page) == {"a-head"}
+
+
+# Prose ---------------------------------------------------------------------------------------------------------
+
+LONGEST = 35
+"""Words of a sentence."""
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_sentences_are_short(page: Path) -> None:
+    long = [f"{len(words(s))} words: {s}" for s in sentences(prose(page)) if len(words(s)) > LONGEST]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_words_are_those_of_the_glossary(page: Path) -> None:
+    text = " ".join(prose(page)).lower()
+    found = [f"{word!r}: say {instead}" for word, instead in AVOIDED.items() if re.search(rf"\b{word}\b", text)]
+    assert not found
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    assert sum(len(words(sentence)) for sentence in sentences(prose(ROOT / "README.md"))) <= 900
+
+
+# Links ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path) if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
 
 
-IMAGES = re.findall(r'<section id="([^"]+)">', (ROOT / "docs" / "images.html").read_text())
+def test_every_page_is_in_the_navigation_once() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    named = Counter(name for part in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for name in part.split())
+    pages = [page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (*PAGES[1:], *NOTEBOOKS)]
+    assert {name: named[name] for name in pages if name != "index"} == {n: 1 for n in pages if n != "index"}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        fetched = re.findall(r"<(?:script|link|img|source)\b[^>]* (?:src|href)=\"([^\"]+)\"", page.read_text())
+        assert not [url for url in fetched if re.match(r"(https?:)?//", url)], page.name
+    assert "CAdam" in (tmp_path / "searchindex.js").read_text()
+
+
+# Reports and numbers -------------------------------------------------------------------------------------------
+
+IMAGES = re.findall(r'<section id="([^"]+)">', (ROOT / "docs" / "reports" / "images.html").read_text())
 REPORTS = [
     pytest.param(page, name, id=f"{page.name}-{name}")
-    for page in sorted((ROOT / "docs").glob("*.html"))
+    for page in sorted((ROOT / "docs" / "reports").glob("*.html"))
     for name in re.findall(r'<section id="([^"]+)">', page.read_text())
 ]
 
@@ -148,6 +252,10 @@ def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
     graphs: dict[str, dict[str, float]] = {}
     for found in json.loads((ROOT / "results" / "cuda" / "graphs.json").read_text())["results"]:
         graphs.setdefault(found["case"].removeprefix("in a graph: "), {})[found["name"]] = found["milliseconds"]
+    later = (ROOT / "results" / "cuda" / "graph_nodes.txt").read_text()
+    timed = r"^([^\n]+): [\d,]+ elements.*?^(torch Adam fused): ([\d.]+) us.*?^(cadam\.CAdam): ([\d.]+) us"
+    for case, peer, torchs, ours, cadams in re.findall(timed, later, re.MULTILINE | re.DOTALL):
+        graphs[case] = {f"{peer}, in a graph": float(torchs), ours: float(cadams)}
     said = re.findall(r"^\| (.+) \| .* ?\| ?(.*) \| ?(.*) \|$", (ROOT / "docs" / "speed.md").read_text(), re.MULTILINE)
     columns = {name: (first, second) for name, first, second in said if name in SPEEDS}
     assert columns.keys() == SPEEDS.keys()
@@ -161,15 +269,6 @@ def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:
 
 def figure(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
-
-
-def test_every_command_is_on_the_page_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    names = re.search(r"\{([a-z,]+)\}", capsys.readouterr().out)
-    assert names
-    commands = (ROOT / "docs" / "paper.md").read_text().split("## Commands")[1].split("```")[1]
-    assert sorted(re.findall(r"^cadam (\w+)", commands, re.MULTILINE)) == sorted(names[1].split(","))
 
 
 def test_every_public_optimizer_is_in_the_readme() -> None:

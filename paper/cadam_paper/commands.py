@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(
     "CAdam: the paper's claims, measured",
     (
-        "CAdam is Adam that moves a weight only where its momentum and its current gradient agree in sign, and waits "
-        "where they disagree. Its paper says that this adapts faster when data shift and is less disturbed by noise. "
-        "Below is what came out when its experiments were run again, for better or worse.",
+        "CAdam moves a weight only where its momentum and its current gradient agree in sign. This is what was "
+        "measured, for better or worse.",
+    ),
+    (
         "The paper: “CAdam: Confidence-Based Optimization for Online Learning” by Shaowen Wang, Anan Liu, Jian Xiao, "
         "Huan Liu, Yuekui Yang, Cong Xu, Qianqian Pu, Suncong Zheng, Di Wang, Jie Jiang, Wei Zhang and Jian Li.",
     ),
@@ -129,6 +131,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was asked for)")
     _scale_arguments(parser, default="what was last run")
     command.output_argument(parser)
+    parser.add_argument("--title", metavar="TEXT", help="of the page (default: that of the experiment if it is one)")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
 
 
@@ -356,7 +359,8 @@ def write_report(options: argparse.Namespace) -> int:
         places = f"neither {options.cache} nor {options.archive} has"
         print(f"{places} results{of}: run `{'; '.join(runs)}`", file=sys.stderr)
         return NOTHING
-    print(command.write_page(requests, HEADING, options.output))
+    one = requests[0].experiment.title if len(requests) == 1 else HEADING.title
+    print(command.write_page(requests, replace(HEADING, title=options.title or one), options.output))
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):

@@ -1,4 +1,4 @@
-"""Tables of the documentation, made from the archive: ``python -m cadam_paper.pages``, which `make docs` calls.
+"""Tables of the documentation, from the archive and the command line: ``python -m cadam_paper.pages``, by `make docs`.
 
 A page marks where a table goes::
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from cadam.trials import runner
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
 
-from . import catalogue, claims, evidence, stream_tables
+from . import catalogue, claims, commands_page, evidence, stream_tables
 from .images import study
 from .published import ROOT, archive, head, in_brackets, line, request, short
 
@@ -151,8 +151,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-findings": evidence.all_findings,
     "evidence-claims": claims.table,
     "evidence-costs": evidence.costs,
+    "commands": commands_page.commands,
 }
-PAGES = ("README.md", "docs/ab.md", "docs/images.md", "docs/evidence.md")
+PAGES = ("README.md", "docs/streams.md", "docs/images.md", "docs/evidence.md", "docs/cli.md")
 
 
 def current(text: str) -> str:

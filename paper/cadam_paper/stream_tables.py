@@ -1,4 +1,4 @@
-"""Tables of docs/ab.md: what the A/B and the rate curves say of each real stream."""
+"""Tables of docs/streams.md: what the A/B and the rate curves say of each real stream."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cadam.trials.experiment import Row
-from cadam.trials.statistics import Interval
+from cadam.trials.statistics import Comparison, Interval, compare
 from cadam.trials.verdict import Kind
 from cadam_paper import claims, evidence, published
 
@@ -69,6 +69,29 @@ def test_each_stream_counts_once_at_its_own_best_rates_where_those_were_run(monk
     )
     monkeypatch.setattr(evidence, "findings", lambda: found)
     assert [each.difference.mean for each in evidence.as_they_are()] == [1, 2]
+
+
+def test_a_difference_that_holds_alone_need_not_hold_among_several() -> None:
+    def found(*gaps: float) -> Comparison:
+        return compare(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0), names=("CAdam", "Adam"), better="higher")
+
+    barely, clearly = found(0.1, 0.5, 1.0, 1.5, 1.9), found(0.8, 0.9, 1.0, 1.1, 1.2)
+    assert barely.kind == clearly.kind == "better"
+    assert evidence.holds_among(barely, 1)
+    assert not evidence.holds_among(barely, 4)
+    assert evidence.holds_among(clearly, 4)
+
+
+def test_only_what_holds_among_all_conditions_on_images_is_a_yes() -> None:
+    rows = {line.split(" | ")[3]: line.split(" | ")[1] for line in evidence.switch() if "VGG-16, " in line}
+    for name, pair in evidence.image_pairs().items():
+        advice = rows[f"VGG-16, {name}, each at its own best rate |"]
+        assert (advice == "yes") == (pair.own.kind == "better" and evidence.holds_among(pair.own, 4)), name
+
+
+def test_the_first_sentence_speaks_of_images_that_turn_alone() -> None:
+    gains = [evidence.image_pairs()[name].own.difference.mean for name in ("sudden 80°", "continuous 2°")]
+    assert f"CAdam gains {min(gains):.1f} to {max(gains):.1f} points of accuracy" in evidence.answer()[0]
 
 
 def test_a_figure_of_other_numbers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
 
 
 def test_it_says_which_results_carry_the_hash_of_later_code() -> None:
-    """As docs/images.md and docs/ab.md count them."""
+    """As docs/images.md and docs/streams.md count them."""
     images = [r for r in Archive(PUBLISHED).study("images").results() if r.provenance.code is not None]
     stamped = [r.cell.model for r in images if r.provenance.restamped]
     assert (stamped.count("VGG-16") + stamped.count("ResNet-18"), stamped.count("DenseNet-121")) == (396, 21)

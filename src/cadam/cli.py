@@ -42,6 +42,11 @@ Adder = Callable[[Any], None]
 """Adds commands to a parser's."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line with the commands of installed packages, as its page is made from."""
+    return _parser(())[0]
+
+
 def _parser(
     more: Sequence[Adder],
 ) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:

@@ -27,7 +27,7 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ that takes sparse gradients too, in the same total norm.
+    """`torch.nn.utils.clip_grad_norm_` that takes sparse gradients too, in the same total norm.
 
     A sparse gradient counts with its duplicates summed, in float32 at the least, as the optimizer will sum them; rows
     that it does not name are not counted as zeros, which only a negative `norm_type` would notice.

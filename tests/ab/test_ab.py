@@ -476,6 +476,35 @@ def test_where_neither_arm_ranks_better_than_chance_nothing_is_recommended(
     assert found.as_json()["verdict_kind"] == "better"
 
 
+@pytest.mark.parametrize(
+    ("there", "action"),
+    [(-0.004, "undecided"), (-0.0005, "switch"), (0.004, "switch")],
+    ids=["turns", "hardly", "holds"],
+)
+def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(there: float, action: str) -> None:
+    gauc = replace(comparison(ABOVE), mean=0.71, baseline_mean=0.7)
+    found = recommend(
+        Verdict("better", "CAdam", "Adam"),
+        gauc,
+        comparison(BELOW),
+        {"seeds": ABOVE},
+        rates={"CAdam": 0.1, "Adam": 0.03},
+        hindsight=({"CAdam": 0.01, "Adam": 0.003}, there),
+        best={"CAdam": 0.01, "Adam": 0.01},
+        matters=0.001,
+        events=1000,
+    )
+    assert found.as_json()["action"] == action
+    assert "Learning rates to use: CAdam 0.01, Adam 0.01." in found.reasons
+    assert any(
+        "ran at those that had the least on the first part: CAdam 0.1, Adam 0.03" in one for one in found.reasons
+    )
+    if action == "undecided":
+        assert found.headline.startswith("Undecided: the learning rates decide which arm is ahead. GAUC with CAdam is ")
+        assert "0.40 points lower at the best over the rest (CAdam 0.01, Adam 0.003)" in found.headline
+        assert found.headline.endswith("Compare again at the latter: --lr 0.003,0.01.")
+
+
 def test_a_run_says_how_far_chance_reaches_and_the_summary_uses_it(place: Path) -> None:
     reach = runs.compute(cell(place)).metrics[study.BY_CHANCE]
     assert 0.005 < reach < 0.1
@@ -615,10 +644,20 @@ def command(place: Path, *more: str) -> list[str]:
     ]
 
 
+def test_the_time_left_goes_by_how_much_of_the_stream_a_run_meets() -> None:
+    asked = study.experiment_of(STUDY, "", "", {"full": 60}, {"full": 3}, claim="")
+    plan = asked.plan("full")
+    assert asked.weight(STUDY.cell(plan, "Adam", 0.1, 0, study.AS_IT_IS)) == 1
+    assert asked.weight(STUDY.cell(plan, "Adam", 0.1, 0, study.AS_IT_IS, tuning=True)) == STUDY.tuning_share
+
+
 def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(place, "--arms", "sgdm,adam", "--lr", "0.03", "--change", "item", "--events", "1500")
     assert main(arguments) == 0
-    output = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    answer = printed.split("\n\n")[-2].splitlines()[0]
+    assert re.match("Switch|Stay|Undecided|No practical difference", answer), "the answer begins what came out"
+    output = " ".join(printed.split())
     assert "SGDM GAUC" in output
     assert re.search(r"(Switch to Adam|Stay with SGDM|Undecided|No practical difference): GAUC with Adam is", output)
     page = (place / "report.html").read_text()

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cadam
-from cadam.codegen.structure import structures
+from cadam.codegen import triton
+from cadam.codegen.structure import Structure, structures
+from cadam.defaults import defaults
 from cadam.rules import RULES
 
 SOURCE = Path(cadam.__file__).parent.parent
@@ -49,7 +52,7 @@ from cadam.codegen.structure import structures
 from cadam.rules import RULES
 own = Rule("own", {"lr": 0.1}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: Step(g, s.m, {"m": g}))
 for structure in structures([*RULES.values(), own]):
-    module = triton.module(structure)
+    module = triton.module(structure.name, triton.source(structure))
     for kind in ("dense", "rows", "seams"):
         kernel = getattr(module, f"{structure.name}_{kind}")
         print(module.__name__, kernel.fn.__code__.co_filename, kernel.cache_key)
@@ -57,6 +60,26 @@ for structure in structures([*RULES.values(), own]):
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_only_what_no_code_depends_on_is_rounded_otherwise_in_triton() -> None:
+    def update(g: Any, s: Any, c: Any, f: Any) -> cadam.Step:
+        root = f.sqrt(f.square(g))
+        size = s.size + root / (f.sqrt(root) + c.eps)
+        return cadam.Step(g / (f.sqrt(size) + c.eps), g, {"size": size})
+
+    rule = cadam.Rule(
+        "rooted", {"lr": 0.1, "eps": 0.1}, lambda o: {"size": 0.0}, _eps, update, moments={"size": "positive"}
+    )
+    structure = Structure.of(rule, {**defaults(rule), "moments": "int8"})
+    made_by = {op.out.name: op for op in structure.program.ops}
+    rounded = [made_by[name].kind for name, how in triton.faster(structure).items() if "roughly" in how]
+    assert sorted(rounded) == ["div", "sqrt"]
+    assert triton.faster(Structure.of(rule, defaults(rule))) == {}
+
+
+def _eps(t: Any, o: Any, f: Any) -> dict[str, Any]:
+    return {"eps": o["eps"]}
+
+
 def test_triton_finds_in_its_cache_what_another_process_compiled() -> None:
     """It looks for the key of a kernel, which goes by source and line; the name in messages is the same too."""
     first, second = (python("-c", KEYS, PYTHONHASHSEED=seed).stdout.splitlines() for seed in "12")

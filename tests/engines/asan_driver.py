@@ -121,6 +121,78 @@ def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, wid
     assert c.cadam_scores(model.ctypes.data, words.ctypes.data) == n
 
 
+PIECES = [
+    b'{"a":',
+    b'"',
+    b"\\",
+    b",",
+    b"}",
+    b"{",
+    b":",
+    b" ",
+    b"12",
+    b"-",
+    b".",
+    b"1e5",
+    b"null",
+    b"true",
+    b"fals",
+    b"\r",
+]
+PIECES += [
+    b"\xc3\xa9",
+    b"\xe6\x97",
+    b"\xf0\x9f\x98",
+    b"\xff",
+    b"\x00",
+    b"abc",
+    b'"b": "x"',
+    b"9" * 30,
+    b"x" * 130,
+    b'"zz":1',
+]
+
+
+def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
+    """Lines of CSV or, without fields, JSON, made of pieces of both; then each value as each kind."""
+    made = [b"".join(PIECES[i] for i in random.integers(0, len(PIECES), random.integers(0, 12))) for _ in range(40)]
+    names, columns, stride = b"ab", 2, 48
+    sizes = np.array([len(line) for line in made])
+    ends = np.cumsum(sizes)
+    data = np.frombuffer(b"".join(made), np.uint8).copy()  # of just this size
+    begin, spans = ends - sizes, np.full((2, columns, stride), -1)
+    quoted, became = np.zeros((columns, stride), np.uint8), np.zeros(len(made), np.uint8)
+    column_of = np.array([0, -1, 1][:fields] + [-1] * (fields - 3), np.int64)
+    known, name_ends = np.frombuffer(names, np.uint8).copy(), np.array([1, 2])
+    arrays = (data, begin, ends), (spans[0], spans[1], quoted, became)
+    words = [
+        *(a.ctypes.data for a in arrays[0]),
+        len(made),
+        *(a.ctypes.data for a in arrays[1]),
+        columns,
+        stride,
+        fields,
+    ]
+    given = np.array([*words, column_of.ctypes.data, ord(","), known.ctypes.data, name_ends.ctypes.data])
+    c.cadam_lines(given.ctypes.data)
+    out, fine = np.zeros(len(made), np.int64), np.zeros(len(made), np.uint8)
+    read = np.where(became == 1, spans[0, 0, : len(made)], -1)
+    for starts, stops in ((begin, ends), (read, spans[1, 0, : len(made)].copy())):
+        for how in range(3):
+            for kind in range(3):
+                words = [
+                    data.ctypes.data,
+                    starts.ctypes.data,
+                    stops.ctypes.data,
+                    quoted.ctypes.data,
+                    len(made),
+                    how,
+                    kind,
+                ]
+                given = np.array([*words, 1000, 1, out.ctypes.data, fine.ctypes.data])
+                c.cadam_values(given.ctypes.data)
+
+
 def main(library: str, mode: str, kernels: str) -> None:
     c = ctypes.CDLL(library)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -135,6 +207,10 @@ def main(library: str, mode: str, kernels: str) -> None:
     for n in (0, 1, 70_001):
         ids = random.integers(0, 9, n)
         assert c.cadam_check_ids(ids.ctypes.data, n, 9, in_two_parts) == -1
+    for each in (c.cadam_lines, c.cadam_values):
+        each.argtypes, each.restype = [pointer], None
+    for fields in [0, 1, 2, 3, 7] * 60:
+        texts(c, random, fields)
     if mode == "overrun":
         dense(c, 0, 0, [100], lie=1)
     for level in range(c.cadam_use(-1) + 1):

@@ -21,7 +21,13 @@ for engine in FUSED:
 
 
 def run(
-    engines: Any, cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], broken: float = 1.0, **options: Any
+    engines: Any,
+    cls: type[cadam.Optimizer],
+    rows: bool,
+    shape: tuple[int, ...],
+    broken: float = 1.0,
+    hot: int = 0,
+    **options: Any,
 ) -> tuple[Any, list[Tensor]]:
     choose.ENGINES = (*engines, *REFERENCE)
     torch.manual_seed(0)
@@ -32,6 +38,9 @@ def run(
             if rows:
                 ids = torch.randperm(shape[0])[: shape[0] // 2]
                 ids, values = ids.repeat(2), torch.randn(2 * len(ids), *shape[1:]).round(decimals=1)
+                if hot:  # all rows, and one of them so many times
+                    ids = torch.cat([torch.randperm(shape[0]), torch.full((hot,), 7)])
+                    values = torch.randn(len(ids), *shape[1:]).round()
                 values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
                 param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
             else:
@@ -72,6 +81,7 @@ def rows() -> None:
     compare(cadam.CAdam, True, (10, 200), moments="int8", second_moment="row")  # wider than a plain tile
     compare(cadam.CAdaBelief, True, (400, 16), second_moment="row", eps=1e-8)  # several tiles
     compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
+    compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)  # tiles of one row and of distinct ones
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
 
 

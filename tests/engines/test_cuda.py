@@ -630,6 +630,48 @@ def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+COEFFICIENTS = """
+import numpy as np
+import torch
+from cadam.codegen.structure import Structure
+from cadam.defaults import defaults
+from cadam.engines import scalars
+from cadam.engines.base import Item, Job
+from cadam.engines.cuda.launch import StepNumbers
+from cadam.rules import RULES
+from cadam.update import Update
+
+for name, options in CASES:
+    rule = RULES[name]
+    given = {**defaults(rule), **options, "capturable": True}
+    on_device = {key: torch.tensor(value, dtype=torch.float64) if type(value) is float else value
+                 for key, value in given.items()}
+    for how, overflow in ((given, None), (on_device, None), (given, 0.0), (given, 1.0)):
+        found_inf = None if overflow is None else torch.tensor(overflow)
+        scale = torch.tensor(8.0)
+        update = Update.of(rule, True, how, unscale=True)
+        counts = [torch.tensor(float(t)) for t in (0, 1, 6, 999, 70_000, *range(5, 45))]
+        items = [Item(torch.zeros(1), {}, step, None) for step in counts]
+        numbers = StepNumbers(items, how, Structure.of(rule, given), torch.device("cpu"))
+        before = [step.item() for step in counts]
+        sent = numbers.advance(Job(update, how, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
+        assert sent.more.tolist() == list(range(45))
+        assert [step.item() for step in counts] == [t + (not overflow) for t in before]
+        for t, row in zip(counts, sent.rows.tolist()):
+            c = update.general_coefficients(t.item(), given, scalars.Scalars, 8.0) if t else {}
+            assert row[0] == t.item()
+            np.testing.assert_allclose(row[1 : 1 + len(c)], list(c.values()), rtol=1e-9, err_msg=f"{name} {t} {c}")
+"""
+
+
+@needs_triton
+def test_coefficients_computed_by_a_kernel_are_those_of_the_host() -> None:
+    """Of every rule and kind of decay, whether options are numbers or tensors, at early and late steps."""
+    cases = [(rule, {**options, **decay}) for rule, options in SETTINGS.values() for decay in DECAY.values()]
+    done = interpreted(COEFFICIENTS.replace("CASES", repr(cases)))
+    assert done.returncode == 0, done.stderr
+
+
 NORM = """
 import torch
 from cadam.engines.cuda.rows import norm

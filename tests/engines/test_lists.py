@@ -121,3 +121,30 @@ def test_a_step_takes_no_memory_that_grows_with_the_parameter(cls: type[cadam.Op
         held += event.nbytes()
         most = max(most, held)
     assert 0 < most < 8 * p.itemsize * lists.BLOCK
+
+
+@over_engines
+def test_more_aligned_elements_than_float32_can_count_are_counted_to_the_last(how: str) -> None:
+    p = torch.zeros(lists.EXACT + 1)
+    p.grad = torch.ones_like(p)
+    optimizer = cadam.SGDM([p], momentum=0.0, **HOW[how])
+    optimizer.step()
+    assert optimizer.alignment().total.aligned == lists.EXACT + 1
+
+
+@over_engines
+def test_counts_are_kept_when_a_part_of_the_parameters_takes_a_step(how: str) -> None:
+    """Some have no gradient, some have taken more steps, some do not lie in memory as the others do."""
+    params = [torch.zeros(2, 3), torch.zeros(5), torch.zeros(4, 6).t(), torch.zeros(7)]
+    optimizer = cadam.CAdam(params, **HOW[how])
+    sizes = [p.numel() for p in params]
+    for stepped in ([0, 1, 2, 3], [1, 2], [0, 1, 2, 3], [3], [0, 1, 2, 3]):
+        for i, p in enumerate(params):
+            p.grad = torch.ones_like(p) if i in stepped else None
+        optimizer.step()
+    found = optimizer.alignment(reset=True).parameters.values()
+    assert [(r.aligned, r.touched, r.seen) for r in found] == [
+        (n * size, n * size, n * size) for n, size in zip((3, 4, 4, 4), sizes, strict=True)
+    ]
+    optimizer.step()
+    assert optimizer.alignment().total.aligned == sum(sizes)

@@ -6,6 +6,7 @@ such a process patches Triton's interpreter:
 - Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element.
 - The language is patched once for a module, not at every call of every function: that takes as long as the kernels.
 - The maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
+- A power is NumPy's, for want of the device's library.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _patch() -> None:
     import numpy
+    import triton.language as tl
+    from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
     lang, lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
@@ -76,6 +79,11 @@ def _patch() -> None:
         lang_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    def power(x: Any, y: Any) -> Any:
+        x, y = tl.broadcast(x, y)
+        return tl.tensor(interpreter.TensorHandle(numpy.power(x.handle.data, y.handle.data), x.handle.dtype), x.type)
+
+    libdevice.pow = power
     interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_lang_tensor
     interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
 

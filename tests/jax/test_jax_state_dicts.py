@@ -73,6 +73,37 @@ def test_training_goes_on_in_the_other_framework_and_back(name: str) -> None:
         assert largest_difference(values(back)[key], value) < 1e-6, key
 
 
+@pytest.mark.parametrize("name", ["cadam", "cadamw", "csgdm"])
+def test_a_table_with_sparse_gradients_goes_on_by_rows_and_back(name: str) -> None:
+    """The moments of all rows travel, touched or not, and the one step count. The table alone has no name in JAX."""
+    batches = [np.array(([1, 3], [3, 0], [2, 1], [4, 4])[number % 4]) for number in range(9)]
+
+    def table() -> torch.nn.Embedding:
+        torch.manual_seed(0)
+        return torch.nn.Embedding(6, 3, sparse=True)
+
+    def steps(net: torch.nn.Embedding, there: torch.optim.Optimizer, given: list[np.ndarray]) -> None:
+        for ids in given:
+            there.zero_grad()
+            net(torch.from_numpy(ids)).square().sum().backward()
+            there.step()
+
+    stayed, net = table(), table()
+    steps(stayed, CLASSES[name](stayed.named_parameters(), lr=LR), batches)
+    there = CLASSES[name](net.named_parameters(), lr=LR)
+    steps(net, there, batches[:3])
+
+    tx, weight = getattr(cadam.jax, name)(LR), jnp.asarray(net.weight.detach().numpy())
+    state = cadam.jax.from_torch(there.state_dict(), tx.init(weight), rename=lambda _: "weight")
+    for ids in batches[3:6]:
+        weight, state = cadam.jax.rows.update(weight, state, jnp.asarray(ids), 2 * weight[ids], optimizer=tx)
+
+    net.weight.data = torch.from_numpy(np.array(weight))
+    there.load_state_dict(cadam.jax.to_torch(state, there.state_dict(), rename=lambda _: "weight"))
+    steps(net, there, batches[6:])
+    assert largest_difference(values(net)["weight"], values(stayed)["weight"]) < 1e-6
+
+
 def test_a_state_dict_of_torchs_own_adam_fits() -> None:
     net = model()
     weight = next(net.parameters())

@@ -34,6 +34,7 @@ from jax_cases import (
 import cadam
 import cadam.jax
 from cadam.defaults import defaults
+from cadam.jax import transform
 from cadam.rules import RULES, Rule, Step
 from cadam.update import Scalars, Update
 from cadam.xla import of_step
@@ -157,6 +158,35 @@ def test_vmap_trains_each_as_it_would_alone(name: str) -> None:
     assert float(jnp.mean(optax.tree_utils.tree_get(state, "alignment"))) == pytest.approx(run.alignment, abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", OF_RULES)
+def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> None:
+    run, tx = followed(name, steps=20), optimizer(name, {})
+    with jax.enable_x64(dtype == "float64"):
+        start, grads = arrays(run, dtype)
+        whole, _ = trained(tx, start, grads)
+        rows, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(start, grads)
+    assert rows.dtype == whole.dtype == dtype
+    assert largest_difference(rows, whole) <= (1e-15 if dtype == "float64" else 0)
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
+def test_large_leaves_that_wait_for_each_other_move_the_same(jit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tx = cadam.jax.cadam(LR)
+    grads = {name: jax.random.normal(jax.random.key(i), (3, 4, 40 + i)) for i, name in enumerate("abc")}
+    params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads)
+    alone = trained(tx, params, grads, jit=jit)
+    monkeypatch.setattr(transform, "LARGE", 164)  # a is small, and c waits for b
+    waiting = trained(tx, params, grads, jit=jit)
+    for ours, theirs in zip(*map(jax.tree.leaves, (waiting, alone)), strict=True):
+        assert largest_difference(ours, theirs) < 1e-7
+    mapped, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(params, grads)
+    assert all(map(jnp.allclose, jax.tree.leaves(mapped), jax.tree.leaves(alone[0])))
+    monkeypatch.setattr(transform, "_count", lambda aligned: jnp.uint32(2**32 - 1))  # which no leaf can have
+    impossible, _ = trained(tx, params, grads, jit=jit)
+    assert {name: bool(jnp.isnan(p).all()) for name, p in impossible.items()} == {"a": False, "b": False, "c": True}
+
+
 @pytest.mark.parametrize("name", OF_RULES)
 def test_nested_trees_agree_with_the_oracle(name: str) -> None:
     run = followed(name)
@@ -175,20 +205,21 @@ def test_nested_trees_agree_with_the_oracle(name: str) -> None:
 
 
 SHARDED = """
-import jax, numpy as np, optax
+import jax, numpy as np, optax, cadam.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax_cases import OF_RULES, alignment, arrays, followed, is_confident, largest_difference, optimizer, trained
+from jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
 assert jax.device_count() == 4
+cadam.jax.transform.LARGE = 1  # leaves wait for each other
 mesh = Mesh(np.array(jax.devices()), "d")
-for name in filter(is_confident, OF_RULES):
+for name in OF_RULES:
     run = followed(name, steps=20, shape=(2, 64))
     start, grads = arrays(run)
     start = jax.device_put(start, NamedSharding(mesh, PartitionSpec(None, "d")))
     grads = jax.device_put(grads, NamedSharding(mesh, PartitionSpec(None, None, "d")))
-    params, state = trained(optimizer(name, {}), start, grads)
-    for each in jax.tree.leaves((params, optax.tree_utils.tree_get(state, "moments"))):
+    (params, other), state = trained(optimizer(name, {}), (start, start), (grads, grads))
+    for each in jax.tree.leaves((params, other, optax.tree_utils.tree_get(state, "moments"))):
         assert len(each.sharding.device_set) == 4 and not each.sharding.is_fully_replicated, name
-    assert largest_difference(params, run.param) < 5e-6, name
+    assert max(largest_difference(each, run.param) for each in (params, other)) < 5e-6, name
     assert abs(alignment(state) - run.alignment) < 1e-6, name
 print("same")
 """
@@ -199,6 +230,30 @@ def test_parameters_sharded_over_four_devices_come_to_the_same_numbers(monkeypat
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=300)
     assert done.stdout == "same\n", done.stderr
+
+
+def test_a_restored_checkpoint_goes_on_as_if_it_had_stayed() -> None:
+    """Leaves come back as NumPy arrays, in a tree of the same structure."""
+    tx, grads = cadam.jax.cadamw(LR), jax.random.normal(jax.random.key(0), (6, 5))
+    stayed, _ = trained(tx, jnp.ones(5), grads)
+    carry = trained(tx, jnp.ones(5), grads[:3])
+    leaves, tree = jax.tree.flatten(carry)
+    params, state = jax.tree.unflatten(tree, [np.asarray(leaf) for leaf in leaves])
+    for grad in np.asarray(grads[3:]):
+        updates, state = tx.update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    assert largest_difference(params, stayed) < 1e-7
+
+
+def test_a_step_can_be_differentiated() -> None:
+    """As optax's can: learning rates are learnt so."""
+
+    def after(rate: Any, tx: Any) -> Any:
+        params, _ = trained(tx(rate), jnp.ones(3), jnp.ones((4, 3)))
+        return params.sum()
+
+    for ours, theirs in ((cadam.jax.adam, optax.adam), (cadam.jax.cadam, optax.adam)):
+        assert float(jax.grad(after)(0.1, ours)) == pytest.approx(float(jax.grad(after)(0.1, theirs)), rel=1e-5)
 
 
 def test_importing_it_imports_no_torch() -> None:
@@ -264,6 +319,22 @@ def test_in_apply_if_finite(name: str) -> None:
     params, state = trained(optax.apply_if_finite(optimizer(name, {}), 3), start, broken)
     assert largest_difference(params, run.param) < FLOAT32
     assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
+
+
+def test_what_takes_no_part_is_not_counted() -> None:
+    """Masked parameters, those of another optimizer and None."""
+    params = {"a": jnp.ones(2), "b": jnp.ones(6), "c": None}
+    grads = {"a": jnp.ones(2), "b": jnp.zeros(6), "c": None}
+    for tx in (
+        optax.masked(cadam.jax.cadam(LR), {"a": True, "b": False, "c": None}),
+        optax.multi_transform({"x": cadam.jax.cadam(LR), "y": optax.sgd(LR)}, {"a": "x", "b": "y", "c": None}),
+    ):
+        _, state = jax.jit(tx.update)(grads, tx.init(params), params)
+        assert alignment(state) == 1
+    two = optax.multi_transform({"x": cadam.jax.cadam(LR), "y": cadam.jax.clion(LR)}, {"a": "x", "b": "y", "c": None})
+    _, state = two.update(grads, two.init(params), params)
+    found = optax.tree_utils.tree_get_all_with_path(state, "alignment")
+    assert [float(share) for _, share in found] == [1, 0]
 
 
 def test_a_schedule_and_a_mask_of_the_decay() -> None:
@@ -337,6 +408,8 @@ def test_the_family_is_that_of_torch_with_its_defaults() -> None:
 def test_what_cannot_be_optimized_is_refused() -> None:
     with pytest.raises(TypeError, match="real floating-point arrays, got complex64"):
         cadam.jax.cadam(LR).init({"w": jnp.ones(2, jnp.complex64)})
+    with pytest.raises(TypeError, match=r"^adam\(\) got an unexpected keyword argument 'eps_root'"):
+        cadam.jax.cadam(LR, eps_root=1e-8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
         cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
     with pytest.raises(ValueError, match="Nesterov momentum requires"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documented import blocks
 from oracle import Oracle
 
 if importlib.util.find_spec("keras") is None:
@@ -179,6 +180,62 @@ def test_a_configuration_makes_the_same_optimizer(name: str) -> None:
         cls(lr=0.1)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"beta_1": 1.5}, r"beta parameter at index 0: 1.5"), ({"epsilon": -1e-8}, r"epsilon value: -1e-08")],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    """As by the torch classes."""
+    with pytest.raises(ValueError, match=f"Invalid {message}"):
+        cadam.keras.CAdam(**options)
+
+
+def test_the_alignment_is_that_of_the_last_step_alone() -> None:
+    """A variable without a gradient has no part in it, nor has an empty one; before the first step it is 0."""
+    optimizer = cadam.keras.CAdam(0.1)
+    assert optimizer.alignment == 0
+    three, one, empty = variables = [keras.Variable(np.ones(size, np.float32)) for size in (3, 1, 0)]
+    optimizer.apply([ops.ones(3), ops.zeros(1), ops.ones(0)], variables)
+    assert optimizer.alignment == pytest.approx(3 / 4)
+    optimizer.apply([ops.ones(1), ops.ones(0)], [one, empty])
+    assert optimizer.alignment == 1
+    optimizer.apply([ops.convert_to_tensor([1.0, 0.0, 0.0]), ops.ones(0)], [three, empty])
+    assert optimizer.alignment == pytest.approx(1 / 3)
+
+
+POLICIES = ["mixed_float16", "mixed_bfloat16", "float16"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_half_precision_trains_and_is_saved(policy: str, tmp_path: Path) -> None:
+    """With `mixed_float16`, Keras wraps the optimizer in one that scales the loss."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = net()
+        model.compile(optimizer=cadam.keras.CAdam(1e-2), loss="mse")
+        losses = model.fit(*data(), epochs=5, batch_size=16, shuffle=False, verbose=0).history["loss"]
+        assert losses[-1] < losses[0]
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
+    finally:
+        keras.config.set_dtype_policy("float32")
+    inner = loaded.inner_optimizer if policy == "mixed_float16" else loaded
+    assert type(inner) is cadam.keras.CAdam
+    assert {keras.backend.standardize_dtype(b.dtype) for b in inner._buffers[0].values()} == {"float32"}
+    assert inner.alignment == pytest.approx(getattr(model.optimizer, "inner_optimizer", model.optimizer).alignment)
+
+
+def test_gradients_of_tables_move_every_row() -> None:
+    """TensorFlow gives slices of rows for a looked-up table; the moments of other rows age all the same."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(4, 2), keras.layers.Flatten()])
+    model.compile(optimizer=cadam.keras.CAdam(1e-2), loss="mse")
+    for ids in ([1, 2, 2], [3, 3, 3]):
+        model.fit(np.array(ids)[:, None], np.ones((3, 2), np.float32), batch_size=3, verbose=0)
+    moment = np.abs(ops.convert_to_numpy(model.optimizer._buffers[0]["exp_avg"]))
+    assert np.array_equal(moment.min(1) > 0, [False, True, True, True])
+    assert model.optimizer.alignment == pytest.approx(1 / 4)
+
+
 def net() -> Any:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
@@ -257,7 +314,7 @@ def test_importing_it_imports_no_torch_but_where_keras_runs_on_it() -> None:
 
 
 def test_code_of_the_page(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "keras.md").read_text(), re.DOTALL)
+    (code,) = (block.code for block in blocks(ROOT / "docs" / "keras.md") if block.language == "python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from documented import blocks
 from online_kafka import free_port
 from online_streams import SCHEMA, build, events, learner, table
 from test_run_command import HERE, MODEL, run
@@ -246,15 +247,17 @@ def test_the_page_works_from_its_first_command_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page, data = SERVE.read_text(), SERVE.with_name("your_data.md").read_text()
-    exec(re.findall(r"```python\n(.*?)```", data, re.DOTALL)[0], {})
-    for kind, code in re.findall(r"```(sh|py)\n(.*?)```", page, re.DOTALL):
+    page = SERVE.read_text()
+    exec(next(b.code for b in blocks(SERVE.with_name("your_data.md")) if b.language == "python"), {})
+    for block in blocks(SERVE):
+        if "tested in" not in block.marks:
+            continue
         names: dict[str, Any] = {}
-        for line in code.splitlines() if kind == "sh" else ():
+        for line in block.code.splitlines() if block.language == "sh" else ():
             if line.startswith("cadam "):
                 assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
-        if kind == "py" and "do_POST" not in code:
-            exec(code, names)
+        if block.language == "python" and "do_POST" not in block.code:
+            exec(block.code, names)
         if "loaded" in names:
             likely, unlikely = names["loaded"].predict([names["event"], {**names["event"], "item_id": 6}])
             assert likely > unlikely
@@ -269,7 +272,7 @@ def test_the_page_works_from_its_first_command_to_its_last(
 
 
 def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(state: Path, exported: Path) -> None:
-    code = next(c for c in re.findall(r"```py\n(.*?)```", SERVE.read_text(), re.DOTALL) if "do_POST" in c)
+    code = next(block.code for block in blocks(SERVE) if "do_POST" in block.code)
     (exported / "serve.py").write_text(code)
     port = free_port()
     url = f"http://127.0.0.1:{port}/"

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.online import Schema, open_source, sample
+from cadam.online import Schema, given, open_source, sample
 from cadam.online.events import Batch
 from cadam.online.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
 from cadam.online.schema import Kind, Target, convert
@@ -474,6 +475,8 @@ def test_a_single_line_that_is_not_utf8_is_a_warning(tmp_path: Path) -> None:
         ("1,0\n2,1\n3,0\n", "The file has no header, so its columns are called c1 to c2"),
         ("a,click\n1,not bought\n2,bought\n3,bought\n", "as in --label 'click==bought'"),
         ("a,click\n1,stayed\n2,left\n3,stayed\n", "as in --label 'click==left'"),
+        ("a,clicked\n1,0\n2,1\n", "(did you mean 'clicked'?)"),
+        ("a,click\n1,\n2,\n", "column 'click' is empty"),
     ],
 )
 def test_small_mistakes_are_said_with_what_to_do(content: str, words: str, tmp_path: Path) -> None:
@@ -481,3 +484,52 @@ def test_small_mistakes_are_said_with_what_to_do(content: str, words: str, tmp_p
     with pytest.raises((CannotInferError, sample.UnreadableError)) as caught:
         inferred(tmp_path / "a.csv", label="click")
     assert words in str(caught.value)
+
+
+def test_a_threshold_for_texts_is_told_how_texts_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,rating\n1,good\n2,4\n3,bad\n")
+    with pytest.raises(CannotInferError, match=r"'good', which is no number\. Texts are compared with ==, as in"):
+        inferred(tmp_path / "a.csv", label="rating>=4")
+
+
+@pytest.mark.parametrize("damage", ["cut off", "changed"])
+def test_a_damaged_gzip_file_is_said_with_what_to_do(damage: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv.gz", {"item": column("device"), "click": column("click")})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage == "cut off" else whole[:-8] + bytes(8))
+    schema = Schema({"item": "hash:10"}, label="click")
+    for reads in (lambda: inferred(path, label="click"), lambda: list(open_source(f"csv:{path}", schema))):
+        with pytest.raises(OSError, match=r"gzip.*: copy it anew|cut off: copy it anew") as said:
+            reads()
+        assert f"zcat {path} > part-a.csv" in str(said.value)
+
+
+def test_a_folder_without_parquet_says_what_to_give(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", {"item": column("device"), "click": column("click")})
+    with pytest.raises(sample.UnreadableError, match="nothing else is read from a folder: give a file of CSV"):
+        inferred(tmp_path, label="click")
+
+
+def test_of_short_lines_no_more_is_read_than_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "ROWS", 160)
+    monkeypatch.setattr(sample, "BYTES", 1 << 16)
+    rows = 20_000
+    path = write_csv(tmp_path / "a.csv", {"n": list(range(rows)), "click": [row % 2 for row in range(rows)]})
+    lines, total, *_ = sample._lines(str(path))
+    assert 16 * 15 < len(lines) < 16 * 25, "about twenty of each of sixteen places, and not the 500 that fit there"
+    numbers = [int(line.split(b",")[0]) for line in lines[1:]]
+    assert numbers[-1] > 0.999 * rows
+    assert max(after - before for before, after in pairwise(numbers)) < rows / 10, "evenly spread"
+    assert total == pytest.approx(rows, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("csv:data/clicks.csv", "data/clicks.csv"),
+        ("redis://me:secret@host:6379/clicks?db=2", "redis://host:6379/clicks"),
+        ("kafka://host:9092/clicks?sasl.password=secret", "kafka://host:9092/clicks"),
+    ],
+)
+def test_a_stream_is_named_without_settings_and_passwords(uri: str, name: str) -> None:
+    assert given.shown(uri) == name

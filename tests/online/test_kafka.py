@@ -12,12 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pyarrow.parquet as pq
 import pytest
-from online_kafka import Broker, Named, fill
+from online_kafka import Broker, Named, fill, settings
 from online_process import BATCH, COUNT, records
 from online_streams import ITEMS
+
+from cadam import cli
+from cadam.online import Schema
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 pytestmark = pytest.mark.slow
@@ -53,6 +57,48 @@ class Killer(threading.Thread):
             except BaseException as error:  # the test says it
                 self.failed = error
                 return
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_is_learnt(
+    broker: Broker | Named, partitions: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(0)
+    topic = f"inferred-{partitions}-{os.getpid()}-{time.time_ns()}"
+    broker.create(topic, partitions)
+    uri = f"kafka://{broker.servers}/{topic}" + (f"?{urlencode(settings())}" if settings() else "")
+    rows = [
+        {
+            "time": 1_700_000_000 + 60 * row,
+            "user_id": chance.randrange(40),
+            "item_id": f"item-{chance.randrange(30)}",
+            "price": round(chance.lognormvariate(0, 1), 2),
+            "tags": chance.sample(["new", "sale", "far", "red"], chance.randrange(4)),
+            "click": chance.randrange(2),
+        }
+        for row in range(3000)
+    ]
+    if partitions == 1:
+        assert cli.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
+        assert "holds no messages yet" in capsys.readouterr().err
+    fill(broker.servers, topic, rows, partitions)
+    assert cli.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "schema.json")]) == 0
+    print(shown := capsys.readouterr().out)
+    assert shown.startswith(f"kafka://{broker.servers}/{topic}: Kafka topic; looked at the first 3,000 messages")
+    schema = Schema.read(tmp_path / "schema.json")
+    assert (schema.label, schema.user, schema.time) == ("click", "user_id", "time")
+    assert {name: str(kind).partition(":")[0] for name, kind in schema.features.items()} == {
+        "time": "clock?", "user_id": "hash", "item_id": "hash", "price": "number?", "tags": "hash",
+    }  # fmt: skip
+    assert schema.kinds["tags"].length == 3
+    folder = tmp_path / "state"
+    assert cli.main(["run", uri, "--label", "click", "--checkpoint", str(folder), "--log", str(tmp_path / "log")]) == 0
+    assert pq.read_table(tmp_path / "log").num_rows == len(rows)
+    missing = uri.replace(topic, "no-such-topic-here")
+    if isinstance(broker, Broker):  # this one makes a topic of any name that is asked for
+        return
+    assert cli.main(["schema", missing, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
+    assert "no-such-topic-here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

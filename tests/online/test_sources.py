@@ -40,6 +40,7 @@ from cadam.online import schema as schema_module
 from cadam.online.schema import Kind, Repeated, convert
 from cadam.online.sources.parquet import read_values
 from cadam.online.sources.record import Record, batch_of
+from cadam.online.texts import Texts
 from cadam.online.validation import MismatchError, check_columns
 
 
@@ -675,10 +676,17 @@ def test_text_beside_labels_on_their_own_is_converted_twice_at_most(
     assert places.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
 
 
-def test_text_that_hardly_repeats_is_read_as_it_is() -> None:
-    unique = read_values(pa.chunked_array([[f"text {row}" for row in range(100)]]))
-    assert isinstance(unique, list)
-    assert isinstance(read_values(pa.chunked_array([["a", "b", None] * 30])), Repeated)
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("index", [None, pa.int8(), pa.int32()])
+def test_text_is_the_same_as_it_is_and_by_its_distinct_values(kind: pa.DataType, index: pa.DataType | None) -> None:
+    texts = ["a", "bé", None, "", "a"] * 30
+    column = pa.chunked_array([pa.array(texts, kind)[:70], pa.array(texts, kind)[70:]])
+    if index is not None:
+        column = column.cast(pa.dictionary(index, kind))
+    values = read_values(column)
+    assert list(values) == texts
+    assert list(values[1:5]) == texts[1:5]
+    assert isinstance(values, Texts if index is None else Repeated)
 
 
 @pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])

@@ -150,6 +150,18 @@ def test_what_does_not_fit_is_named_and_changes_nothing(options: dict[str, Any],
     assert not ours.optimizer.state
 
 
+@pytest.mark.parametrize(("which", "says"), [(0, "SparseAdam"), (1, "a dense optimizer")])
+def test_half_of_a_job_with_two_optimizers_is_told_to_bring_the_other(which: int, says: str) -> None:
+    model, *optimizers = trained()
+    ours = learner()
+    before = deepcopy(ours.model.state_dict())
+    with pytest.raises(
+        ValueError, match=f"{says}.* has 2 of the model's 4 parameters: give the other one's state dict"
+    ):
+        ours.take_over({"model": model.state_dict(), "optimizer": optimizers[which].state_dict()})
+    assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
+
+
 @pytest.mark.parametrize("change", ["shape", "missing", "more"])
 def test_a_model_that_does_not_fit_leaves_every_weight_as_it_was(change: str) -> None:
     ours = learner()

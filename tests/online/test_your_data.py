@@ -7,11 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from documented import blocks
 
 from cadam import cli
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_data.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
+PATH = Path(__file__).parents[2] / "docs" / "your_data.md"
+PAGE = PATH.read_text()
+COMMANDS = [line for block in blocks(PATH) if block.language == "sh" for line in block.code.splitlines() if line]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def test_the_commands_of_the_guide_run(
     commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], {})
+    exec(next(block.code for block in blocks(PATH) if block.language == "python"), {})
     assert commands
     for line in commands:
         assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -19,18 +18,15 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+from documented import blocks
 from worlds import run
 
 import cadam.online.distributed
 
 ROOT = Path(__file__).parents[2]
-LIGHT, TRAIN, SERVE, SLOTS, ONLINE = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
-
-
-def test_light_moments_as_on_the_page() -> None:
-    names: dict[str, Any] = {"cadam": cadam, "model": torch.nn.Embedding(4, 8, sparse=True)}
-    exec(LIGHT, names)
-    assert names["optimizer"].defaults["second_moment"] == "row"
+TRAIN, SERVE, SLOTS, ONLINE = (
+    block.code for block in blocks(ROOT / "docs" / "scale.md") if block.marks.get("tested in")
+)
 
 
 def execute(code: str, folder: str) -> dict[str, Any]:

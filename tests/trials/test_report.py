@@ -14,8 +14,9 @@ from walks import TUNED, WALK, make_cell
 
 from cadam.trials import palette, report, runner
 from cadam.trials.cache import Cache
-from cadam.trials.experiment import Outcome, Plan
+from cadam.trials.experiment import Outcome, Plan, Row, Summary
 from cadam.trials.runner import Request
+from cadam.trials.verdict import Kind
 from cadam_paper import catalogue
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
@@ -62,9 +63,17 @@ def _verdict(text: str) -> str:
     return found[1]
 
 
-def test_the_order_is_verdict_figure_table_command_versions(cache: Cache) -> None:
+def test_the_order_is_figure_verdict_table_command_versions(cache: Cache) -> None:
     section = page(cache).partition('<section id="walk">')[2].partition("</section>")[0]
-    parts = ["The paper:", "Measured:", "<svg", "<table>", "cadam reproduce walk --quick", "torch 2"]
+    parts = [
+        "<svg",
+        "The paper:",
+        "Measured:",
+        "<details><summary>All numbers</summary>",
+        "<table>",
+        "cadam reproduce walk --quick",
+        "torch 2",
+    ]
     places = [section.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -107,7 +116,7 @@ def test_ids_are_unique_and_nothing_is_fetched(cache: Cache) -> None:
 
 
 def test_figures_follow_the_page(cache: Cache) -> None:
-    drawing = page(cache).partition("<svg")[2].partition("</svg>")[0]
+    drawing = page(cache).partition("<figure>")[2].partition("</svg>")[0]
     assert f"var(--c{palette.CADAM[1:]})" in drawing
     assert f"var(--c{palette.PAPER[1:]})" in drawing
     assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) == set(), "a colour that stays the same on a dark page"
@@ -141,16 +150,15 @@ def test_a_browser_shows_it_without_complaint(cache: Cache, tmp_path: Path, colo
     assert (corner > 0.9) if colours == "light" else (corner < 0.15)
     assert total > 0.02, "an empty page"
     built = subprocess.run([*call, "--dump-dom", str(file)], capture_output=True, text=True, timeout=60)
-    assert built.stdout.count("<svg") == 2
+    assert built.stdout.count("<figure>") == 2
     assert built.stdout.count("<table>") == 2
 
 
 def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
-    """In the overview and in the section; the heading stands above, and notes are folded."""
+    """In the section; the heading stands above, and notes are folded."""
     told = dataclasses.replace(WALK, measure="A loss: less is better.", notes=["A slip."])
     text = report.page([runner.read(cache, told, Plan("quick", 3))] * 2, HEADING)
     overview, _, section = text.partition("<section")
-    assert overview.count("A loss: less is better.") == 1, "said again"
     assert "Where they lead." in overview
     assert section.index("A loss: less is better.") < section.index("Measured:")
     assert re.search(r"<details[^>]*><summary>[^<]+</summary>\s*<ul><li>A slip\.</li></ul></details>", section)
@@ -180,3 +188,40 @@ def test_on_a_phone_a_wide_figure_says_that_it_moves(cache: Cache, tmp_path: Pat
         built = subprocess.run(call, capture_output=True, text=True, timeout=60)
         seen[width] = re.findall(r"<title>(.*?)</title>", built.stdout)[0]
     assert seen == {500: "true,true,block", 1200: "true,false,none"}
+
+
+def test_the_page_begins_with_verdicts_that_lead_to_their_sections(cache: Cache) -> None:
+    compared = dataclasses.replace(WALK, summary=lambda results: Summary("It is.", ROWS))
+    requests = [runner.read(cache, experiment, Plan("quick", 3)) for experiment in (compared, TUNED)]
+    text = report.page(requests, HEADING)
+    overview = text.partition("<section")[0]
+    first = overview.partition("<tbody>")[2].partition("</tr>")[0]
+    assert re.findall(r'<span class="chip (\w+)">([^<]+)</span>', first) == [
+        ("better", "1 better"),
+        ("inconclusive", "1 undecided"),
+    ]
+    assert '<a href="#walk">' in first
+    assert re.findall(r'<g class="(\w+)"', first) == ["better", "inconclusive"], (
+        "the row by log loss is not the main one"
+    )
+    low, high = (float(x) for x in re.findall(r'<line x1="([\d.]+)" x2="([\d.]+)" y1="6"', first)[0])
+    assert (low, high) == pytest.approx((100 + 95 / 4, 100 + 3 * 95 / 4), abs=0.06), "0 is at 100, 4 at 195"
+    assert overview.index("<nav>") < overview.index("<h1>")
+
+
+def row(what: str, low: float, high: float, kind: Kind) -> Row:
+    values = {"difference": (low + high) / 2, "low": low, "high": high}
+    return Row(what, "", "", f"[{low}, {high}]", 3, 1.0, kind, values=values, verdict_kind=kind)
+
+
+ROWS = [
+    row("clean: accuracy", 1.0, 3.0, "better"),
+    row("clean: log loss", -9.0, 9.0, "inconclusive"),
+    row("noise: accuracy", -4.0, 4.0, "inconclusive"),
+]
+
+
+def test_a_page_of_one_experiment_has_no_table_of_contents(cache: Cache) -> None:
+    text = report.page([runner.read(cache, WALK, Plan("quick", 3))], HEADING)
+    assert "<nav>" not in text
+    assert 'class="overview"' not in text

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -42,6 +43,8 @@ from .watch import Watch
 
 FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
+COUNTING = 10.0
+"""Seconds between lines while events are counted."""
 SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
@@ -214,7 +217,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     asked.build()  # says what is wrong with it
-    events, reasons, first = _count(source, options.data)
+    events, reasons, first = _count(source, options.data, options.events)
     options.left_out = reasons
     if rejected := reasons.total():
         lost = guard.share(rejected, events)
@@ -227,6 +230,11 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
+    rates = f"{len(grid)} learning rates" if len(grid) > 1 else f"a learning rate of {grid[0]:g}"
+    print(
+        f"{events:,} events. {' and '.join(arms)} run at {rates} on the first {options.tuning_share:.0%}, then on all "
+        f"under {options.seeds} seeds. Quicker: --events N, --seeds N, few --lr"
+    )
     file = asked.model.rpartition(":")[0]
     more = {
         "schema": schema.settings(),
@@ -308,14 +316,20 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str) -> tuple[int, Counter[str], str]:
+def _count(source: Source, uri: str, most: int | None = None) -> tuple[int, Counter[str], str]:
     """How many events the stream has, those that cannot be used by reason, and the first of them in words.
 
-    ValueError if that is all there is, or if labels are no clicks: there is no GAUC of them.
+    It is read up to the `most` events that are wanted. ValueError if no event can be used, or if labels are no clicks:
+    there is no GAUC of them.
     """
-    events, first = 0, ""
+    events, first, said = 0, "", time.monotonic()
     reasons: Counter[str] = Counter()
     for batch in source:
+        if most is not None and events >= most:
+            break
+        if time.monotonic() - said > COUNTING:
+            said = time.monotonic()
+            print(f"counting events: {events:,} so far; --events N uses the first N alone", flush=True)
         if isinstance(batch, Batch):
             events += 0 if batch.events is None else len(batch.events)
             reasons.update(guard.alike(one.reason) for one in batch.rejected)

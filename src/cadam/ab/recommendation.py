@@ -23,6 +23,7 @@ def recommend(
     *,
     rates: Mapping[str, float],
     hindsight: tuple[Mapping[str, float], float],
+    best: Mapping[str, float] | None = None,
     matters: float,
     events: int,
     label: str = "",
@@ -32,8 +33,8 @@ def recommend(
     """Of one arm against its baseline.
 
     `intervals`: of the difference of GAUC, over seeds, users and time; `hindsight`: the learning rates that had the
-    best GAUC where it was measured, and the difference there; `by_user`: whether GAUC compares within users; `chance`:
-    how far from 0.5 random scores would put it.
+    best GAUC where it was measured, and the difference there; `best`: those with the least log loss there; `by_user`:
+    whether GAUC compares within users; `chance`: how far from 0.5 random scores would put it.
     """
     values: dict[str, Any] = {
         "metric": "gauc_by_impressions",
@@ -55,11 +56,16 @@ def recommend(
         f"Not known over seeds: {SAME_RUNS}." if gauc.same_runs else "",
         _pairs(verdict, gauc.difference.mean, label, by_user),
         _log_loss(log_loss),
-        f"Learning rates to use: {use}.",
+        f"Learning rates to use: {_rates(best or rates)}.",
     ]
+    if best and best != rates:
+        reasons.append(
+            "They had the least log loss on the measured events, by one seed. The comparison ran at those that had the "
+            f"least on the first part: {use}."
+        )
     if hindsight[0] != rates:
         reasons.append(
-            f"Best learning rates in hindsight, by one seed: {_rates(hindsight[0])}. The difference there is "
+            f"Best learning rates in hindsight by GAUC, by one seed: {_rates(hindsight[0])}. The difference there is "
             f"{100 * hindsight[1]:+.2f} points."
         )
     if math.isfinite(gauc.floor):
@@ -67,13 +73,33 @@ def recommend(
             f"Noise floor: two sets of {gauc.seeds} runs of {gauc.baseline} that differ only in their seeds lie within "
             f"{100 * gauc.floor:.2f} points of each other."
         )
+    reasons.append(
+        f"Measured on the last {events:,} events under {gauc.seeds} seeds; the rates were chosen on those before."
+    )
     effect, useless = _effect(verdict, gauc, intervals, matters), ""
     if max(gauc.mean, gauc.baseline_mean) <= 0.5 + chance:
         useless = (
             f"neither arm ranks better than chance (GAUC {100 * gauc.baseline_mean:.2f} with {verdict.baseline}, "
             f"{100 * gauc.mean:.2f} with {verdict.arm}, chance 50). Check label and features, or give more events"
         )
+    elif verdict.kind in ("better", "worse") and hindsight[1] * gauc.difference.mean < -matters * abs(
+        gauc.difference.mean
+    ):
+        useless = _turns(verdict, gauc.difference.mean, rates, hindsight)
     return Recommendation(verdict, effect, tuple(filter(None, reasons)), values, useless)
+
+
+def _turns(
+    verdict: Verdict, difference: float, rates: Mapping[str, float], hindsight: tuple[Mapping[str, float], float]
+) -> str:
+    """That the other arm is ahead at the learning rates that were best where it was measured, and what to do."""
+    here, there = (f"{100 * abs(d):.2f} points {'higher' if d > 0 else 'lower'}" for d in (difference, hindsight[1]))
+    best = ",".join(f"{rate:g}" for rate in sorted(set(hindsight[0].values())))
+    return (
+        f"the learning rates decide which arm is ahead. GAUC with {verdict.arm} is {here} at the rates that were best "
+        f"on the first part ({_rates(rates)}), and {there} at the best over the rest ({_rates(hindsight[0])}). Compare "
+        f"again at the latter: --lr {best}"
+    )
 
 
 def _rates(rates: Mapping[str, float]) -> str:

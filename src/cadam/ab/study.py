@@ -313,7 +313,7 @@ def _round(number: float) -> int:
 
 
 def summary(study: Study, results: Results) -> Summary:
-    chosen = choices(study, results)
+    chosen, after = choices(study, results), looking_back(study, results)
     tests, repeats = at_their_best(study, results), results.repeats()
     rows: list[Row] = []
     verdicts: dict[str, Verdict] = {}
@@ -354,6 +354,7 @@ def summary(study: Study, results: Results) -> Summary:
                         told(decision.seeds, found),
                         rates={name: chosen[name].lr for name in (arm, study.baseline)},
                         hindsight=in_hindsight(study, results, arm),
+                        best={name: after[name].lr for name in (arm, study.baseline)},
                         matters=study.matters,
                         events=decision.events,
                         label=study.more.get("schema", {}).get("label") or "",
@@ -601,6 +602,8 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
         sequence.set_ylim(-reach, reach)  # the first looks are too wide to show
     if sequence.lines:
         sequence.legend(loc="best")
+    else:
+        sequence.text(0.5, 0.6, "too few blocks", transform=sequence.transAxes, ha="center", color=palette.MUTED)
     sequence.axhline(0, color=palette.INK, lw=0.8)
     sequence.set(xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Mean so far, confidence sequence")
     made = {
@@ -673,10 +676,16 @@ def experiment_of(
         compute=more.pop("compute", runs_compute),
         summary=partial(summary, study),
         figures=partial(figures, study),
+        weight=length,
         seconds=seconds,
         seeds=seeds,
         **more,
     )
+
+
+def length(cell: Cell) -> float:
+    """How much of the stream a run meets."""
+    return float(cell.settings["tuning_share"]) if cell.settings["tuning"] else 1.0
 
 
 def runs_compute(cell: Cell) -> Any:

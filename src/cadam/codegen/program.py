@@ -45,6 +45,12 @@ class Value:
     def __rtruediv__(self, other: Any) -> Value:
         return self.trace.record("mul", self.trace.record("reciprocal", self), other)
 
+    def __pow__(self, other: Any) -> Value:
+        return self.trace.record("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Value:
+        return self.trace.record("pow", other, self)
+
     def __neg__(self) -> Value:
         return self.trace.record("neg", self)
 
@@ -71,6 +77,12 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     by_row: bool = False
     """Are second moments those of rows?"""
+    inputs: list[str] = field(default_factory=list)
+    """Of the coefficients: numbers that are known on the device only."""
+
+    def input(self) -> Value:
+        self.inputs.append(f"x{len(self.inputs)}")
+        return Value(self, self.inputs[-1], scalar=True)
 
     def record(self, kind: str, *args: Any) -> Value:
         for arg in args:
@@ -99,6 +111,10 @@ class Trace:
 
     def maximum(self, x: Value, y: Any) -> Value:
         return self.record("maximum", x, y)
+
+    def positive(self, x: Value) -> Value:
+        """1 where x > 0, else 0."""
+        return self.record("positive", x)
 
     def scaled(self, x: Value, factor: Value) -> Value:
         """x times the factor, and zero where the factor is zero, whatever x."""

@@ -91,7 +91,7 @@ def lines(
     number: str = "{!r}",
     special: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Operations in order.
+    """The operations in order.
 
     `templates` has an expression for each kind of operation with ``{0}`` and ``{1}`` for its operands, `line` is
     how a result is named (``{name}``, ``{value}``), `names` are what the inputs are called there, `number` is how a

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from .program import Value
+from .program import Op, Trace, Value
 from .structure import Structure, lines
 
 TEMPLATES = {
@@ -29,7 +29,9 @@ TEMPLATES = {
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
     "hold": "hold({0}, c_threshold, {1})",
-    "mean_square": "mean_square({0}, mask, width)",
+    "mean_square": "mean_square({0}, there, width)",
+    "pow": "power({0}, {1})",
+    "positive": "positive({0})",
 }
 
 PREFACE = '''\
@@ -51,6 +53,7 @@ from cadam.engines.cuda.blocks import (
     agreement,
     by_four,
     coefficients_of,
+    columns_of,
     count,
     decayed,
     decode,
@@ -93,12 +96,12 @@ def {name}_fetch(p_, {buffers_}{scales_}mask, rows, WHOLE: tl.constexpr):
 def {name}_move(
     p, {buffers}{scales}g, p_, {buffers_}{scales_}
 {coefficients}
-    place, far, key, mask, rows, width,
+    place, far, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
     """Move elements that were fetched from these addresses; 1 where momentum and gradient agree in sign.
 
-    Those of a row, or all of a whole block, share what they share.
+    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has.
     """
     p = p.to(WORK)
 {decoded}    p, {buffers}alignment = {name}(
@@ -158,6 +161,7 @@ def {name}_dense(
                     key,
                     None,
                     None,
+                    None,
                     UNIT,
                     True,
                     WORK,
@@ -179,6 +183,7 @@ def {name}_dense(
                     key,
                     mask,
                     start < n,
+                    mask,
                     UNIT,
                     False,
                     WORK,
@@ -215,29 +220,32 @@ def {name}_rows(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        column, there = columns_of(width, COLUMNS, EVEN)
         key, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
         row = key.to(tl.int64)[:, None]
         place = row * width + column[None, :]
-        mask = complete & (column < width)[None, :]
+        there = there[None, :]
+        mask = complete & there
         # While these come, the gradients are summed.
         p_ = p + place
 {at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
         g = sum_duplicates(
-            values, order, sources, partials, n, width, column, inside, starts, ends, goes_on,
+            values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
             WORK, ORDERED, IN_BAGS, TILE, COLUMNS,
         )
         c = coefficients
-        if tl.max(complete.to(tl.int32)) > 0:
+        moving = tl.sum(complete.to(tl.int32))
+        if moving > 0:
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, width, False, WORK, STOCHASTIC,
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+                count(counts, tl.sum(aligned), moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
         if COUNT:
             see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
@@ -261,11 +269,12 @@ def {name}_seams(
     STOCHASTIC: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+        column, there = columns_of(width, COLUMNS, EVEN)
+        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
         complete = mine
 {as_row}        place = row * width + column
         p_ = p + place
@@ -275,15 +284,40 @@ def {name}_seams(
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, width, False, WORK, STOCHASTIC,
+                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), tl.sum(mask.to(tl.int32)))
+                count(counts, tl.sum(aligned), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
 """
 
+COEFFICIENTS = '''\
+"""Generated from the coefficients of a rule."""
+
+import triton
+import triton.language as tl
+
+from cadam.engines.cuda.blocks import count_step, divide, maximum, positive, power, reciprocal, sqrt
+
+
+@triton.jit(do_not_specialize=["size"])
+def {name}_coefficients(
+    steps, numbers, words, rows, more, found_inf, {tensors}size,
+    MORE: tl.constexpr, GUARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Count a step of each parameter and put it in a row of its own, with its coefficients; pass words on."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < size
+    t = count_step(steps, i, mask, found_inf, GUARD)
+{lines}
+    row = rows + i * COLUMNS
+{stores}
+    if MORE:
+        tl.store(more + i, tl.load(words + i, mask=mask), mask=mask)
+'''
 
 AS_ROW = """\
         row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
+        there = there[None, :]
         complete = mine & (row == row)
 """
 
@@ -305,7 +339,7 @@ def element(structure: Structure) -> str:
         [
             "@triton.jit",
             f"def {structure.name}(",
-            filled(["p", "g", *names.values(), *(["mask", "width"] if structure.stored else [])], 4),
+            filled(["p", "g", *names.values(), *(["there", "width"] if structure.stored else [])], 4),
             "):",
             *lines(program.ops, TEMPLATES, "    {name} = {value}", names, special=faster(structure)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
@@ -370,7 +404,7 @@ def kernels(structure: Structure) -> str:
         signed = structure.rule.moments.get(b) == "signed"
         half = f"noise_at(key, place, far) {'>> 16' if k else '& 0xFFFF'}"
         if how == "int8":
-            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, WHOLE, {signed})\n"
+            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, there, WHOLE, {signed})\n"
         if how == "bfloat16":
             return f"    put(s_{b}_, round_up_or_down(s_{b}, {half}), mask, WHOLE)\n"
         return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
@@ -410,7 +444,7 @@ def kernels(structure: Structure) -> str:
         "coefficients": filled(coefficients, 8),
         "given": filled(coefficients, 20),
         "given_rows": filled(coefficients, 16),
-        "of_rows": "\n        mask, width," if structure.stored else "",
+        "of_rows": "\n        there, width," if structure.stored else "",
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
@@ -440,13 +474,41 @@ def source(*wanted: Structure) -> str:
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
-def module(structure: Structure) -> ModuleType:
-    """The kernels of one structure, ready to launch; the same source has the same name in every process.
+def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, list[float]]:
+    """The kernel that computes these results of `trace` in float64, and the numbers that it must be given.
+
+    Values ``x0``, ``x1``... are read from tensors, and ``t`` is the step count. Numbers are no part of the source, so
+    that it is the same whatever the options' values.
+    """
+    given: list[Value] = []
+    numbers: list[float] = []
+
+    def of(operand: Any) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        numbers.append(float(operand))
+        given.append(Value(trace, f"n{len(given)}", scalar=True))
+        return given[-1]
+
+    ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
+    stores = ["t", *(of(result).name for result in results)]
+    read = [f"    {value.name} = tl.load(numbers + {k})" for k, value in enumerate(given)]
+    read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
+    text = COEFFICIENTS.format(
+        name=name,
+        tensors="".join(f"{x}_, " for x in trace.inputs),
+        lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
+        stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
+    )
+    return text, numbers
+
+
+def module(name: str, text: str) -> ModuleType:
+    """Generated kernels, ready to launch; the same source has the same name in every process.
 
     Triton reads the source of its kernels with `inspect`, which finds it in `linecache`: nothing is written.
     """
-    text = source(structure)
-    name = f"{__package__}.kernels.{structure.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{__package__}.kernels.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         path = f"<{name}>"
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)

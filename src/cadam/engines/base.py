@@ -71,7 +71,7 @@ class Item:
     @property
     def is_negated(self) -> bool:
         """Is a tensor negated lazily? List operations do not write to such a one, nor does what works in place."""
-        return any(tensor.is_neg() for tensor in (self.param, *self.state.values()))
+        return any(map(Tensor.is_neg, (self.param, *self.state.values())))
 
     @property
     def is_stand_in(self) -> bool:

@@ -53,11 +53,14 @@ class Eager(Engine):
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
-            aligned: list[Tensor | None] = []
+            counted: dict[torch.device, tuple[list[Item], list[Tensor | None]]] = {}
             for item, grad in job:
                 item.step.add_(1)
+                items, aligned = counted.setdefault(item.param.device, ([], []))
+                items.append(item)
                 aligned.append(step(job, item, grad, coefficients(item.step)))
-            lists.count(job.items, aligned)
+            for items, aligned in counted.values():
+                lists.count(job, items, aligned)
 
 
 def step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Tensor | None:

@@ -38,11 +38,11 @@ class Foreach(Engine):
             pairs = list(job)
             alone = [item.is_negated or item.is_stand_in for item, _ in pairs]
             for item, grad in compress(pairs, alone):
-                lists.count([item], [eager.step(job, item, grad, coefficients(item.step))])
+                lists.count(job, [item], [eager.step(job, item, grad, coefficients(item.step))])
             pairs = [pair for pair, is_alone in zip(pairs, alone, strict=True) if not is_alone]
             for t, items, grads in _alike(pairs, read=not on_device):
                 step = lists.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
-                lists.count(items, step.run_lists(items, grads))
+                lists.count(job, items, step.run_lists(items, grads))
 
 
 def _alike(pairs: Sequence[tuple[Item, Tensor]], read: bool) -> list[tuple[Any, list[Item], list[Tensor]]]:

@@ -7,7 +7,6 @@ temporaries take.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -191,14 +190,14 @@ class Step:
         """Update one item; the number of its aligned elements, None if nobody counts."""
         if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
             grad = grad.clone()
-        aligned: Tensor | None = None
-        for block, of_grad in blocks(item, grad):
-            here = self._on_tensors([block.param, of_grad, *block.state.values()], item)
-            aligned = here if aligned is None or here is None else aligned.add_(here)
-        return aligned
+        found = [
+            self._on_tensors([block.param, of_grad, *block.state.values()], item)
+            for block, of_grad in blocks(item, grad)
+        ]
+        return found[0] if len(found) == 1 or found[0] is None else together(found).sum()
 
     def run_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """The same for items that are alike in device and dtypes."""
+        """The same for items that are alike in device and dtypes; numbers of some may come as one vector."""
         if not torch.compiler.is_compiling():
             grads = [grad.clone() if grad._is_zerotensor() else grad for grad in grads]
         if items[0].param.device.type != "cpu" or not self.has_numbers:
@@ -207,7 +206,7 @@ class Step:
         apart = _are_apart([item.param for item in items])
         for block in _gatherings(items):
             if apart and len(items[block]) > 1:
-                aligned += self._gathered(items[block], grads[block])
+                aligned.append(self._gathered(items[block], grads[block]))
             else:
                 aligned += map(self.run, items[block], grads[block])
         return aligned
@@ -227,7 +226,7 @@ class Step:
             return [None] * len(items)
         return [_positive(alignment) for alignment in found[self.routine.alignment]]
 
-    def _gathered(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def _gathered(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Tensor | None:
         """Small tensors of the CPU: one vector of all of them, as a call costs more there than their elements."""
         columns, work = self._columns(items, grads), items[0].work_dtype
         loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
@@ -236,10 +235,10 @@ class Step:
             parts = torch._C._nn.unflatten_dense_tensors(found[result], columns[register])
             torch._foreach_copy_(columns[register], parts)
         if items[0].counts is None or self.routine.alignment is None:
-            return [None] * len(items)
+            return None
         ends = torch.tensor([0, *accumulate(param.numel() for param in columns[0])])
         until = torch.nn.functional.pad(found[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
-        return until[ends].diff().unbind()
+        return until[ends].diff()
 
     def _on_tensors(self, tensors: Sequence[Tensor], item: Item) -> Tensor | None:
         work = item.work_dtype
@@ -339,18 +338,48 @@ def count_steps(items: Sequence[Item]) -> None:
         torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
 
-def count(items: Sequence[Item], aligned: Sequence[Tensor | None]) -> None:
-    """Add one step to the alignment counters of the items, on their devices."""
-    found: dict[torch.device, list[tuple[Tensor, Tensor, int]]] = defaultdict(list)
-    for item, number in zip(items, aligned, strict=True):
-        if item.counts is not None and number is not None:
-            found[number.device].append((item.counts, number, item.param.numel()))
-    for device, on_device in found.items():
-        counters, numbers, sizes = (list(each) for each in zip(*on_device, strict=True))
-        total = torch.stack(numbers).long()
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            size = torch.tensor(sizes)
-            torch._foreach_add_(counters, list(torch.stack([total, size, size], 1).unbind()))
-        else:  # no copy from the host, which a graph could not hold
-            torch._foreach_add_([c[0] for c in counters], list(total.unbind()))
-            torch._foreach_add_([c[1:] for c in counters], sizes)
+def together(numbers: Sequence[Tensor | None]) -> Tensor:
+    """Numbers and vectors of them as one vector, in integers."""
+    found = [number for number in numbers if number is not None]
+    alike = all(number.dtype == found[0].dtype for number in found)
+    return torch.hstack(found if alike else [number.long() for number in found]).long()
+
+
+class Counters:
+    """The alignment counters of items on the CPU, in one memory, so that counting is one operation.
+
+    The tensors stay the same objects.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        counters = [item.counts for item in items if item.counts is not None]
+        self.rows = {id(item): row for row, item in enumerate(items)}
+        with torch.inference_mode(False):  # later steps may be outside of one that this is in
+            self.all = torch.stack(counters)
+        self.one = self.all.new_tensor([[0, item.param.numel(), item.param.numel()] for item in items])
+        for counts, place in zip(counters, self.all.unbind(), strict=True):
+            counts.data = place
+
+    def add(self, items: Sequence[Item], aligned: Tensor) -> None:
+        if len(items) == len(self.rows):
+            self.all += self.one
+            self.all[:, 0] += aligned
+        else:
+            rows = torch.tensor([self.rows[id(item)] for item in items])
+            self.all[rows] += self.one[rows]
+            self.all[rows, 0] += aligned
+
+
+def count(job: Job, items: Sequence[Item], aligned: Sequence[Tensor | None]) -> None:
+    """Add one step to the alignment counters of items of a job that are on one device."""
+    counters = [item.counts for item in items if item.counts is not None]
+    if not counters or aligned[0] is None:
+        return
+    total = together(aligned)
+    if total.device.type == "cpu" and type(total) is Tensor and not torch.compiler.is_compiling():
+        if "counters" not in job.memo:
+            job.memo["counters"] = Counters([item for item in job.items if item.param.device.type == "cpu"])
+        job.memo["counters"].add(items, total)
+    else:  # no copy from the host, which a graph could not hold
+        torch._foreach_add_([c[0] for c in counters], list(total.unbind()))
+        torch._foreach_add_([c[1:] for c in counters], [item.param.numel() for item in items])

@@ -40,7 +40,7 @@ def read(value: Any) -> Any:
     """The numbers of a tensor on the CPU, an array or a sequence of such; anything else as it is."""
     if isinstance(value, (tuple, list)):
         return tuple(read(v) for v in value)
-    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+    if isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
         return value.item() if math.prod(value.shape) == 1 else tuple(value.tolist())
     return value
 

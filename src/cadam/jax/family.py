@@ -50,8 +50,9 @@ def _both(recipe: Callable[P, Recipe]) -> tuple[Callable[P, Transformation], Cal
     def confident(*args: P.args, **kwargs: P.kwargs) -> Transformation:
         return recipe(*args, **kwargs)(True)
 
-    plain.__name__ = plain.__qualname__ = recipe.__name__.removeprefix("_")
-    confident.__name__ = confident.__qualname__ = "c" + plain.__name__
+    name = recipe.__name__.removeprefix("_")
+    recipe.__qualname__ = plain.__name__ = plain.__qualname__ = name  # the recipe's for messages about its arguments
+    confident.__name__ = confident.__qualname__ = f"c{name}"
     confident.__doc__ = f"{recipe.__doc__} With confidence: elements whose momentum and gradient disagree wait."
     return plain, confident
 

@@ -17,6 +17,9 @@ from ..rules import Options, Rule
 from ..update import Update
 from ..xla import Arrays, is_array, of_step
 
+LARGE = 2**18
+"""From so many elements on, the leaves of a tree are updated one after the other on a CPU."""
+
 
 class RuleState(NamedTuple):
     """What a rule remembers.
@@ -78,13 +81,14 @@ def scale_by_rule(
         c = scalars(count)
         grads, tree = jax.tree.flatten(updates)
         buffers = {name: tree.flatten_up_to(moments) for name, moments in state.moments.items()}
-        steps, aligned = [], jnp.zeros([], jnp.float32)
+        steps, aligned, last = [], jnp.zeros([], jnp.float32), None
         for i, grad in enumerate(grads):
             old = {name: leaves[i] for name, leaves in buffers.items()}
             work = jnp.result_type(grad, jnp.float32, *old.values())
+            is_large, grad = jnp.size(grad) >= LARGE, jnp.asarray(grad, work)
             moved = update(
                 0.0,
-                jnp.asarray(grad, work),
+                _after(last, grad) if is_large and last is not None else grad,
                 {name: buffer.astype(work) for name, buffer in old.items()},
                 {name: value.astype(work) for name, value in c.items()},
                 Arrays,
@@ -93,7 +97,10 @@ def scale_by_rule(
             for name, buffer in old.items():
                 buffers[name][i] = moved.state[name].astype(buffer.dtype)
             if track_alignment:
-                aligned += _count(moved.alignment > 0).astype(jnp.float32)
+                counted = _count(moved.alignment > 0)
+                aligned += counted.astype(jnp.float32)
+                if is_large:
+                    last = counted > min(jnp.size(grad), 2**32 - 1)  # never, but XLA cannot know
         alignment = state.alignment
         if track_alignment:
             alignment = aligned / jnp.maximum(float(sum(map(jnp.size, grads))) if touched is None else touched, 1)
@@ -127,6 +134,17 @@ def _new_buffer(param: Any, value: Any, dtype: Any) -> jax.Array:
     if not jnp.issubdtype(jnp.result_type(param), jnp.floating):
         raise TypeError(f"parameters must be real floating-point arrays, got {jnp.result_type(param)}")
     return jnp.full_like(param, value, dtype=dtype or jnp.promote_types(jnp.result_type(param), jnp.float32))
+
+
+def _after(last: jax.Array, grad: jax.Array) -> jax.Array:
+    """The gradient, which a CPU cannot read before it knows `last`, which is false.
+
+    There XLA runs whichever loop is ready: the moments of all leaves, then all steps and counts, which find nothing in
+    the cache any more. Leaf by leaf they do, and a step takes three quarters of the time.
+    """
+    return jax.lax.platform_dependent(
+        last, grad, cpu=lambda last, grad: jnp.where(last, jnp.nan, grad), default=lambda last, grad: grad
+    )
 
 
 def _count(aligned: jax.Array) -> jax.Array:

@@ -6,13 +6,15 @@ decoupled weight decay, clipping, moving averages, gradient accumulation, loss s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 from keras import ops
 
-from ..defaults import defaults
+from ..defaults import check_ranges, defaults
 from ..rules import Rule
 from ..update import Update
 
@@ -60,6 +62,7 @@ class Optimizer(keras.optimizers.Optimizer):
         if "beta_1" in own:
             given["betas"] = (own["beta_1"], own["beta_2"])
         self._options = {**defaults(self.rule), **given, **self.fixed, "weight_decay": 0.0}
+        check_ranges(self._options, float)
         self.rule.check(self._options)
         self._update = Update.of(self.rule, self.confidence, self._options)
 
@@ -71,7 +74,8 @@ class Optimizer(keras.optimizers.Optimizer):
             {name: self._new_buffer(variable, name, start) for name, start in self.rule.state(self._options).items()}
             for variable in variables
         ]
-        self._aligned = self.add_variable(shape=(len(variables),), dtype="float32", name="aligned")
+        # By variable: the share that agreed, and in which step that was. One without a gradient has no part in a step.
+        self._aligned = self.add_variable(shape=(2, len(variables)), dtype="float32", name="aligned")
 
     def _new_buffer(self, variable: Any, name: str, start: float) -> Any:
         return self.add_variable(
@@ -87,7 +91,7 @@ class Optimizer(keras.optimizers.Optimizer):
         buffers = self._buffers[index]
         moved = self._update(
             ops.cast(variable, work),
-            ops.cast(ops.convert_to_tensor(gradient), work),
+            ops.cast(_dense(gradient), work),
             {name: ops.convert_to_tensor(buffer) for name, buffer in buffers.items()},
             {**self._coefficients(work), "lr": ops.cast(learning_rate, work)},
             Tensors,
@@ -95,9 +99,10 @@ class Optimizer(keras.optimizers.Optimizer):
         self.assign(variable, ops.cast(moved.param, variable.dtype))
         for name, buffer in buffers.items():
             self.assign(buffer, moved.state[name])
-        share = ops.mean(ops.cast(moved.alignment > 0, "float32"))
+        share = ops.sum(ops.cast(moved.alignment > 0, "float32")) / max(math.prod(variable.shape), 1)
+        seen = ops.stack([share, ops.cast(self.iterations + 1, "float32")])
         is_this = ops.arange(len(self._buffers)) == index
-        self.assign(self._aligned, ops.where(is_this, share, ops.convert_to_tensor(self._aligned)))
+        self.assign(self._aligned, ops.where(is_this, seen[:, None], ops.convert_to_tensor(self._aligned)))
 
     def _coefficients(self, work: str) -> dict[str, Any]:
         """The scalars of this step, computed in float64 and where JAX has none as precisely."""
@@ -113,12 +118,23 @@ class Optimizer(keras.optimizers.Optimizer):
     @property
     def alignment(self) -> float:
         """The share of elements whose momentum and gradient agreed in sign in the last step; 0 before the first."""
-        sizes = [float(ops.size(variable)) for variable in self._trainable_variables]
-        shares = ops.convert_to_numpy(self._aligned)
-        return sum(size * float(share) for size, share in zip(sizes, shares, strict=True)) / max(sum(sizes), 1.0)
+        if not self.built:
+            return 0.0
+        shares, steps = ops.convert_to_numpy(self._aligned)
+        sizes = np.array([math.prod(variable.shape) for variable in self._trainable_variables]) * (steps == steps.max())
+        return float(shares @ sizes / max(sizes.sum(), 1))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._own}
+
+
+def _dense(gradient: Any) -> Any:
+    """The gradient as an array; those of looked-up tables may come as slices of rows."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(gradient)
+    return ops.convert_to_tensor(gradient, sparse=False)
 
 
 def _work_dtype(variable: Any) -> str:

@@ -328,7 +328,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
     one_by_one = options.batch_size == 1
-    size = CHUNK if one_by_one and schema.id is None else options.batch_size  # with ids, labels may come between events
+    size = CHUNK if one_by_one and options.horizon == math.inf else options.batch_size
     source = open_source(uri, schema, batch_size=size, follow=options.follow, patience=patience)
     check_columns(source, schema)
     if "gauc" in kinds and schema.user is None:
@@ -352,8 +352,6 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
         reports=_reports(options),
     )
     if one_by_one:
-        if schema.id is not None:
-            learner.by_event = "by torch: events have ids, so labels may come between any two of them"
         logger.info("learning: %s", learner.learning)
     return learner, source, asked
 

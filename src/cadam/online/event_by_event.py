@@ -16,7 +16,7 @@ from ..optimizer import Optimizer
 from ..update import Update
 from .events import Array, Columns
 from .model_file import LOG_LOSS
-from .models import FM, Inputs, Linear
+from .models import FM, Inputs, Linear, Normalised
 from .models.inputs import BINS, MEMORY
 from .training import Loss
 
@@ -24,6 +24,8 @@ CHUNK = 4096
 """Events that are read at one go: large enough that reading costs little, small enough that a stop is heeded soon."""
 
 
+COMPILED = (Linear, FM, Inputs, Normalised, nn.Embedding)
+"""The modules whose forward the compiled code does."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -62,14 +64,21 @@ class EventByEvent:
             return "the optimizer has more than one group of parameters"
         if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in params}:
             return "the optimizer does not have all parameters of the model"
+        group = optimizer.param_groups[0]
+        for option, plain in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False)):
+            if group.get(option, plain) != plain:
+                return f"the optimizer has {option}={group[option]!r}"
         if not all(param.requires_grad for param in params):
             return "a parameter is frozen"
         if unwrap(type(optimizer).step) is not unwrap(Optimizer.step) or "step" in vars(optimizer):
             return "the optimizer has a step of its own, or a scheduler that counts steps"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return "the optimizer has hooks"
-        if any(vars(module)[kind] for module in self.model.modules() for kind in HOOKS):
-            return "the model has hooks"
+        for module in self.model.modules():
+            if type(module) not in COMPILED or "forward" in vars(module):
+                return f"the model has a {type(module).__name__} with a forward of its own"
+            if any(vars(module)[kind] for kind in HOOKS):
+                return "the model has hooks"
         if any(param._backward_hooks or param._post_accumulate_grad_hooks for param in params):
             return "a parameter has hooks"
         for table in (self.inputs.table, self.inputs.linear):
@@ -78,7 +87,10 @@ class EventByEvent:
         return None
 
     def fits(self, features: Columns) -> Array:
-        """Which events can be learnt from here: those whose ids are rows. None, if a feature is not as it should be."""
+        """Which events can be learnt from here: those whose ids are rows, and whose numbers are not infinite.
+
+        None, if a feature is not as it should be.
+        """
         count = len(next(iter(features.values())))
         good = np.ones(count, dtype=bool)
         for name, length in self.inputs.lengths.items():
@@ -87,7 +99,9 @@ class EventByEvent:
                 return np.zeros(count, dtype=bool)
             if values.dtype != (np.float32 if name in self.inputs.numbers else np.int64):
                 return np.zeros(count, dtype=bool)
-            if name in self.inputs.ranges:
+            if name in self.inputs.numbers:
+                good &= ~np.isinf(values).reshape(count, -1).any(1)
+            elif name in self.inputs.ranges:
                 rows = self.inputs.ranges[name][1]
                 if count and (values.min() < 0 or values.max() >= rows):
                     good &= ((values >= 0) & (values < rows)).reshape(count, -1).all(1)
@@ -111,6 +125,15 @@ class EventByEvent:
         torch.autograd.graph.increment_version([item.param for item in job.items])
         scores[done + 1 :] = np.nan
         return scores, done
+
+    def scores(self, features: Columns) -> Array:
+        """Predict events, which must be fit for it, and learn from none; nan where torch has to."""
+        count = len(next(iter(features.values())))
+        layout, (job, parts) = _layout(self.inputs), self._job()
+        if self.refusal() is not None or lacks(job):
+            return np.full(count, np.nan, np.float32)
+        given = self._given(features, layout.entries)
+        return EventModel(job, parts, layout).scores(given.rows, given.weights, given.numbers)
 
     def _job(self) -> tuple[Job, Mapping[str, Item]]:
         """The parameters as they are now: whoever loads a state replaces what belongs to them."""

@@ -6,7 +6,7 @@ Everything is columns, numpy arrays with a row per event, so that no step of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,11 +121,15 @@ class Rejected:
 
 @dataclass(init=False)
 class Batch:
-    """What a source read at one go: events, then labels, and what is rejected."""
+    """What a source read at one go: events, labels, and what is rejected.
+
+    `before` says, where it is known, of each label how many of the events came before it.
+    """
 
     events: Events | None
     labels: Labels | None
     rejected: list[Rejected]
+    before: Array | None
 
     def __init__(
         self,
@@ -133,10 +137,25 @@ class Batch:
         labels: Labels | None = None,
         rejected: list[Rejected] | None = None,
         *,
+        before: Array | None = None,
         poison: list[Rejected] | None = None,
     ) -> None:
-        self.events, self.labels = events, labels
+        self.events, self.labels, self.before = events, labels, before
         self.rejected = renamed_option("rejected", rejected, "poison", poison) or []
+
+    def in_order(self) -> Iterator[tuple[Events | None, Labels | None]]:
+        """Events and the labels after them, as they came."""
+        if self.events is None or not self.labels or self.before is None:
+            yield self.events, self.labels
+            return
+        places, firsts = np.unique(self.before, return_index=True)
+        start = 0
+        for place, first, end in zip(places.tolist(), firsts, [*firsts[1:], len(self.labels)], strict=True):
+            labels = Labels(self.labels.ids[first:end], self.labels.labels[first:end])
+            yield self.events.take(slice(start, place)) if place > start else None, labels
+            start = place
+        if start < len(self.events):
+            yield self.events.take(slice(start, None)), None
 
     @property
     def poison(self) -> list[Rejected]:
@@ -151,10 +170,18 @@ def joined(parts: Sequence[Batch]) -> Batch:
         return parts[0]
     events = [part.events.columns() for part in parts if part.events is not None]
     labels = [part.labels for part in parts if part.labels is not None]
+    before: list[Array] = []
+    count = 0
+    for part in parts:
+        own = 0 if part.events is None else len(part.events)
+        if part.labels is not None:
+            before.append(count + (np.full(len(part.labels), own) if part.before is None else part.before))
+        count += own
     return Batch(
         from_columns(concatenated(events)) if events else None,
         Labels(np.concatenate([one.ids for one in labels]), np.concatenate([one.labels for one in labels]))
         if labels
         else None,
         [rejected for part in parts for rejected in part.rejected],
+        before=np.concatenate(before) if before else None,
     )

@@ -89,7 +89,12 @@ def wishes_of(options: argparse.Namespace) -> Wishes:
 
 def inferred(uri: str, options: argparse.Namespace) -> Inferred:
     """The schema of the data, from a sample."""
-    return infer(sample.take(uri), wishes_of(options), uri.partition(":")[2] or uri)
+    return infer(sample.take(uri), wishes_of(options), shown(uri))
+
+
+def shown(uri: str) -> str:
+    """The path of a file, or a stream's address without settings and passwords."""
+    return re.sub("//[^/@]*@", "//", uri.partition("?")[0]) if "://" in uri else uri.partition(":")[2] or uri
 
 
 def show(found: Inferred) -> None:

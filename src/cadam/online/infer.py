@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -432,7 +433,8 @@ def infer(sample: Sample, wishes: Wishes, place: str = "the data") -> Inferred:
     for given in (*wishes.ignore, *filter(None, (wishes.user, wishes.time, wishes.id))):
         if given.partition(":")[0] not in columns:
             raise CannotInferError(
-                f"{place} has no column {given!r}; it has {_names(columns)}{_why_names(columns, sample)}"
+                f"{place} has no column {given!r}{_near(given, columns)}; it has {_names(columns)}"
+                f"{_why_names(columns, sample)}"
             )
     if wishes.label is not None and wishes.label not in columns:
         wanted = Target.of(wishes.label)
@@ -502,6 +504,13 @@ def _names(columns: dict[str, Column]) -> str:
     return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")
 
 
+def _near(name: str, columns: dict[str, Column]) -> str:
+    """The column that may have been meant."""
+    close = get_close_matches(name.lower(), map(str.lower, columns), 1)
+    meant = [column for column in columns if [column.lower()] == close]
+    return f" (did you mean {meant[0]!r}?)" if meant else ""
+
+
 def _why_names(columns: dict[str, Column], sample: Sample) -> str:
     """Why columns may be called otherwise than somebody thinks."""
     said = ""
@@ -534,16 +543,21 @@ def _label(columns: dict[str, Column], wanted: str | None, sample: Sample, place
     target = Target.of(wanted) if wanted not in columns else Target(wanted)
     if target.column not in columns:
         raise CannotInferError(
-            f"{place} has no column {target.column!r} for the label; it has {_names(columns)}"
-            f"{_why_names(columns, sample)}"
+            f"{place} has no column {target.column!r} for the label{_near(target.column, columns)}; it has "
+            f"{_names(columns)}{_why_names(columns, sample)}"
         )
     column = columns[target.column]
+    if not column.counts:
+        raise CannotInferError(f"--label {wanted}: column {target.column!r} is empty in what was looked at")
     if not target.compare:
         return _binary(column)
     labels, bad = target.labels(column.values, sample.text)
     if any(bad.values()):
         shown = dumped(column.values[next(row for row, why in bad.items() if why)])
-        raise CannotInferError(f"--label {wanted}: column {target.column!r} holds {shown!r}, which is no number")
+        raise CannotInferError(
+            f"--label {wanted}: column {target.column!r} holds {shown!r}, which is no number. Texts are compared with "
+            f"==, as in --label '{target.column}=={dumped(_positive(column))}'"
+        )
     known = labels[~np.isnan(labels)]
     if len(known) and known.min() == known.max():
         raise CannotInferError(f"--label {wanted}: it is always {known[0]:g} in what was looked at{_values(column)}")

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from . import take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
 from .event_by_event import EventByEvent
-from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, keys
+from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, from_columns, keys
 from .labels import LabelJoin, Settled, Unmatched
 from .log import DROPPED, PredictionLog, RejectFile, Rejections
 from .pending import Pending
@@ -34,6 +34,8 @@ __all__ = ["Batches", "Learner", "Loss"]
 logger = logging.getLogger("cadam.online")
 
 Batches = Iterable["Events | Labels | Batch | None"]
+ALONE, WAITS, LEARNT = range(3)
+"""Of an event among others that come together: it goes through torch, has no label yet, or has one."""
 
 
 class Learner:
@@ -120,6 +122,8 @@ class Learner:
 
         The score of an event that the model cannot take is nan; it is rejected.
         """
+        if self.by_event is not None:
+            return self.learn(replace(events, labels=None))
         scores, columns, _ = self._predict(events)
         columns.pop("label", None)
         self._settle(self.join.wait(columns))
@@ -149,11 +153,12 @@ class Learner:
             batch = Batch(labels=batch)
         if batch.rejected:
             self.rejections.add(batch.rejected)
-        if batch.events is not None and len(batch.events):
-            self._take_events(batch.events)
-        if batch.labels is not None and len(batch.labels):
-            self._observe(batch.labels)
-        self._learn()
+        for events, labels in batch.in_order() if self.by_event is not None else ((batch.events, batch.labels),):
+            if events is not None and len(events):
+                self._take_events(events)
+            if labels is not None and len(labels):
+                self._observe(labels)
+            self._learn()
 
     def finish(self) -> None:
         """The stream has ended for good: no label will come any more, and the last steps may be short."""
@@ -163,53 +168,63 @@ class Learner:
     def _take_events(self, events: Events) -> Array:
         if self.by_event is None:
             return self._take_together(events)
-        scores, fit = np.empty(len(events), dtype=np.float32), self._fit(events)
+        scores, kinds = np.empty(len(events), dtype=np.float32), self._kinds(events)
         start = 0
-        for end in (*np.flatnonzero(~fit).tolist(), len(events)):
+        for end in (*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(events)):
             while start < end:
-                start += self._take_compiled(events.take(slice(start, end)), scores[start:end])
-                if start < end:  # its score is not finite
-                    self._take_alone(events, start, scores)
+                taken = 0
+                if kinds[start] != ALONE:
+                    taken = self._take_compiled(events.take(slice(start, end)), kinds[start], scores[start:end])
+                    start += taken
+                if not taken:
+                    scores[start] = self._take_together(events.take(slice(start, start + 1)))[0]
+                    self._learn()
                     start += 1
-            if end < len(events):
-                self._take_alone(events, end, scores)
-                start = end + 1
         return scores
 
-    def _take_alone(self, events: Events, row: int, scores: Array) -> None:
-        """One event, by torch."""
-        scores[row] = self._take_together(events.take(slice(row, row + 1)))[0]
-        self._learn()
+    def _kinds(self, events: Events) -> Array:
+        """What compiled code can do with each event: `ALONE`, `WAITS` or `LEARNT`.
 
-    def _fit(self, events: Events) -> Array:
-        """Which events compiled code can learn from.
-
-        Events with ids may get labels later, which then come between two events.
+        An event that waits is only predicted. One that came before, or after its label, is for the join to decide on.
         """
-        if not isinstance(self.by_event, EventByEvent) or events.labels is None or events.ids is not None:
-            return np.zeros(len(events), dtype=bool)
-        fit = self.by_event.fits(events.features) & np.isfinite(events.labels)
-        return fit if events.time is None else fit & np.isfinite(events.time)
+        if not isinstance(self.by_event, EventByEvent):
+            return np.full(len(events), ALONE)
+        labels = np.full(len(events), np.nan) if events.labels is None else events.labels
+        kinds = np.where(np.isnan(labels), WAITS, LEARNT)
+        fit = self.by_event.fits(events.features) & ~np.isinf(labels)
+        if events.time is not None:
+            fit &= np.isfinite(events.time)
+        if events.ids is not None:
+            fit &= self.pending.unheard_of(events.ids.tolist())
+        return np.where(fit, kinds, ALONE)
 
-    def _take_compiled(self, events: Events, scores: Array) -> int:
-        """Predict events, which are fit for it, and learn from each before the next: how many of the first."""
+    def _take_compiled(self, events: Events, kind: int, scores: Array) -> int:
+        """Predict events of a kind and, if they are `LEARNT`, learn from each before the next: how many of the first.
+
+        Time is what it would be if they had come one after the other.
+        """
         assert isinstance(self.by_event, EventByEvent)
-        assert events.labels is not None
-        self._check_ids(False)
-        found, learned = self.by_event.learn(events.features, events.labels)
-        if not learned:
+        self._check_ids(events.ids is not None)
+        if kind == LEARNT:
+            assert events.labels is not None
+            found, done = self.by_event.learn(events.features, events.labels)
+        else:
+            found = self.by_event.scores(events.features)
+            done = int(np.argmin(np.append(np.isfinite(found), False)))
+        if not done:
             return 0
-        scores[:learned] = found[:learned]
-        columns = self._numbered(events.take(slice(learned)).columns(), learned)
-        columns["score"] = scores[:learned]
-        self.events += learned
-        self.training.count(learned, learned)
+        scores[:done] = found[:done]
+        columns = self._numbered(events.take(slice(done)).columns(), done)
+        columns["score"] = scores[:done]
+        self.events += done
         self.training.unscored = 0
-        for moment in (columns["time"].max(), columns["time"][-1]):  # as if they had come one after the other
+        for moment in (columns["time"][0], columns["time"].max(), columns["time"][-1]):
             self.join.tick(np.array([moment]))
+        if kind == LEARNT:
+            self.training.count(done, done)
         for settled, outcome in self.join.take(columns, None):
             self._note(settled, outcome)
-        return learned
+        return done
 
     def _take_together(self, events: Events) -> Array:
         scores, columns, brought = self._predict(events)
@@ -308,12 +323,31 @@ class Learner:
             return
         columns, start = self.ready.columns(), 0
         for end in ends:
+            if start == end - 1:  # compiled code may already have taken it
+                start += self._learn_compiled(columns, start)
+            if start >= end:
+                continue
             part = {name: values[start:end] for name, values in columns.items()}
             start = end
             error = self.training.learn(part, self._not_learnt)
             if error is not None and not self.steps:
                 raise error  # a model that cannot be trained on any of its first events is wrong itself
         self.ready.drop(start)
+
+    def _learn_compiled(self, columns: Columns, start: int) -> int:
+        """Learn from events that are ready, one by one from the first of them on: how many."""
+        if not isinstance(self.by_event, EventByEvent):
+            return 0
+        rest = from_columns({name: values[start:] for name, values in columns.items()})
+        fit = self.by_event.fits(rest.features)
+        rest = rest.take(slice(int(np.argmin(np.append(fit, False)))))
+        if not len(rest):
+            return 0
+        assert rest.labels is not None
+        _, done = self.by_event.learn(rest.features, rest.labels)
+        if done:
+            self.training.count(done, done)
+        return done
 
     def _not_learnt(self, columns: Columns, error: Exception) -> None:
         """Reject an event that the model cannot be trained on."""
@@ -563,6 +597,8 @@ class Learner:
         trained = take_over.read(checkpoint)
         groups = self.optimizer.param_groups
         state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        if len(trained.optimizers) == 1:
+            take_over.check_whole(trained.optimizers[0], sum(len(group["params"]) for group in groups))
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         rates = [group["lr"] for group in groups]
         try:

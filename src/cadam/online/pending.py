@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -41,10 +41,15 @@ class Memory:
         self.recent: Sets = (set(), set())
         self.older: Sets = (set(), set())
 
-    def add(self, keys: Iterable[Key], labelled: bool) -> None:
-        self.recent[labelled].update(keys)
-        if len(self.recent[0]) + len(self.recent[1]) >= self.size:
-            self.recent, self.older = (set(), set()), self.recent
+    def add(self, keys: Sequence[Key], labelled: bool) -> None:
+        """As if they were added one by one."""
+        start = 0
+        while start < len(keys):
+            end = start + self.size - len(self.recent[0]) - len(self.recent[1])
+            self.recent[labelled].update(keys[start:end])
+            start = end
+            if len(self.recent[0]) + len(self.recent[1]) >= self.size:
+                self.recent, self.older = (set(), set()), self.recent
 
     def get(self, key: Key) -> bool | None:
         """Whether a key got a label; None if it is not remembered."""
@@ -130,6 +135,18 @@ class Pending:
             mask[row] = not (key in seen or key in self.place or self.done.get(key) is not None)
             seen.add(key)
         self.counts.repeated_events += int(len(ids) - mask.sum())
+        return mask
+
+    def unheard_of(self, ids: list[Key]) -> Array:
+        """Which events are certainly new, and have no label that waits for them: the first of each id."""
+        distinct = set(ids)
+        known = (self.place.keys(), self.early.keys(), *self.done.recent, *self.done.older)
+        if len(distinct) == len(ids) and all(keys.isdisjoint(distinct) for keys in known):
+            return np.ones(len(ids), dtype=bool)
+        mask, seen = np.empty(len(ids), dtype=bool), set[Key]()
+        for row, key in enumerate(ids):
+            mask[row] = not (key in seen or any(key in keys for keys in known))
+            seen.add(key)
         return mask
 
     def finish(self, ids: list[Key]) -> None:

@@ -88,7 +88,10 @@ def _parquet(path: Path) -> Sample:
 
     files = [path] if path.is_file() else sorted(parquet_files(path))
     if not files:
-        raise UnreadableError(f"{path} holds no Parquet files")
+        raise UnreadableError(
+            f"{path} holds no Parquet files (*.parquet), and nothing else is read from a folder: give a file of CSV or "
+            "JSON lines by its own name"
+        )
     chosen = files if len(files) <= PLACES else [files[i * (len(files) - 1) // (PLACES - 1)] for i in range(PLACES)]
     tables, total = [], 0
     try:
@@ -110,7 +113,7 @@ def _parquet(path: Path) -> Sample:
 
 
 def _listed(values: Any) -> list[Any]:
-    listed: list[Any] = values.tolist() if isinstance(values, np.ndarray) else values
+    listed: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     return listed
 
 
@@ -153,6 +156,8 @@ def _lines(path: str) -> tuple[list[bytes], int, bool, int]:
             file.seek(place * (size - each) // (PLACES - 1))
             part = file.read(each).split(b"\n")[:-1]
             lines += [line for line in part[1 if place else 0 :] if line.strip()]
+            if len(lines) > (enough := 2 * ROWS // PLACES) and place == 0:  # lines are short: read less
+                each, lines = each * enough // len(lines), lines[:enough]
     mean = sum(map(len, lines)) / len(lines) + 1 if lines else 1
     return lines, int(size / mean), False, PLACES
 
@@ -349,6 +354,8 @@ def _redis(source: RedisSource) -> Sample:
 def _kafka(source: Any, uri: str) -> Sample:
     import time
 
+    import confluent_kafka as kafka
+
     assert isinstance(source, KafkaSource)
     records: list[Record] = []
     try:
@@ -358,9 +365,10 @@ def _kafka(source: Any, uri: str) -> Sample:
         ended: set[int] = set()
         while len(records) < MESSAGES and time.monotonic() < until and len(ended) < len(source.offsets):
             for message in source.consumer.consume(MESSAGES - len(records), 0.5):
-                if message.error() is None:
+                error = message.error()
+                if error is None:
                     records.append(Record(f"offset {message.offset()}", text=message.value() or b""))
-                else:
+                elif error.code() == kafka.KafkaError._PARTITION_EOF:
                     ended.add(message.partition() or 0)
     finally:
         source.close()

@@ -17,6 +17,8 @@ from typing import Any, overload
 import numpy as np
 
 from .events import Array, Batch, Events, Labels, Rejected
+from .texts import Reading, Texts
+from .texts import Unreadable as Unreadable
 
 LONGEST_TEXT = 1024
 LONGEST_NUMBER = 100
@@ -151,13 +153,6 @@ class RejectedError(Exception):
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """In place of a value that a source could not read: why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Schema:
     """The fields of an event.
 
@@ -258,12 +253,17 @@ class Schema:
 
         A record with the id and a label, but none of the features, is a label on its own.
         """
+        values = self.values(records, text=text)
+        return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
+
+    def values(self, records: Sequence[Mapping[str, Any]], *, text: bool) -> dict[str, list[Any]]:
+        """The columns of records: None where a value is missing."""
         values = {name: [record.get(name) for record in records] for name in self.fields()}
         if text:
             for name, column in values.items():
                 nothing = {"", *self.blanks(name)}
                 values[name] = [None if value in nothing else value for value in column]
-        return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
+        return values
 
     def blanks(self, column: str) -> Sequence[str]:
         """What is written in a column of CSV where a value is missing, beside nothing."""
@@ -329,9 +329,10 @@ class Schema:
         good = np.ones(count, dtype=bool)
         good[list(bad)] = False
         rows = slice(None) if good.all() and not alone.any() else good & ~alone
-        labels = None
+        labels = before = None
         if ids is not None and (good & alone).any():
             labels = Labels(ids[good & alone], label[good & alone])
+            before = np.cumsum(good & ~alone)[good & alone]
         events = None
         if isinstance(rows, slice) or rows.any():
             events = Events(
@@ -341,7 +342,7 @@ class Schema:
                 None if users is None else users[rows],
                 None if time is None else time[rows],
             )
-        return Batch(events if events is not None and len(events) else None, labels, rejected)
+        return Batch(events if events is not None and len(events) else None, labels, rejected, before=before)
 
     def batches(
         self, values: Mapping[str, Sequence[Any] | Array], count: int, where: Callable[[int], str], size: int
@@ -378,8 +379,17 @@ class Schema:
                 column = values[name]
                 if isinstance(column, np.ndarray) and column.dtype != object:
                     return np.zeros(count, dtype=bool)
-                alone &= np.fromiter((value is None for value in column), dtype=bool, count=count)
+                alone &= _is_missing(column)
         return alone if set(self.features) - named else np.zeros(count, dtype=bool)
+
+
+def _is_missing(column: Sequence[Any] | Array) -> Array:
+    if isinstance(column, Repeated):
+        found: Array = _is_missing(column.distinct)[column.places]
+        return found
+    if isinstance(column, Texts):
+        return column.missing
+    return np.fromiter((value is None for value in column), dtype=bool, count=len(column))
 
 
 def _key(text: str) -> tuple[str, Kind]:
@@ -423,6 +433,8 @@ def _rejected(reason: str, where: str, text: str) -> Rejected:
 
 def _clicked(labels: Sequence[Any] | Array, text: bool) -> Sequence[Any] | Array:
     """Labels with 1 for true and 0 for false; as text these are as JSON or Python writes them."""
+    if isinstance(labels, Texts):
+        return replace(labels, truths=True)
     if text:
         return [TRUTH.get(value, value) if isinstance(value, str) else value for value in labels]
     if isinstance(labels, np.ndarray) or bool not in set(map(type, labels)):
@@ -434,7 +446,7 @@ def _clicked(labels: Sequence[Any] | Array, text: bool) -> Sequence[Any] | Array
 class Repeated(Sequence[Any]):
     """Values of which few differ, such as text in a column: each is converted once."""
 
-    distinct: tuple[Any, ...]
+    distinct: Sequence[Any]
     places: Array
     """Of each row: where its value is among them."""
 
@@ -475,6 +487,8 @@ class Repeated(Sequence[Any]):
         if not isinstance(row, slice):
             return self.distinct[self.places[row]]
         there, places = np.unique(self.places[row], return_inverse=True)  # only those are converted
+        if isinstance(self.distinct, Texts):
+            return Repeated(self.distinct.rows(there), places)
         return Repeated(tuple(map(self.distinct.__getitem__, there.tolist())), places)
 
 
@@ -483,6 +497,10 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
 
     Rows that are not of their kind have some value of the right type: nan for numbers, 0 or '' for others.
     """
+    if isinstance(values, Texts):
+        if (found := _from_texts(values, kind, text)) is not None:
+            return found
+        values = list(_clicked(list(values), text)) if values.truths else list(values)
     if isinstance(values, list):
         values = Repeated.of(values) or values
     if isinstance(values, Repeated):
@@ -526,6 +544,40 @@ def convert(values: Sequence[Any] | Array, kind: Kind, text: bool = False) -> tu
         except RejectedError as problem:
             bad[row] = str(problem)
     return array, bad
+
+
+READINGS = {
+    "hash": Reading.HASH,
+    "category": Reading.INTEGER,
+    "integer": Reading.INTEGER,
+    "number": Reading.NUMBER,
+    "time": Reading.NUMBER,
+}
+
+
+def _from_texts(values: Texts, kind: Kind, text: bool) -> tuple[Array, dict[int, str]] | None:
+    """Plain values by compiled code, and a look at each of the others; None where it takes a look at all."""
+    if kind.name not in READINGS or kind.length or kind.form:
+        return None
+    size = kind.size - kind.optional
+    if (found := values.read(READINGS[kind.name], size)) is None:
+        return None
+    array, fine = found
+    if kind.name == "number":
+        fine &= np.abs(array) <= LARGEST
+    elif kind.name == "category":
+        fine &= (array >= 0) & (array < size)
+    array = array.astype(kind.dtype, copy=False)
+    if kind.optional and kind.name != "number":
+        array += 1
+    if fine.all():
+        return array, {}
+    rest = np.flatnonzero(~fine)
+    looked_at: Sequence[Any] | Array = [values[row] for row in rest.tolist()]
+    if values.truths:
+        looked_at = _clicked(looked_at, text)
+    array[rest], problems = convert(looked_at, kind, text)
+    return array, {int(rest[row]): problem for row, problem in problems.items()}
 
 
 def _from_plain(values: list[Any], kind: Kind) -> tuple[Array, dict[int, str]] | None:

@@ -65,6 +65,16 @@ def _listed(saved: Any) -> list[Mapping[str, Any]]:
     return list(saved) if isinstance(saved, (list, tuple)) else [saved]
 
 
+def check_whole(optimizer: Mapping[str, Any], parameters: int) -> None:
+    """That one optimizer has moments of all parameters; fewer are half of a job with two."""
+    has = sum(len(group["params"]) for group in optimizer.get("param_groups", ()))
+    if 0 < has < parameters:
+        raise ValueError(
+            f"the optimizer ({_kind(optimizer)}) has {has} of the model's {parameters} parameters: give the other one's"
+            " state dict too, in a list under 'optimizer' or in a file of its own (--take-over again)"
+        )
+
+
 # Several optimizers as one ---------------------------------------------------------------------------------------
 
 

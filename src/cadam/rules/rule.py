@@ -2,7 +2,8 @@
 
 A rule never sees where it runs. The engines call the same two functions with tensors, or with symbols
 whose operations they record, so a rule may only use ``+ - * /`` and the functions of `f`
-(``f.sqrt``, ``f.square``, ``f.sign``, ``f.maximum``; in `coefficients` also ``f.positive``), and no ``if`` on values.
+(``f.sqrt``, ``f.square``, ``f.sign``, ``f.maximum``; in `coefficients` also ``**`` and ``f.positive``),
+and no ``if`` on values.
 ``f.square`` is for what goes into a second moment: where that is kept by row, it is the mean of the row's squares.
 An ``if`` on which buffers or coefficients there are (``hasattr(s, "max_exp_avg_sq")``) is fine.
 """

@@ -108,9 +108,12 @@ def summary_lines(request: runner.Request, cache: Path) -> list[str]:
     """What came out, no wider than the terminal but for what is to be typed.
 
     Where there is a recommendation, that and its reasons; else the verdict, and that of each row with its difference.
+    A comparison of the user's own begins with what it recommends.
     """
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
+    if experiment.again and request.complete:
+        lines = [""]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
         lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")

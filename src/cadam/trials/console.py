@@ -66,7 +66,8 @@ class Progress:
 
     def counted(self, request: Request) -> str:
         about = "about " if self.to_come(request) else ""
-        return f"{self.done[request.experiment.name]} of {about}{self.total(request)} cells"
+        what = "runs" if request.experiment.again else "cells"
+        return f"{self.done[request.experiment.name]} of {about}{self.total(request)} {what}"
 
     def left(self) -> float:
         """Seconds left: by the pace of this run, before it has one by the experiments' own estimates."""
@@ -90,7 +91,8 @@ class Progress:
     def line(self, request: Request) -> str:
         name = request.experiment.name
         failed = f", {self.failed[name]} failed" if self.failed[name] else ""
-        return f"{name}: {self.counted(request)}{failed}"
+        whose = "" if request.experiment.again else f"{name}: "  # a comparison of the user's own is alone
+        return f"{whose}{self.counted(request)}{failed}"
 
 
 Table = Callable[[], "RenderableType"]
@@ -161,7 +163,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
             name, total = request.experiment.name, progress.total(request)
             bar = ProgressBar(total=max(total, 1), completed=progress.done[name], width=30)
             failed = f"[red]{progress.failed[name]} failed[/red]" if progress.failed[name] else ""
-            grid.add_row(name, bar, progress.counted(request), failed)
+            grid.add_row("" if request.experiment.again else name, bar, progress.counted(request), failed)
         ran = duration(time.monotonic() - progress.began)
         footer = Text(f"{ran} so far, {progress.outlook()}", style="dim")
         return Group(*([table()] if table else []), grid, footer)

@@ -1,21 +1,24 @@
 """The report: one HTML file that holds everything, in the order a reader asks.
 
-What to do, verdict, first figure, table, other figures, the command that makes them, versions. Every number on it comes
-from the cells of a cache or an archive.
+At the top a table of verdicts with a small picture of each; then for every experiment what to do, the first figure, the
+verdict, the other figures, and, folded, all numbers and the choices made. Every number on it comes from the cells of a
+cache or an archive.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from . import palette
-from .experiment import Experiment, Plan, Row
+from .experiment import Experiment, Plan, Row, Summary
 from .runner import Request
 from .verdict import Kind, Recommendation
 
@@ -54,37 +57,119 @@ def draw(experiment: Experiment, request: Request) -> Mapping[str, Figure]:
 
 @dataclass(frozen=True)
 class Heading:
-    """What stands at the top of a report: its title, and what a reader has to know first, as paragraphs of text."""
+    """What stands around a report: its title, and paragraphs at its beginning and its end."""
 
     title: str
     lead: Sequence[str] = ()
+    foot: Sequence[str] = ()
 
 
 def page(requests: Sequence[Request], heading: Heading) -> str:
     """The whole report."""
-    overview = "\n".join(_overview(requests)) if len(requests) > 1 else ""
+    found = [(one, one.experiment.summary(one.results) if one.complete else None) for one in requests]
+    several = len(requests) > 1
     return _PAGE.format(
         title=escape(heading.title),
-        lead="\n".join(f"<p>{escape(text)}</p>" for text in heading.lead),
+        lead=_paragraphs(heading.lead),
+        foot=_paragraphs(heading.foot),
         colours=_colours(),
-        overview=f'<ul class="overview">\n{overview}\n</ul>' if overview else "",
-        sections="\n".join(_section(request) for request in requests),
+        navigation=_navigation(requests) if several else "",
+        overview=_overview(found) if several else "",
+        sections="\n".join(_section(request, summary, heading.title) for request, summary in found),
     )
 
 
-def _overview(requests: Iterable[Request]) -> Iterator[str]:
-    """The verdict of each experiment, with its measure where that comes up for the first time."""
-    told: set[str] = set()
-    for request in requests:
-        experiment = request.experiment
-        verdict, measure = _state(request), "" if experiment.measure in told else _measure(experiment)
-        if request.complete:
-            summary = experiment.summary(request.results)
-            verdict = " ".join(one.headline for one in summary.recommendations) or summary.verdict
-            measure = "" if summary.recommendations else measure
-        link = f'<a href="#{escape(experiment.name)}">{escape(experiment.title)}</a>'
-        told.add(experiment.measure)
-        yield f"<li><strong>{link}</strong><br>{escape(verdict)}{measure}</li>"
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
+
+
+def _navigation(requests: Iterable[Request]) -> str:
+    names = dict.fromkeys(escape(request.experiment.name) for request in requests)
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
+    return f'<nav><a href="#top">Overview</a>{links}</nav>'
+
+
+def _overview(found: Iterable[tuple[Request, Summary | None]]) -> str:
+    """A line for each experiment: its differences as a picture, and its verdicts as chips."""
+    lines = []
+    for request, summary in found:
+        link = f'<a href="#{escape(request.experiment.name)}">{escape(request.experiment.title)}</a>'
+        if summary is None:
+            lines.append(f"<tr><td>{link}</td><td></td><td>{escape(_state(request))}</td></tr>")
+            continue
+        rows = _main_rows(summary.rows)
+        said = " ".join(_advice(one) for one in summary.recommendations) or _chips(rows) or escape(summary.verdict)
+        lines.append(f"<tr><td>{link}</td><td>{_forest(rows)}</td><td>{said}</td></tr>")
+    head = "<th>experiment</th><th>difference, 95% interval</th><th>verdict by its main measure</th>"
+    return f'<table class="overview"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+
+
+def _advice(recommendation: Recommendation) -> str:
+    chip = _chip(recommendation.verdict.kind, recommendation.action)
+    return f"{chip} {escape(recommendation.useless or recommendation.effect)}"
+
+
+def _main_rows(rows: Sequence[Row]) -> list[Row]:
+    """The comparisons by the measure that comes first, where rows are called "condition: measure"; else all of them."""
+    compared = [row for row in rows if row.verdict_kind is not None]
+    named = [row.what.partition(": ") for row in compared]
+    measure = named[0][2] if named else ""
+    alike = [row for row, (_, _, of) in zip(compared, named, strict=True) if of == measure]
+    conditions = {condition for condition, _, of in named if of}
+    return alike if measure and {row.what.partition(": ")[0] for row in alike} == conditions else compared
+
+
+_WORDS: Mapping[Kind, str] = {
+    "better": "better",
+    "worse": "worse",
+    "equivalent": "no practical difference",
+    "inconclusive": "undecided",
+    "diverged": "diverged",
+}
+
+
+def _chip(kind: Kind, text: str) -> str:
+    return f'<span class="chip {kind}">{escape(text)}</span>'
+
+
+def _chips(rows: Sequence[Row]) -> str:
+    """How many comparisons came to what."""
+    counts = Counter(row.verdict_kind for row in rows)
+    return " ".join(_chip(kind, f"{counts[kind]} {word}") for kind, word in _WORDS.items() if counts[kind])
+
+
+def _forest(rows: Sequence[Row]) -> str:
+    """The intervals of some comparisons, one below the other, on a scale of their own with 0 in the middle."""
+    ends = [(row, row.values["low"], row.values["high"]) for row in rows if {"low", "high"} <= row.values.keys()]
+    ends = [(row, low, high) for row, low, high in ends if math.isfinite(low) and math.isfinite(high)]
+    marks = [
+        (
+            str(row.verdict_kind),
+            low,
+            row.values.get("difference", (low + high) / 2),
+            high,
+            f"{row.what}: {row.interval}",
+        )
+        for row, low, high in ends
+    ]
+    return _picture(marks, max((max(abs(low), abs(high)) for _, low, high in ends), default=0.0))
+
+
+def _picture(marks: Sequence[tuple[str, float, float, float, str]], farthest: float) -> str:
+    """Intervals (kind, low, middle, high, what) one below the other, with 0 in the middle and `farthest` at the end."""
+    if not farthest:
+        return ""
+    height, scale = 9 * len(marks) + 3, 95 / farthest
+    drawn = [f'<line x1="100" x2="100" y1="0" y2="{height}" class="zero"/>']
+    for place, (kind, low, middle, high, what) in enumerate(marks):
+        y = 6 + 9 * place
+        drawn.append(
+            f'<g class="{kind}"><title>{escape(what)}</title>'
+            f'<line x1="{100 + scale * low:.1f}" x2="{100 + scale * high:.1f}" y1="{y}" y2="{y}"/>'
+            f'<circle cx="{100 + scale * middle:.1f}" cy="{y}" r="2.6"/></g>'
+        )
+    label = escape("; ".join(what for *_, what in marks))
+    return f'<svg class="forest" role="img" aria-label="{label}" viewBox="0 0 200 {height}">{"".join(drawn)}</svg>'
 
 
 def _measure(experiment: Experiment) -> str:
@@ -98,16 +183,15 @@ def _state(request: Request) -> str:
     return f"Not complete: {done} of at least {done + missing} cells are there, the others failed or were not run."
 
 
-def _section(request: Request) -> str:
+def _section(request: Request, summary: Summary | None, title: str) -> str:
     experiment = request.experiment
     parts = [
         f'<section id="{escape(experiment.name)}">',
-        f"<h2>{escape(experiment.title)}</h2>",
+        f"<h2>{escape(experiment.title)}</h2>" if experiment.title != title else "",
         f"<p>{escape(experiment.shows)}</p>",
     ]
     claim = f'<p class="claim"><b>The paper:</b> {escape(experiment.claim)}</p>' if experiment.claim else ""
-    if request.complete:
-        summary = experiment.summary(request.results)
+    if summary is not None:
         verdict = f'<p class="verdict"><b>Measured:</b> {escape(summary.verdict)}</p>'
         warnings = [f'<p class="warning"><b>Beware:</b> {escape(text)}</p>' for text in summary.warnings]
         first, *others = (
@@ -115,11 +199,14 @@ def _section(request: Request) -> str:
             for number, (caption, figure) in enumerate(draw(experiment, request).items(), 1)
         )
         said = [_measure(experiment), claim, verdict]
+        folded = "<details><summary>All numbers</summary>"
         if summary.recommendations:
             parts += [*map(_recommended, summary.recommendations), *warnings, first, *others]
-            parts += ["<details><summary>All numbers</summary>", *said, _table(summary.rows), "</details>"]
+            parts += [folded, *said, _table(summary.rows), "</details>"]
         else:
-            parts += [*said, *warnings, first, _table(summary.rows), *others]
+            chips = _chips(_main_rows(summary.rows))
+            parts += [f'<p class="chips">{chips}</p>' if chips else "", first, *said, *warnings, *others]
+            parts += [folded, _table(summary.rows), "</details>"]
     else:
         parts += [_measure(experiment), claim]
         parts.append(f'<p class="warning">{escape(_state(request))} The command below goes on from there.</p>')
@@ -138,8 +225,23 @@ def _recommended(recommendation: Recommendation) -> str:
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in recommendation.reasons)
     return (
         f'<div class="recommendation {recommendation.verdict.kind}"><p><strong>{escape(recommendation.headline)}'
-        f"</strong></p><ul>{reasons}</ul></div>"
+        f"</strong></p>{_intervals(recommendation)}<ul>{reasons}</ul></div>"
     )
+
+
+def _intervals(recommendation: Recommendation) -> str:
+    """Over what the difference holds: a picture and a chip for each interval, all on one scale."""
+    ends = recommendation.values.get("intervals", {})
+    farthest = max((abs(end) for each in ends.values() for end in each.values() if math.isfinite(end)), default=0.0)
+    lines = []
+    for over, each in ends.items():
+        low, high = each["low"], each["high"]
+        known = math.isfinite(low) and math.isfinite(high)
+        side = "ahead" if low > 0 else "behind" if high < 0 else "undecided" if known else "not known"
+        kind: Kind = "better" if side == "ahead" else "worse" if side == "behind" else "inconclusive"
+        picture = _picture([(kind, low, (low + high) / 2, high, over)], farthest) if known else ""
+        lines.append(f"<tr><td>over {escape(over)}</td><td>{picture}</td><td>{_chip(kind, side)}</td></tr>")
+    return f'<table class="overview">{"".join(lines)}</table>' if lines else ""
 
 
 def _figure(drawing: str, caption: str) -> str:
@@ -282,7 +384,19 @@ h2{{font-size:1.25rem;margin:0 0 .5rem}}
 a{{color:var(--accent)}}
 p{{max-width:46rem;margin:.5rem 0}}
 section{{border-top:1px solid var(--line);margin-top:2.5rem;padding-top:1.5rem}}
-.overview{{padding-left:1.2rem}} .overview li{{margin:.6rem 0;max-width:46rem}}
+nav{{position:sticky;top:0;z-index:1;display:flex;gap:1rem;overflow-x:auto;white-space:nowrap;padding:.5rem 0;
+ background:var(--paper);border-bottom:1px solid var(--line);font-size:.85rem}}
+nav a{{text-decoration:none}}
+section{{scroll-margin-top:2.5rem}}
+.overview td{{vertical-align:middle;padding:.5rem 1rem .5rem 0}}
+.recommendation .overview{{width:auto}} .recommendation .overview td{{border:0;padding:.1rem 1rem .1rem 0}}
+.recommendation svg{{vertical-align:middle}}
+h1+section{{border:0;margin-top:0;padding-top:0}}
+.forest{{width:12.5rem;min-width:0}} .forest line{{stroke:var(--kind);stroke-width:1.6}}
+.forest circle{{fill:var(--kind)}} .forest .zero{{stroke:var(--muted);stroke-width:.6}}
+.chip{{display:inline-block;border-radius:1rem;padding:.05rem .7rem;font-size:.8rem;font-weight:600;white-space:nowrap;
+ color:var(--paper);background:var(--kind)}}
+.chips{{margin:.2rem 0}}
 .claim,.notes,.facts,figcaption,.reading,.measure{{color:var(--muted)}}
 .verdict{{border-left:4px solid var(--accent);padding-left:.8rem}}
 .warning{{border-left:4px solid var(--warn);padding-left:.8rem}}
@@ -305,22 +419,28 @@ svg{{display:block;width:100%;min-width:38rem;height:auto}}
 figcaption{{font-size:.85rem;margin-top:.4rem;max-width:46rem}}
 pre{{border:1px solid var(--line);border-radius:.3rem;padding:.6rem .8rem;overflow-x:auto;font-size:.85rem}}
 .notes,.facts,.reading,.measure{{font-size:.85rem}} .notes{{max-width:46rem}} .notes ul{{padding-left:1.2rem}}
-summary{{cursor:pointer}} .overview .measure{{margin:.1rem 0}}
+summary{{cursor:pointer}} footer{{margin-top:3rem;color:var(--muted);font-size:.85rem}}
 @media (max-width:44rem){{
  table,tbody,tr,td{{display:block}} thead,td.empty{{display:none}}
  tr{{border-bottom:1px solid var(--line);padding:.6rem 0}}
  td{{border:0;padding:.1rem 0 .1rem 6rem;position:relative}}
  td:nth-child(n+3):nth-child(-n+6),.own td:nth-child(3){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
- td:first-child{{font-weight:600;padding-left:0}}
- svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}} figure div{{border-right:3px dotted var(--accent)}}
+ td:first-child,.overview td{{font-weight:600;padding-left:0}} .overview td{{font-weight:inherit}}
+ .recommendation .overview tr{{display:table-row}} .recommendation .overview td{{display:table-cell}}
+ .recommendation .forest{{width:8rem}}
+ figure svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}}
+ figure div{{border-right:3px dotted var(--accent)}}
 }}
 </style>
 </head>
-<body>
+<body id="top">
+{navigation}
 <h1>{title}</h1>
 {lead}
 {overview}
+{sections}
+<footer>
 <details class="reading"><summary>How to read the tables</summary>
 <p>Both optimizers run with the same seeds, that is the same starts, data and
 noise, and the difference is taken seed by seed. In brackets is its 95% interval: where it holds 0, no difference was
@@ -329,7 +449,8 @@ when only the seeds differed, and ± how far that may be, 19 times in 20; its tr
 is one that other seeds make as well. Each interval stands for itself: of twenty rows without any difference, one will
 seem to have one. What all of it cost, in computing time of one core or one GPU, stands below each experiment.</p>
 </details>
-{sections}
+{foot}
+</footer>
 </body>
 </html>
 """

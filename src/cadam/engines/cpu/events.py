@@ -21,6 +21,7 @@ PARTS = ("linear", "table", "bias", "slopes", "vectors")
 """The parameters of a model: the first two are tables, of weights and of embeddings."""
 MOST_STEPS = 2.0**24
 """Steps are counted in float32, which does not go further."""
+MOST_ROWS = 2**32
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -60,6 +61,10 @@ def lacks(job: Job) -> str | None:
             return f"serves float32 on the CPU, and {item.name} is {item.param.dtype} on {item.param.device}"
         if not item.param.is_contiguous():
             return f"{item.name} is not contiguous"
+        if item.storage:
+            return f"has no {item.storage}"
+        if len(item.param) > MOST_ROWS:
+            return f"numbers rows with 32 bits, and {item.name} has {len(item.param):,}"
         if reason := refusal(job.update, item, job.options):
             return reason
     if len({item.step.item() for item in job.items}) > 1:

@@ -70,6 +70,8 @@ def _load(path: Path, fingerprint: str) -> Library:
     c.cadam_check_ids.restype = number
     for events in (c.cadam_events, c.cadam_scores):
         events.argtypes, events.restype = [pointer, pointer], number
+    for texts in (c.cadam_lines, c.cadam_values):
+        texts.argtypes, texts.restype = [pointer], None
     for rows in (c.cadam_rows, c.cadam_rows_squares):
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
     here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value

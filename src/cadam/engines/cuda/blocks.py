@@ -7,6 +7,7 @@ The kernels of the rules, which `codegen.triton` generates, call these.
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 # Functions of an element -----------------------------------------------------------------------------------------
 
@@ -34,6 +35,16 @@ def sign(x):
 @triton.jit
 def maximum(x, y):
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def positive(x):
+    return (x > 0).to(x.dtype)
+
+
+@triton.jit
+def power(x, y):
+    return libdevice.pow(x, y)
 
 
 @triton.jit
@@ -201,12 +212,12 @@ def decode(code, exponent, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def put_coded(pointers, scales, x, noise, mask, rows, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
     """Code values, rounded by 16 bits of noise each."""
     shift: tl.constexpr = 21 if SIGNED else 20
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    largest = largest_of(size if WHOLE else tl.where(mask, size, 0))
+    largest = largest_of(size if WHOLE else tl.where(there, size, 0))
     exponent = tl.maximum((largest + (1 << shift)) >> 23, 32)
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
@@ -226,9 +237,9 @@ def largest_of(x):
 
 
 @triton.jit
-def mean_square(x, mask, width):
+def mean_square(x, there, width):
     """The mean of the squares of each row."""
-    total = tl.sum(tl.where(mask, x * x, 0.0), 1, keep_dims=True)
+    total = tl.sum(tl.where(there, x * x, 0.0), 1, keep_dims=True)
     return divide(total, tl.zeros_like(total) + width)
 
 
@@ -250,17 +261,15 @@ def see(counts, first, seen):
         tl.atomic_add(counts + 2, seen.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n"])
-def count_steps(steps, now, found_inf, n, GUARD: tl.constexpr, BLOCK: tl.constexpr):
-    """Add one to the step counts at these addresses, unless a gradient overflowed, and note them in `now`."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < n
+@triton.jit
+def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
+    """Add one to the step counts at these addresses, unless a gradient overflowed; what they are then, in float64."""
     pointers = tl.load(steps + i, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(pointers, mask=mask, other=0)
     if proceed(found_inf, GUARD):
         t += 1
         tl.store(pointers, t, mask=mask)
-    tl.store(now + i, t.to(tl.float64), mask=mask)
+    return t.to(tl.float64)
 
 
 # Rows ------------------------------------------------------------------------------------------------------------
@@ -312,6 +321,13 @@ def _in_segment(starts1, sum1, starts2, sum2):
 
 
 @triton.jit
+def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
+    """The columns of this program, and which of them there are: all where the width is a multiple of so many."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return column, tl.full((COLUMNS,), True, tl.int1) if EVEN else column < width
+
+
+@triton.jit
 def look(keys, n, rows, TILE: tl.constexpr):
     """One tile of the sorted keys.
 
@@ -339,6 +355,7 @@ def sum_duplicates(
     n,
     width,
     column,
+    there,
     inside,
     starts,
     ends,
@@ -360,7 +377,7 @@ def sum_duplicates(
     source = at.to(tl.int64) if ORDERED else tl.load(order + at, mask=here, other=0)
     if IN_BAGS:
         source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
-    wanted = inside[:, None] & (column < width)[None, :]
+    wanted = inside[:, None] & there
     g = tl.load(values + source[:, None] * width + column[None, :], mask=wanted, other=0).to(WORK)
     inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
     if inner == TILE - 1:
@@ -385,6 +402,7 @@ def sum_over_tiles(
     rows,
     width,
     column,
+    there,
     WORK: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -400,7 +418,7 @@ def sum_over_tiles(
     before = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
     mine = (key == after) & (key != before) & (key < rows)
     began = mine
-    inside = (column < width) & mine
+    inside = there & mine
     total = tl.load(partials + (2 * tile.to(tl.int64) + 1) * width + column, mask=inside, other=0).to(WORK)
     next_tile = tile + 1
     while mine:
@@ -429,9 +447,11 @@ def row_squares(
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column, there = columns_of(width, COLUMNS, EVEN)
+    there = there[None, :]
     _, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
     g = sum_duplicates(
         values,
@@ -441,6 +461,7 @@ def row_squares(
         n,
         width,
         column,
+        there,
         inside,
         starts,
         ends,
@@ -451,7 +472,7 @@ def row_squares(
         TILE,
         COLUMNS,
     )
-    mask = complete & (column < width)[None, :]
+    mask = complete & there
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))
 
@@ -467,10 +488,11 @@ def seam_squares(
     WORK: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EVEN: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     """The same of the sum that begins in a tile and goes on in the next."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, WORK, TILE, COLUMNS, SPAN)
+    column, there = columns_of(width, COLUMNS, EVEN)
+    _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))

@@ -19,13 +19,16 @@ import torch
 from torch import Tensor
 
 from ...codegen import triton as triton_source
+from ...codegen.program import Trace, Value
 from ...codegen.structure import Structure
+from ...defaults import defaults
 from ...rules import Options
 from .. import scalars
 from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
 from ..codes import is_by_row
 
 WARPS = 4
+THREADS = 32  # of a program that computes coefficients
 TYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 # What captured graphs read at every replay. Nothing tells when a graph is gone, so it is kept for good: a few
@@ -38,7 +41,15 @@ _captured: list[Any] = []
 
 @cache
 def kernel(structure: Structure, kind: str) -> Any:
-    return getattr(triton_source.module(structure), f"{structure.name}_{kind}")
+    made = triton_source.module(structure.name, triton_source.source(structure))
+    return getattr(made, f"{structure.name}_{kind}")
+
+
+@cache
+def coefficients_launch(name: str, source: str, more: bool, guarded: bool, columns: int) -> Launch:
+    """The kernel that counts steps and computes coefficients, of which each thread does those of a parameter."""
+    made = getattr(triton_source.module(f"{name}_coefficients", source), f"{name}_coefficients")
+    return Launch(made, {"MORE": more, "GUARD": guarded, "COLUMNS": columns, "BLOCK": THREADS}, THREADS // 32)
 
 
 @cache
@@ -203,7 +214,11 @@ class Channel:
     """Pinned memory for a capture: it cannot be allocated while one is under way."""
 
     def send(self, *parts: Any, capturable: bool = False) -> Tensor:
-        """Arrays of 8-byte numbers, one after the other in one tensor on the device."""
+        """Arrays of 8-byte numbers, one after the other in one tensor that kernels can read.
+
+        It is on the device, or in a capture of what is `capturable` in pinned memory: the first kernel of a graph
+        reads that faster than it is copied.
+        """
         size = sum(map(len, parts))
         if self.device.type == "cpu":
             return _filled(_host(size), parts)
@@ -216,7 +231,7 @@ class Channel:
         if self.spare is not None and len(self.spare) == size:
             host, self.spare = self.spare, None
             _captured.append(host)
-            return _filled(host, parts).to(self.device, non_blocking=True)
+            return _filled(host, parts)
         # As arguments of kernels, which a graph remembers by itself.
         sent = torch.zeros(size, dtype=torch.int64, device=self.device)
         torch._foreach_add_(list(sent.unbind()), _filled(_host(size), parts).tolist())
@@ -289,35 +304,45 @@ class StepNumbers:
                     later.append((k, j, value))
                     values[j] = 0.0
             rows[k, : len(values)] = values
-        sent = self._send(rows if owner is None else rows[owner], more, capturable=False)
+        rows = rows if owner is None else rows[owner]
+        sent = self._sent(self.channel.send(rows.ravel(), more), len(rows))
         for k, j, value in later:
             for i in [0] if owner is None else np.flatnonzero(owner == k).tolist():
                 sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
         return sent
 
     def _on_device(self, job: Job, more: Words) -> Sent:
-        from .blocks import count_steps
+        """One kernel counts and computes, from numbers of the host and from tensors that are on the device."""
+        trace, name, device = Trace(), job.update.rule.name, self.channel.device
+        tensors: list[Tensor] = []
 
-        now = torch.empty(self.size, dtype=torch.float64, device=self.channel.device)
-        found_inf = job.found_inf
-        count_steps[(-(-self.size // 256),)](self.steps, now, found_inf, self.size, found_inf is not None, 256)
-        c = job.update.general_coefficients(now, job.options, scalars.Scalars, job.grad_scale)
-        rows = np.zeros((self.size, self.columns))
-        rounded = stochastic(job.options) or job.options["moments"] != "float32"
-        later: dict[int, Tensor] = {0: now} if rounded else {}
-        for j, value in enumerate(c.values(), 1):
-            if isinstance(value, Tensor) and value.device == self.channel.device:
-                later[j] = value
-            else:
-                rows[:, j] = float(value)
-        sent = self._send(rows, more, capturable=True)
-        for j, value in later.items():
-            sent.rows[:, j].copy_(value)
+        def known(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.numel() > 1:
+                value = value.unbind()
+            if isinstance(value, (tuple, list)):
+                return tuple(map(known, value))
+            if not isinstance(value, Tensor) or device.type != value.device.type == "cpu":
+                return scalars.read(value)
+            tensors.append(value.to(device))
+            return trace.input()
+
+        options = {option: known(job.options[option]) for option in defaults(job.update.rule)}
+        step, scale = Value(trace, "t", scalar=True), known(job.grad_scale)
+        c = job.update.general_coefficients(step, options, trace, scale)
+        source, numbers = triton_source.coefficients(name, trace, c.values())
+        given = self.channel.send(np.array(numbers), more, capturable=True)
+        memory = torch.empty(self.size * self.columns + len(more), dtype=torch.int64, device=device)
+        sent = self._sent(memory, self.size)
+        launch = coefficients_launch(name, source, len(more) > 0, job.found_inf is not None, self.columns)
+        of_host = given.view(torch.float64), given[len(numbers) :]
+        arguments = [self.steps, *of_host, sent.coefficients, sent.more, job.found_inf, *tensors]
+        kind = tuple(None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in arguments)
+        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, self.size)
         return sent
 
-    def _send(self, rows: np.ndarray[Any, np.dtype[np.float64]], more: Words, capturable: bool) -> Sent:
-        sent = self.channel.send(rows.ravel(), more, capturable=capturable)
-        return Sent(sent.view(torch.float64), self.columns if len(rows) > 1 else 0, sent[rows.size :], rows.shape)
+    def _sent(self, memory: Tensor, rows: int) -> Sent:
+        more = memory[rows * self.columns :]
+        return Sent(memory.view(torch.float64), self.columns if rows > 1 else 0, more, (rows, self.columns))
 
 
 @dataclass

@@ -475,18 +475,20 @@ class Cut:
 
     tile: int
     columns: int
+    even: bool
+    """Is the width a multiple of the columns?"""
 
     @classmethod
     def of(cls, width: int, most: int = COLUMNS) -> Cut:
         columns = min(most, 1 << (width - 1).bit_length())
-        return cls(max(1, ELEMENTS // columns), columns)
+        return cls(max(1, ELEMENTS // columns), columns, width % columns == 0)
 
     def grid(self, n: int, width: int) -> tuple[int, int]:
         return -(-n // self.tile), -(-width // self.columns)
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"TILE": self.tile, "COLUMNS": self.columns}
+        return {"TILE": self.tile, "COLUMNS": self.columns, "EVEN": self.even}
 
     @property
     def warps(self) -> int:

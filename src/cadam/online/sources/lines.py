@@ -11,14 +11,23 @@ import json
 import logging
 import os
 import select
+import shlex
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from ..events import Batch, Rejected
+import numpy as np
+
+from ..events import Array, Batch, Rejected
 from ..schema import KEPT, Schema
+from ..texts import ANOTHER, Became, Texts
+from ..texts import split as split_lines
 from .record import json_record, repeated, unreadable
 from .source import check_state
 
@@ -26,7 +35,29 @@ logger = logging.getLogger("cadam.online")
 
 Format = Literal["csv", "jsonl"]
 READ = 1 << 18
+FEW = 16  # lines for which a call of compiled code is not worth it
 KNOWN_BY = 4096  # bytes before the position, by which a file is known again
+
+
+Line = tuple[bytes, int]
+"""Its text, and its size with the line break. Of one that is too long the text has only beginning and end."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Says where a line is, by its number among those that were read together."""
+
+    path: str
+    offset: int
+    line: int
+    lines: Sequence[Line]
+
+    def __call__(self, row: int) -> str:
+        return f"{self.path}, line {self.line + row + 1} at byte {self._offsets[row]}"
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return list(accumulate((size for _, size in self.lines), initial=self.offset))
 
 
 class LinesSource:
@@ -124,22 +155,26 @@ class LinesSource:
         file.seek(self.offset)
 
     def _batches(self, file: Any) -> Iterator[Batch | None]:
-        lines: list[tuple[bytes, int]] = []
+        lines: list[Line] = []
         since = time.monotonic()
-        for line in self._lines(file):
-            if line is not None and self.format == "csv" and self.fields is None:
-                self._header(*line)
-                continue
-            if line is not None:
-                if not lines:
-                    since = time.monotonic()
-                lines.append(line)
-            late = self.patience is not None and time.monotonic() - since > self.patience
-            if len(lines) == self.batch_size or (lines and line is None and late):
-                yield self._batch(lines)
-                lines = []
-            elif line is None:
-                yield None
+        for more in self._lines(file):
+            if more and self.format == "csv" and self.fields is None:
+                self._header(*more.pop(0))
+                if not more:
+                    continue
+            if more and not lines:
+                since = time.monotonic()
+            lines += more
+            start = 0
+            while len(lines) - start >= self.batch_size:
+                yield self._batch(lines[start : start + self.batch_size])
+                start += self.batch_size
+            if start:
+                lines, since = lines[start:], time.monotonic()
+            if not more:
+                late = self.patience is not None and time.monotonic() - since > self.patience
+                yield self._batch(lines) if lines and late else None
+                lines = [] if late else lines
         if lines:
             yield self._batch(lines)
         if self.unfinished:
@@ -149,14 +184,14 @@ class LinesSource:
                 *(self.opened, self.line + 1, self.unfinished),
             )
 
-    def _lines(self, file: Any) -> Iterator[tuple[bytes, int] | None]:
-        """Lines with their sizes; None when there is nothing at the moment. Of too long ones only beginning and end."""
+    def _lines(self, file: Any) -> Iterator[list[Line]]:
+        """Lines; none when there is nothing at the moment."""
         held, size = b"", 0  # of a line that is not complete
         self.unfinished, place, before = 0, self.offset, self.before
         replaced = False
         while True:
             if self.pipe and not select.select([file], [], [], self.poll)[0]:
-                yield None
+                yield []
                 continue
             follow = self.follow and not self.pipe
             if follow and _before(file, place) != before:
@@ -172,11 +207,11 @@ class LinesSource:
                 if follow and not replaced:
                     replaced = self._replaced(file)
                     if not replaced:
-                        yield None
+                        yield []
                         time.sleep(self.poll)
                     continue  # what it was given up to now is read first
                 if size and (self.pipe or (self.format == "jsonl" and size <= self.longest and _whole(held))):
-                    yield held, size
+                    yield [(held, size)]
                     size = 0
                 if replaced:
                     left = f"; its last line, of {size} bytes without a line break, is lost" if size else ""
@@ -190,9 +225,11 @@ class LinesSource:
                 self.share = raw.tell() / max(1, os.fstat(file.fileno()).st_size)
             place, before = place + len(data), (before + data)[-KNOWN_BY:]
             *complete, rest = data.split(b"\n")
-            for part in complete:
-                yield (held + part, size + len(part) + 1) if size else (part, len(part) + 1)
+            if complete:
+                found = [(part, len(part) + 1) for part in complete]
+                found[0] = held + complete[0], size + len(complete[0]) + 1
                 held, size = b"", 0
+                yield found
             size, held = size + len(rest), held + rest
             if size > self.longest:
                 held = held[: self.longest] + held[self.longest :][-KNOWN_BY:]
@@ -205,7 +242,7 @@ class LinesSource:
             return False
         return there.st_size > 0 and not os.path.samestat(there, os.fstat(file.fileno()))
 
-    def _went_by(self, lines: Sequence[tuple[bytes, int]]) -> None:
+    def _went_by(self, lines: Sequence[Line]) -> None:
         """The position moves behind the lines."""
         end: list[bytes] = []
         known = 0
@@ -215,9 +252,9 @@ class LinesSource:
             if known >= KNOWN_BY:
                 break
         self.before = (self.before + b"".join(reversed(end)))[-KNOWN_BY:]
-        self.offset += sum(size for _, size in lines)
-        # A line break that is still to come is counted when it comes.
-        self.line += sum(size > len(text) for text, size in lines)
+        self.offset += sum([size for _, size in lines])
+        text, size = lines[-1]
+        self.line += len(lines) - (size == len(text))  # a line break that is still to come is counted when it comes
 
     def _header(self, text: bytes, size: int) -> None:
         """The first line of CSV: the names of the fields."""
@@ -233,30 +270,87 @@ class LinesSource:
         if twice := repeated(name for name in self.fields or () if name in self.schema.fields()):
             raise ValueError(f"{self.path} has more than one column {twice}: give each a name of its own")
 
-    def _batch(self, lines: list[tuple[bytes, int]]) -> Batch:
-        records: list[Mapping[str, Any]] = []
-        where: list[str] = []
-        raw: list[bytes] = []
-        rejected: list[Rejected] = []
-        offset, number = self.offset, self.line
-        for text, size in lines:
-            place = f"{self.opened}, line {number + 1} at byte {offset}"
-            offset += size
-            number += size > len(text)
-            if not text.strip():
-                continue
-            try:
-                records.append(self._record(text, size))
-            except (ValueError, RecursionError, csv.Error) as error:
-                shown = text[:KEPT].decode(errors="replace")
-                rejected.append(Rejected(unreadable(error), place, shown, size))
-                continue
-            where.append(place)
-            raw.append(text)
+    def _batch(self, lines: list[Line]) -> Batch:
+        place = Places(self.opened, self.offset, self.line, lines)
         self._went_by(lines)
+        found = self._columns(lines)
+        if found is None:
+            return self._records(lines, place)
+        became, columns = found
+        rejected: list[Rejected] = []
+        others: dict[int, Mapping[str, Any]] = {}
+        for row in np.flatnonzero(became == Became.LEFT).tolist():
+            record = self._record_or_reason(*lines[row], place(row))
+            if isinstance(record, Rejected):
+                rejected.append(record)
+                became[row] = Became.BLANK
+            else:
+                others[row] = record
+        rows = np.flatnonzero(became != Became.BLANK)
+        if not len(rows):
+            return Batch(rejected=rejected)
+        if others:
+            columns = {name: self._with(column, name, others) for name, column in columns.items()}
+        if len(rows) < len(lines):
+            columns = {name: column.rows(rows) for name, column in columns.items()}
+        shown = lambda row: lines[rows[row]][0].decode(errors="replace")  # noqa: E731
+        where = lambda row: place(int(rows[row]))  # noqa: E731
+        batch = self.schema.columns(columns, len(rows), where, text=self.format == "csv", raw=shown)
+        batch.rejected = rejected + batch.rejected
+        return batch
+
+    def _columns(self, lines: list[Line]) -> tuple[Array, dict[str, Texts]] | None:
+        """What became of each line, and columns of those that compiled code reads; None to go line by line."""
+        if len(lines) < FEW:
+            return None
+        texts = [text for text, _ in lines]
+        data = np.frombuffer(b"".join(texts) + b"\n", np.uint8)
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        csv_only: dict[str, Any] = {"fields": self.fields, "separator": self.schema.separator}
+        found = split_lines(*(data, begins, ends, self.schema.fields()), **(csv_only if self.format == "csv" else {}))
+        if found is None:
+            return None
+        became, columns = found
+        for row in np.flatnonzero(sizes >= self.longest).tolist():
+            if lines[row][1] > self.longest:
+                became[row] = Became.LEFT
+        if self.format == "csv" and self.schema.missing:
+            columns = {name: column.without(self.schema.blanks(name)) for name, column in columns.items()}
+        return became, columns
+
+    def _with(self, column: Texts, name: str, records: Mapping[int, Mapping[str, Any]]) -> Texts:
+        """A column with the values of further records, by row."""
+        values = self.schema.values(list(records.values()), text=self.format == "csv")[name]
+        begin = column.begin.copy()
+        begin[list(records)] = ANOTHER
+        return replace(column, begin=begin, others=dict(zip(records, values, strict=True)))
+
+    def _records(self, lines: list[Line], place: Places) -> Batch:
+        """As `_batch`, line by line."""
+        records: list[Mapping[str, Any]] = []
+        rows: list[int] = []
+        rejected: list[Rejected] = []
+        for row, line in enumerate(lines):
+            if not line[0].strip():
+                continue
+            record = self._record_or_reason(*line, place(row))
+            if isinstance(record, Rejected):
+                rejected.append(record)
+            else:
+                records.append(record)
+                rows.append(row)
+        where, raw = [place(row) for row in rows], [lines[row][0] for row in rows]
         batch = self.schema.records(records, where, text=self.format == "csv", raw=raw) if records else Batch()
         batch.rejected = rejected + batch.rejected
         return batch
+
+    def _record_or_reason(self, text: bytes, size: int, place: str) -> Mapping[str, Any] | Rejected:
+        try:
+            return self._record(text, size)
+        except (ValueError, RecursionError, csv.Error) as error:
+            return Rejected(unreadable(error), place, text[:KEPT].decode(errors="replace"), size)
 
     def _record(self, text: bytes, size: int) -> Mapping[str, Any]:
         if size > self.longest:
@@ -328,7 +422,22 @@ def open_binary(path: Path | str, buffered: bool = False) -> Any:
     """A file of lines, decompressed where its name says so; ``-`` is standard input."""
     if str(path) == "-":
         return io.FileIO(sys.stdin.fileno(), closefd=False)
-    return gzip.GzipFile(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
+    return Unzipped(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
+
+
+class Unzipped(gzip.GzipFile):
+    """A gzip file that says, where it is damaged, which it is and what to do."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return super().read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            what = "is cut off" if isinstance(error, EOFError) else f"is no whole gzip file ({error})"
+            name, part = (shlex.quote(text) for text in (str(self.name), f"part-{Path(self.name).stem}"))
+            raise OSError(
+                f"{self.name} {what}: copy it anew (gzip -t {name} tests it), or use what can be read of it: "
+                f"zcat {name} > {part}"
+            ) from error
 
 
 def split(line: str, separator: str) -> list[str]:

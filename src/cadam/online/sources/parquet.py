@@ -14,7 +14,8 @@ import numpy as np
 
 from ..events import Array, Batch, Rejected
 from ..log import NEEDS
-from ..schema import KEPT, Repeated, Schema, Unreadable
+from ..schema import KEPT, Repeated, Schema
+from ..texts import MISSING, Quotes, Texts, Unreadable
 from .record import repeated
 from .source import check_state, digest
 
@@ -69,6 +70,7 @@ class ParquetSource:
         self.follow, self.settled, self.poll = follow, settled, poll
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
+        self._hashed = {name for name, kind in schema.kinds.items() if kind.name == "hash" and not kind.length}
         self.queue: list[str] = []  # found, not finished; the first is being read
         self.done: dict[str, None] = {}
         self.chunk = self.batch = 0  # of the file being read: the next to give
@@ -146,7 +148,10 @@ class ParquetSource:
 
         rows = self.batch_size * CHUNK
         first = self.chunk * rows
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path) as whole:
+            texts = [one.name for one in whole.schema_arrow if one.name in self._hashed and _is_text(one.type)]
+            metadata = whole.metadata
+        with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
             known = _known_by(path)
             if (self.chunk or self.batch) and self.known not in (None, known):
                 raise pa.ArrowInvalid("it is not the file that was being read")
@@ -247,11 +252,11 @@ def _at_one_go(column: Any) -> Array | Sequence[Any]:
         column = column.cast(pa.float64())
     if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
         column = column.cast(pa.int8())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        encoded = column.dictionary_encode(null_encoding="encode")
-        if not Repeated.saves(len(encoded.dictionary), len(column)):
-            return list(column.to_pylist())
-        return Repeated(tuple(encoded.dictionary.to_pylist()), encoded.indices.to_numpy(zero_copy_only=False))
+    if _is_text(column.type):
+        return _texts(column)
+    if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+        places = pc.fill_null(column.indices.cast(pa.int64()), len(column.dictionary)).to_numpy(zero_copy_only=False)
+        return Repeated(_texts(pa.concat_arrays([column.dictionary, pa.nulls(1, column.type.value_type)])), places)
     if column.null_count:
         return list(column.to_pylist())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
@@ -263,6 +268,25 @@ def _at_one_go(column: Any) -> Array | Sequence[Any]:
             flat: Array = values.to_numpy(zero_copy_only=False)
             return flat.reshape(-1, column.type.list_size)
     return list(column.to_pylist())
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _texts(column: Any) -> Texts:
+    import pyarrow as pa
+
+    _, offsets, data = column.buffers()
+    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    begin = ends[:-1]
+    if column.null_count:
+        begin = np.where(column.is_valid().to_numpy(zero_copy_only=False), begin, MISSING)
+    found = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return Texts(found, begin, ends[1:], Quotes.ALL)
 
 
 def _value(scalar: Any) -> Any:

@@ -48,7 +48,7 @@ typedef struct {
     const kernel *kernel;
     int64_t entries, fields, width; /* with those of the numbers */
     uint32_t *row, *distinct, *ends, *at;
-    float *weight, *scaled, *field, *sum, *linear_grads, *table_grads, *number_grads;
+    float *weight, *scaled, *field, *sum, *squares, *linear_grads, *table_grads, *number_grads;
     const int32_t *field_of, *alike_from;
     void *memory;
 } work;
@@ -66,11 +66,11 @@ static void normalise(const work *w, const float *numbers)
     for (int64_t j = 0; j < m->numbers; j++) {
         const int missing = isnan(numbers[j]);
         double x = 0;
-        if (!missing && variance[j] > 0)
-            x = (asinh((double)numbers[j]) - mean[j]) / sqrt(variance[j] > 1e-12 ? variance[j] : 1e-12);
+        if (!missing && !(variance[j] <= 0))
+            x = (asinh((double)numbers[j]) - mean[j]) / sqrt(variance[j] < 1e-12 ? 1e-12 : variance[j]);
         w->scaled[j] = (float)(x < -8 ? -8 : x > 8 ? 8 : x);
         int64_t bin = m->bins;
-        if (!missing) {
+        if (!missing && !isnan(w->scaled[j])) { /* nan after an infinite number, and so is the score */
             bin = (int64_t)((float)m->bins * (1 / (1 + expf(-1.702f * w->scaled[j]))));
             bin = bin > m->bins - 1 ? m->bins - 1 : bin;
         }
@@ -111,7 +111,7 @@ static float forward(const work *w)
         return score;
     const int64_t width = w->width;
     memset(w->field, 0, (size_t)(w->fields * width) * sizeof(float));
-    memset(w->sum, 0, (size_t)width * sizeof(float));
+    memset(w->sum, 0, 2 * (size_t)width * sizeof(float)); /* the squares lie behind it */
     for (int64_t e = 0; e < w->entries; e++) {
         const float *v = embedding(w, e), weight = w->weight[e];
         float *into = w->field + w->field_of[e] * width;
@@ -121,15 +121,16 @@ static float forward(const work *w)
     for (int64_t j = 0; j < m->numbers && m->vectors.p; j++)
         for (int64_t i = 0; i < width; i++)
             w->field[(m->fields + j) * width + i] += w->scaled[j] * ((const float *)m->vectors.p)[j * width + i];
-    float squares = 0, square = 0;
     for (int64_t f = 0; f < w->fields; f++)
-        for (int64_t i = 0; i < width; i++)
-            w->sum[i] += w->field[f * width + i];
-    for (int64_t f = 0; f < w->fields * width; f++)
-        squares += w->field[f] * w->field[f];
+        for (int64_t i = 0; i < width; i++) {
+            const float v = w->field[f * width + i];
+            w->sum[i] += v;
+            w->squares[i] += v * v;
+        }
+    float pairs = 0;
     for (int64_t i = 0; i < width; i++)
-        square += w->sum[i] * w->sum[i];
-    return score + 0.5f * (square - squares);
+        pairs += w->sum[i] * w->sum[i] - w->squares[i];
+    return score + 0.5f * pairs;
 }
 
 /* Step one parameter that is dense. */
@@ -239,7 +240,7 @@ static int make_room(work *w)
 {
     const int64_t entries = w->entries, fields = w->fields, width = w->width, numbers = w->m->numbers;
     const int64_t wide = width ? width : 1;
-    const int64_t words = 5 * entries + numbers + fields * width + width + entries + entries * width + numbers * wide;
+    const int64_t words = 5 * entries + numbers + fields * width + 2 * width + entries + entries * width + numbers * wide;
     uint32_t *room = w->memory = calloc((size_t)words + 1, 4);
     if (!room)
         return 0;
@@ -251,6 +252,7 @@ static int make_room(work *w)
     w->scaled = (float *)room, room += numbers;
     w->field = (float *)room, room += fields * width;
     w->sum = (float *)room, room += width;
+    w->squares = (float *)room, room += width;
     w->linear_grads = (float *)room, room += entries;
     w->table_grads = (float *)room, room += entries * width;
     w->number_grads = (float *)room;

@@ -1,0 +1,512 @@
+/* Text to values: lines of CSV and JSON become spans, one for each value, and spans become what a schema's kind makes
+ * of them. Only what is plain is read here; the rest is left to the caller, line by line or value by value, so that
+ * what becomes of one never depends on its neighbours.
+ */
+#include "cadam.h"
+
+#include <float.h>
+#include <string.h>
+
+enum { MISSING = -1 };
+enum { LEFT, READ, BLANK }; /* what became of a line */
+enum { HASH, INTEGER, NUMBER };
+enum { BARE, QUOTED, MIXED }; /* whether values are quoted: none, all, or as `quoted` says */
+enum { MOST_NAMES = 512, LONGEST_NUMBER = 100, BLOCK = 128 };
+
+typedef const uint8_t text;
+
+static int is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
+
+static int is_space(uint8_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/* Well-formed UTF-8, without surrogates. */
+static int is_utf8(text *s, int64_t n)
+{
+    for (int64_t i = 0; i < n;) {
+        uint64_t eight;
+        if (i + 8 <= n && (memcpy(&eight, s + i, 8), !(eight & 0x8080808080808080u))) {
+            i += 8;
+            continue;
+        }
+        const uint8_t c = s[i];
+        const int more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : (c & 0xf0) == 0xe0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : -1;
+        if (more < 0 || i + more >= n)
+            return 0;
+        for (int k = 1; k <= more; k++)
+            if ((s[i + k] & 0xc0) != 0x80)
+                return 0;
+        if ((c == 0xe0 && s[i + 1] < 0xa0) || (c == 0xed && s[i + 1] > 0x9f) || (c == 0xf0 && s[i + 1] < 0x90) ||
+            (c == 0xf4 && s[i + 1] > 0x8f))
+            return 0;
+        i += more + 1;
+    }
+    return 1;
+}
+
+/* Lines ------------------------------------------------------------------------------------------------------- */
+
+/* n lines, and where their values are to be written: [columns][stride], or MISSING. */
+typedef struct {
+    text *data;
+    const int64_t *line_begin, *line_end;
+    int64_t n;
+    int64_t *begin, *end;
+    uint8_t *quoted; /* [columns][stride] */
+    uint8_t *became; /* [n] */
+    int64_t columns, stride;
+    int64_t fields;           /* of CSV: in a line */
+    const int64_t *column_of; /* of CSV, by field: its column, or -1 */
+    int64_t separator;        /* of CSV */
+    text *names;              /* of JSON: those of the columns, one after the other */
+    const int64_t *name_ends; /* of JSON */
+} lines;
+
+static int csv_line(const lines *g, int64_t i, int64_t at, int64_t end)
+{
+    text *s = g->data;
+    while (end > at && s[end - 1] == '\r')
+        end--;
+    if (memchr(s + at, '"', (size_t)(end - at)) || !is_utf8(s + at, end - at))
+        return LEFT;
+    for (int64_t field = 0;; field++) {
+        text *found = memchr(s + at, (int)g->separator, (size_t)(end - at));
+        const int64_t stop = found ? found - s : end;
+        if (field >= g->fields)
+            return LEFT;
+        const int64_t column = g->column_of[field];
+        if (column >= 0) {
+            g->begin[column * g->stride + i] = stop > at ? at : MISSING;
+            g->end[column * g->stride + i] = stop;
+        }
+        if (!found)
+            return field + 1 == g->fields ? READ : LEFT;
+        at = stop + 1;
+    }
+}
+
+/* The end of a JSON number that begins here; 0 if there is none. */
+static int64_t json_number(text *s, int64_t at, int64_t end)
+{
+    const int64_t begin = at;
+    at += at < end && s[at] == '-';
+    if (at == end || !is_digit(s[at]))
+        return 0;
+    if (s[at] == '0')
+        at++;
+    else
+        while (at < end && is_digit(s[at]))
+            at++;
+    if (at < end && s[at] == '.') {
+        if (++at == end || !is_digit(s[at]))
+            return 0;
+        while (at < end && is_digit(s[at]))
+            at++;
+    }
+    if (at < end && (s[at] | 32) == 'e') {
+        at++;
+        at += at < end && (s[at] == '-' || s[at] == '+');
+        if (at == end || !is_digit(s[at]))
+            return 0;
+        while (at < end && is_digit(s[at]))
+            at++;
+    }
+    return at - begin > LONGEST_NUMBER ? 0 : at;
+}
+
+/* The end of a JSON string without escapes whose first character is here; -1 if there is none. */
+static int64_t json_string(text *s, int64_t at, int64_t end)
+{
+    while (at < end && s[at] != '"') {
+        if (s[at] < ' ' || s[at] == '\\')
+            return -1;
+        at++;
+    }
+    return at < end ? at : -1;
+}
+
+static int64_t json_space(text *s, int64_t at, int64_t end)
+{
+    while (at < end && (s[at] == ' ' || s[at] == '\t' || s[at] == '\r' || s[at] == '\n'))
+        at++;
+    return at;
+}
+
+/* The names of a line, in order, and their columns: the next line most likely has the same. */
+typedef struct {
+    int64_t begin[MOST_NAMES], size[MOST_NAMES], column[MOST_NAMES];
+    int64_t count;
+} shape;
+
+static int same_name(const lines *g, const shape *known, int64_t k, int64_t begin, int64_t size)
+{
+    return known->size[k] == size && !memcmp(g->data + known->begin[k], g->data + begin, (size_t)size);
+}
+
+static int64_t column_of_name(const lines *g, int64_t begin, int64_t size)
+{
+    int64_t from = 0;
+    for (int64_t column = 0; column < g->columns; from = g->name_ends[column++])
+        if (g->name_ends[column] - from == size && !memcmp(g->names + from, g->data + begin, (size_t)size))
+            return column;
+    return -1;
+}
+
+static int literal(text *s, int64_t at, int64_t end, const char *word, int64_t size)
+{
+    return end - at >= size && !memcmp(s + at, word, (size_t)size);
+}
+
+static int json_line(const lines *g, int64_t i, int64_t at, int64_t end, shape *known)
+{
+    text *s = g->data;
+    if (!is_utf8(s + at, end - at))
+        return LEFT;
+    for (int64_t column = 0; column < g->columns; column++)
+        g->begin[column * g->stride + i] = MISSING;
+    at = json_space(s, at, end);
+    if (at == end || s[at] != '{')
+        return LEFT;
+    int64_t count = 0;
+    int as_before = 1;
+    for (at = json_space(s, at + 1, end); at < end && (count || s[at] != '}'); at = json_space(s, at + 1, end)) {
+        if (s[at] != '"' || count == MOST_NAMES)
+            return LEFT;
+        const int64_t name = at + 1, name_end = json_string(s, name, end);
+        if (name_end < 0)
+            return LEFT;
+        if (!as_before || count >= known->count || !same_name(g, known, count, name, name_end - name)) {
+            as_before = 0;
+            known->size[count] = name_end - name;
+            known->column[count] = column_of_name(g, name, name_end - name);
+        }
+        known->begin[count] = name;
+        const int64_t column = known->column[count++];
+        at = json_space(s, name_end + 1, end);
+        if (at == end || s[at] != ':')
+            return LEFT;
+        int64_t begin = at = json_space(s, at + 1, end), stop, quoted = 0;
+        if (at == end)
+            return LEFT;
+        if (s[at] == '"') {
+            begin = at + 1, stop = json_string(s, begin, end), at = stop + 1, quoted = 1;
+            if (stop < 0)
+                return LEFT;
+        } else if (literal(s, at, end, "null", 4)) {
+            begin = MISSING, stop = at += 4;
+        } else if (literal(s, at, end, "true", 4)) {
+            stop = at += 4;
+        } else if (literal(s, at, end, "false", 5)) {
+            stop = at += 5;
+        } else {
+            stop = at = json_number(s, at, end);
+            if (!at)
+                return LEFT;
+        }
+        if (column >= 0) {
+            g->begin[column * g->stride + i] = begin, g->end[column * g->stride + i] = stop;
+            g->quoted[column * g->stride + i] = (uint8_t)quoted;
+        }
+        at = json_space(s, at, end);
+        if (at == end || s[at] == '}')
+            break;
+        if (s[at] != ',')
+            return LEFT;
+    }
+    if (at == end || json_space(s, at + 1, end) < end)
+        return LEFT;
+    for (int64_t k = 1; !as_before && k < count; k++)
+        for (int64_t earlier = 0; earlier < k; earlier++)
+            if (same_name(g, known, earlier, known->begin[k], known->size[k]))
+                return LEFT;
+    known->count = count;
+    return READ;
+}
+
+/* Cut lines of CSV (`fields` is not 0) or JSON into the values of columns. */
+EXPORT void cadam_lines(const lines *g)
+{
+    shape known = {.count = 0};
+    for (int64_t i = 0; i < g->n; i++) {
+        int64_t begin = g->line_begin[i];
+        const int64_t end = g->line_end[i];
+        while (begin < end && is_space(g->data[begin]))
+            begin++;
+        if (begin == end)
+            g->became[i] = BLANK;
+        else if (g->fields)
+            g->became[i] = (uint8_t)csv_line(g, i, g->line_begin[i], end);
+        else if ((g->became[i] = (uint8_t)json_line(g, i, begin, end, &known)) == LEFT)
+            known.count = 0;
+    }
+}
+
+/* Values ------------------------------------------------------------------------------------------------------ */
+
+/* Spans, and what they are to become. */
+typedef struct {
+    text *data;
+    const int64_t *begin, *end;
+    const uint8_t *quoted;
+    int64_t n, how_quoted, kind, size, truths;
+    void *out;     /* int64, of numbers double */
+    uint8_t *fine; /* [n]: whether it was read */
+} values;
+
+enum { LANES = 8 };
+typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
+
+/* BLAKE2b with a digest of 8 bytes, of texts of at most one block each. */
+static inline __attribute__((always_inline)) void blake2b(text *const *texts, const int64_t *sizes, uint64_t *out)
+{
+    static const uint64_t start[8] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
+                                      0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
+    static const uint8_t order[10][16] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+        {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+        {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+        {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+        {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
+    lanes v[16], m[16] = {0};
+    for (int lane = 0; lane < LANES; lane++) {
+        uint64_t words[16] = {0};
+        memcpy(words, texts[lane], (size_t)sizes[lane]);
+        for (int64_t i = 0; 8 * i < sizes[lane]; i++)
+            m[i][lane] = words[i];
+    }
+    for (int i = 0; i < 8; i++)
+        v[i] = v[i + 8] = (lanes){0} + start[i];
+    v[0] ^= 0x01010008;
+    for (int lane = 0; lane < LANES; lane++)
+        v[12][lane] ^= (uint64_t)sizes[lane];
+    v[14] = ~v[14];
+#pragma GCC unroll 12
+    for (int round = 0; round < 12; round++)
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            const uint8_t *pair = order[round % 10] + 2 * k;
+            const int a = k % 4, b = 4 + (k + k / 4) % 4, c = 8 + (k + 2 * (k / 4)) % 4, d = 12 + (k + 3 * (k / 4)) % 4;
+            v[a] += v[b] + m[pair[0]], v[d] ^= v[a], v[d] = v[d] >> 32 | v[d] << 32;
+            v[c] += v[d], v[b] ^= v[c], v[b] = v[b] >> 24 | v[b] << 40;
+            v[a] += v[b] + m[pair[1]], v[d] ^= v[a], v[d] = v[d] >> 16 | v[d] << 48;
+            v[c] += v[d], v[b] ^= v[c], v[b] = v[b] >> 63 | v[b] << 1;
+        }
+    v[0] ^= v[8] ^ (start[0] ^ 0x01010008);
+    memcpy(out, &v[0], sizeof v[0]);
+}
+
+typedef void blake2b_fn(text *const *texts, const int64_t *sizes, uint64_t *out);
+
+static void blake2b_portable(text *const *texts, const int64_t *sizes, uint64_t *out) { blake2b(texts, sizes, out); }
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void blake2b_avx2(text *const *texts, const int64_t *sizes, uint64_t *out)
+{
+    blake2b(texts, sizes, out);
+}
+
+__attribute__((target("avx512f"))) static void blake2b_avx512(text *const *texts, const int64_t *sizes, uint64_t *out)
+{
+    blake2b(texts, sizes, out);
+}
+#endif
+
+static blake2b_fn *best_blake2b(void)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f"))
+        return blake2b_avx512;
+    if (__builtin_cpu_supports("avx2"))
+        return blake2b_avx2;
+#endif
+    return blake2b_portable;
+}
+
+/* A short text that was hashed a moment ago: most come again. */
+typedef struct {
+    uint64_t low, high, size, hash;
+} known_text;
+
+enum { KNOWN = 1 << 14, SHORT = 16 };
+static _Thread_local known_text known_texts[KNOWN];
+
+/* Texts to be hashed together. */
+typedef struct {
+    blake2b_fn *hash;
+    uint64_t places;
+    int count;
+    text *texts[LANES];
+    int64_t sizes[LANES], *out[LANES];
+    known_text known[LANES], *slot[LANES];
+} waiting;
+
+static void hash_together(waiting *w)
+{
+    uint64_t found[LANES];
+    for (int lane = w->count; lane < LANES; lane++)
+        w->texts[lane] = w->texts[0], w->sizes[lane] = 0;
+    if (w->count)
+        w->hash(w->texts, w->sizes, found);
+    for (int lane = 0; lane < w->count; lane++) {
+        *w->out[lane] = (int64_t)(found[lane] % w->places);
+        w->known[lane].hash = found[lane];
+        if (w->slot[lane])
+            *w->slot[lane] = w->known[lane];
+    }
+    w->count = 0;
+}
+
+
+/* The finalizer of splitmix64. */
+static uint64_t mixed(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+/* A text that is exactly true or false, as JSON or Python writes it: 1 or 0; else -1. */
+static int truth(text *s, int64_t size)
+{
+    if (size == 4 && (s[0] | 32) == 't' && !memcmp(s + 1, "rue", 3))
+        return 1;
+    return size == 5 && (s[0] | 32) == 'f' && !memcmp(s + 1, "alse", 4) ? 0 : -1;
+}
+
+/* Digits, perhaps with a minus before them, of at most 18. */
+static int read_integer(text *s, int64_t size, int64_t *out)
+{
+    const int negative = size && s[0] == '-';
+    int64_t value = 0;
+    if (size == negative || size > 18 + negative)
+        return 0;
+    for (int64_t i = negative; i < size; i++) {
+        if (!is_digit(s[i]))
+            return 0;
+        value = 10 * value + (s[i] - '0');
+    }
+    *out = negative ? -value : value;
+    return 1;
+}
+
+/* The integer that a text means: "5" and "5.0", but not "05". */
+static int meant(text *s, int64_t size, int64_t *out)
+{
+    const int negative = size && s[0] == '-';
+    if (size == negative || !is_digit(s[negative]) || (s[negative] == '0' && (negative || (size > 1 && s[1] != '.'))))
+        return 0;
+    text *dot = memchr(s, '.', (size_t)size);
+    const int64_t whole = dot ? dot - s : size;
+    if (dot && (whole + 1 == size || whole > 15))
+        return 0;
+    for (int64_t i = whole + 1; i < size; i++)
+        if (s[i] != '0')
+            return 0;
+    return read_integer(s, whole, out);
+}
+
+static int read_hash(text *s, int64_t size, int may_be_text, waiting *w, int64_t *out)
+{
+    int64_t whole = truth(s, size);
+    if (whole >= 0 || meant(s, size, &whole)) {
+        *out = (int64_t)(mixed((uint64_t)whole) % w->places);
+        return 1;
+    }
+    if (!may_be_text)
+        return 0;
+    int64_t digits = size && s[0] == '-';
+    while (size > 15 && digits < size && is_digit(s[digits]))
+        digits++;
+    /* What may mean an integer of many digits is for the caller. */
+    if (__BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || size > BLOCK || !is_utf8(s, size) ||
+        (size > 15 && (digits == size || s[digits] == '.')))
+        return 0;
+    known_text given = {.size = (uint64_t)size}, *slot = 0;
+    if (size && size <= SHORT) {
+        memcpy(&given, s, (size_t)size);
+        slot = known_texts + mixed(given.low ^ mixed(given.high)) % KNOWN;
+        if (slot->low == given.low && slot->high == given.high && slot->size == given.size) {
+            *out = (int64_t)(slot->hash % w->places);
+            return 1;
+        }
+    }
+    w->texts[w->count] = s, w->sizes[w->count] = size, w->out[w->count] = out;
+    w->known[w->count] = given, w->slot[w->count++] = slot;
+    if (w->count == LANES)
+        hash_together(w);
+    return 1;
+}
+
+/* A decimal number, rounded right or not read. */
+static int read_number(text *s, int64_t size, double *out)
+{
+    static const double tens[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
+                                  1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    const int negative = size && s[0] == '-';
+    uint64_t digits = 0;
+    int64_t i = negative, count = 0, power = 0;
+    for (; i < size && is_digit(s[i]); i++, count++)
+        digits = 10 * digits + (uint64_t)(s[i] - '0');
+    if (i < size && s[i] == '.')
+        for (i++; i < size && is_digit(s[i]); i++, count++, power--)
+            digits = 10 * digits + (uint64_t)(s[i] - '0');
+    if (!count || count > 19 || (negative && !digits)) /* -0 of JSON is an integer, without a sign */
+        return 0;
+    if (i < size && (s[i] | 32) == 'e') {
+        i++;
+        const int minus = i < size && s[i] == '-';
+        i += i < size && (s[i] == '-' || s[i] == '+');
+        int64_t given = 0, first = i;
+        for (; i < size && is_digit(s[i]) && i < first + 4; i++)
+            given = 10 * given + (s[i] - '0');
+        if (i == first)
+            return 0;
+        power += minus ? -given : given;
+    }
+    if (i != size || power < -22 || power > 22)
+        return 0;
+    double value;
+    if (digits <= (uint64_t)1 << 53) {
+        value = power < 0 ? (double)digits / tens[-power] : (double)digits * tens[power];
+    } else {
+#if LDBL_MANT_DIG == 64
+        const long double wide = power < 0 ? digits / (long double)tens[-power] : digits * (long double)tens[power];
+        uint64_t mantissa;
+        memcpy(&mantissa, &wide, 8);
+        if ((mantissa & 0x7ff) == 0x400) /* half way: which side it comes from is not known */
+            return 0;
+        value = (double)wide;
+#else
+        return 0;
+#endif
+    }
+    *out = negative ? -value : value;
+    return 1;
+}
+
+/* Read values, and say which were. */
+EXPORT void cadam_values(const values *g)
+{
+    waiting w = {.hash = best_blake2b(), .places = (uint64_t)g->size};
+    for (int64_t i = 0; i < g->n; i++) {
+        g->fine[i] = 0;
+        if (g->begin[i] < 0)
+            continue;
+        text *s = g->data + g->begin[i];
+        const int64_t size = g->end[i] - g->begin[i];
+        const int quoted = g->how_quoted == MIXED ? g->quoted[i] : g->how_quoted == QUOTED;
+        if (g->kind == HASH) {
+            g->fine[i] = (uint8_t)read_hash(s, size, quoted || g->how_quoted == BARE, &w, (int64_t *)g->out + i);
+        } else if (quoted || size > LONGEST_NUMBER) {
+            continue;
+        } else if (g->kind == INTEGER) {
+            g->fine[i] = (uint8_t)read_integer(s, size, (int64_t *)g->out + i);
+        } else {
+            double *out = (double *)g->out + i;
+            const int clicked = g->truths ? truth(s, size) : -1;
+            g->fine[i] = clicked >= 0 || read_number(s, size, out);
+            if (clicked >= 0)
+                *out = clicked;
+        }
+    }
+    hash_together(&w);
+}

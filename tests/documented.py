@@ -1,0 +1,135 @@
+"""The code of README, docs and notebooks, and how it is run: every block, in the order of its page, in one folder.
+
+A comment before a block says what is special about it:
+
+    <!-- skip: needs a CUDA device -->           not run; the test run lists it with its reason
+    <!-- tested in: tests/keras/test_keras.py --> run there
+    <!-- slow: a minute of computing -->         only run with -m slow
+    <!-- needs: clicks.csv -->                   the file that docs/your_data.md writes is there
+    <!-- file: model.py -->                      saved under this name, and run
+    <!-- folder: repository -->                  run in the clone
+
+As a program it runs the blocks of one page: ``python tests/documented.py PAGE [slow]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+LANGUAGES = ("python", "sh")
+MARKS = ("skip", "tested in", "slow", "needs", "file", "folder")
+_BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    code: str
+    marks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why this block is not run here, if it is not."""
+        if "tested in" in self.marks:
+            return f"tested in {self.marks['tested in']}"
+        return self.marks.get("skip")
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page that are code."""
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text())["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        return [Block(page, number, "python", source) for number, source in enumerate(sources, 1)]
+    text = re.sub(r"^<!-- (?:table: .*|end) -->$", "", page.read_text(), flags=re.MULTILINE)
+    return [
+        Block(page, text[: found.start(2)].count("\n") + 1, found[2], found[3], dict(_MARK.findall(found[1])))
+        for found in _BLOCK.finditer(text)
+        if found[2] in LANGUAGES
+    ]
+
+
+def run(page: Path, folder: Path, slow: bool) -> subprocess.CompletedProcess[str]:
+    """Run the blocks of a page in a folder; the last lines of stderr say which one failed, and how."""
+    command = [sys.executable, __file__, str(page), *(["slow"] if slow else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "CADAM_ARCHIVE": str(ROOT / "results")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+
+
+def has_work(page: Path, slow: bool) -> bool:
+    found = [block for block in blocks(page) if block.elsewhere is None]
+    return any("slow" in block.marks for block in found) if slow else any("slow" not in b.marks for b in found)
+
+
+def main(page: Path, slow: bool) -> int:
+    """Torch is imported once; each block then runs in a process of its own. Cells of a notebook share one."""
+    import torch  # noqa: F401
+
+    import cadam.catalog  # noqa: F401
+
+    _shims(Path("bin"))
+    chosen = [b for b in blocks(page) if b.elsewhere is None and (slow or "slow" not in b.marks)]
+    if page.suffix == ".ipynb":
+        chosen = [Block(page, 1, "python", "\n\n".join(block.code for block in chosen))]
+    for block in chosen:
+        if block.marks.get("needs") == "clicks.csv" and not Path("clicks.csv").exists():
+            _fork(next(b.code for b in blocks(ROOT / "docs" / "your_data.md") if b.language == "python"))
+        if "file" in block.marks:
+            Path(block.marks["file"]).write_text(block.code)
+        folder = ROOT if block.marks.get("folder") == "repository" else Path.cwd()
+        if block.language == "python":
+            code = _fork(block.code)
+        else:
+            code = subprocess.run(["bash", "-ec", block.code], cwd=folder, stdin=subprocess.DEVNULL).returncode
+        if code:
+            print(f"{block.name} ended with {code}:\n{block.code}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _shims(folder: Path) -> None:
+    """`cadam` and `python` in a shell are those of this environment."""
+    folder.mkdir(exist_ok=True)
+    for name, module in (("cadam", " -m cadam"), ("python", "")):
+        shim = folder / name
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
+        shim.chmod(0o755)
+    os.environ["PATH"] = f"{folder.resolve()}{os.pathsep}{os.environ['PATH']}"
+
+
+def _fork(code: str) -> int:
+    """Run Python code in a child; its exit code."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        names = {"__name__": "__main__"}
+        exec(compile(code, "block", "exec"), names)
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), "slow" in sys.argv[2:]))
