@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
+from . import guard
 from .before_0_2 import Metrics, rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
@@ -197,7 +198,8 @@ class DistributedLearner(Learner):
 
     def metrics(self) -> Metrics:
         """As `Learner.metrics`, over all ranks; the same on each."""
-        return Metrics({**super().metrics(), **self.totals})
+        numbers = {**super().metrics(), **self.totals}
+        return Metrics({**numbers, "rejected_share": guard.share(numbers["rejected"], numbers["events"])})
 
     def health(self) -> Metrics:
         """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""

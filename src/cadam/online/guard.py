@@ -91,7 +91,7 @@ class Guard:
         return "The features may not tell the label."
 
 
-def share(rejected: int, events: int) -> float:
+def share(rejected: float, events: float) -> float:
     """Of all that came."""
     return rejected / max(1, rejected + events)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..alignment import Ratio
-from . import take_over
+from . import guard, take_over
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .checkpoint import Checkpoints
 from .event_by_event import EventByEvent
@@ -468,7 +468,7 @@ class Learner:
 
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        share = self.rejected / max(1, self.rejected + self.events)
+        share = guard.share(self.rejected, self.events)
         numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
