@@ -74,7 +74,7 @@ def events(count: int, seed: int = 0) -> Events:
 def started(model: str, optimizer: str, **options: Any) -> tuple[nn.Module, cadam.Optimizer]:
     torch.manual_seed(0)
     built = models.build(model, SCHEMA)
-    made = getattr(cadam, optimizer)(built.parameters(), lr=0.01, **options)
+    made = getattr(cadam, optimizer)(built.parameters(), **{"lr": 0.01, **options})
     return built, made
 
 
@@ -106,20 +106,6 @@ def chances(scores: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-scores.astype(float))))
 
 
-def rounding_noise(model: str, optimizer: str, given: Events) -> float:
-    """How far compiled code is from itself if every weight starts one bit higher or lower."""
-    found = []
-    assert given.labels is not None
-    for seed in range(9):
-        built, made = started(model, optimizer)
-        draw = torch.Generator().manual_seed(seed)
-        for param in built.parameters() if seed else ():
-            way = torch.where(torch.rand(param.shape, generator=draw) < 0.5, math.inf, -math.inf)
-            param.data = torch.where(param == 0, 0, torch.nextafter(param, way)).detach()
-        found.append(chances(compiled(built, made).learn(given.features, given.labels)[0]))
-    return float(max(np.abs(one - found[0]).max() for one in found[1:]))
-
-
 def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) -> None:
     given, ours, torchs = cached(count), started(model, optimizer, **options), started(model, optimizer, **options)
     assert given.labels is not None
@@ -128,9 +114,6 @@ def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) 
     expected = by_torch(*torchs, given)
     apart, chances_apart = np.abs(scores - expected).max(), np.abs(chances(scores) - chances(expected)).max()
     print(f"{model:7}{optimizer:11}{count:7,} events, largest difference {chances_apart:8.1e}, of logits {apart:8.1e}")
-    if count > 1000 and chances_apart > 1e-5:  # the last bit has decided a sign: it does so without torch, too
-        assert chances_apart < 2 * rounding_noise(model, optimizer, given)
-        return
     assert chances_apart < 1e-5
     assert apart < 1e-5 * max(1, count / 2000)  # roundings add up
     theirs = state(*torchs)
@@ -161,7 +144,8 @@ def test_options_count_as_with_torch(optimizer: str, options: dict[str, Any]) ->
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["linear", "fm"])
 def test_twenty_thousand_events_are_learnt_as_by_torch(model: str, optimizer: str) -> None:
-    check_same_as_torch(model, optimizer, 20_000)
+    """At the default rate. At ten times that the last bit of a weight decides signs, with torch or without it."""
+    check_same_as_torch(model, optimizer, 20_000, lr=0.001)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
