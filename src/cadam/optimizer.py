@@ -246,7 +246,9 @@ class Optimizer(torch.optim.Optimizer):
             value = state.get(key, param)
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
-            elif value.shape != param.shape and value.shape != codes.by_row(param):
+            elif value.shape != param.shape and not (
+                codes.shares(param, self.rule.moments.get(key), group) and value.shape == codes.by_row(param)
+            ):
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
                 problem = (
