@@ -234,6 +234,17 @@ def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, r
     assert float(loaded.state[param]["step"]) == 21
 
 
+@pytest.mark.parametrize("storage", ["float32", *STORAGES])
+def test_torch_goes_on_from_second_moments_by_row(storage: str) -> None:
+    saved, param = run(3, True, moments=storage, second_moment="row")
+    optimizer = torch.optim.Adam([param])
+    optimizer.load_state_dict(cadam.for_torch(saved.state_dict()))
+    param.grad = torch.ones(64, 16)
+    optimizer.step()
+    assert optimizer.state[param]["exp_avg_sq"].shape == (64, 16)
+    assert saved.state[param]["exp_avg_sq"].shape == (64, 1)
+
+
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.CSGDM, cadam.CLion])
 def test_the_moments_of_a_narrow_table_do_not_fit_a_wide_one(cls: Any) -> None:
     narrow, wide = torch.nn.Parameter(torch.zeros(8, 1)), torch.nn.Parameter(torch.zeros(8, 16))

@@ -335,17 +335,19 @@ def _plain(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
 
 def plain(state: Any, rule: Rule | None) -> Any:
     """A state with all moments in float32, one for each element, and nothing that only coded ones need."""
-    if not isinstance(state, Mapping) or not any(name in (SEED, ROW_STEPS) for name in state):
+    if not isinstance(state, Mapping):
         return state
     kinds = rule.moments if rule is not None else {}
-    extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
-    found = {name: value for name, value in state.items() if name not in extra}
-    for name, kind in kinds.items():
-        if name in found:
-            found[name] = _plain(kind, found[name], state.get(scale_of(name)))
-    shapes = [found[name].shape for name in kinds if name in found and kinds[name] == "signed"]
+    found = dict(state)
+    if any(name in (SEED, ROW_STEPS) for name in state):
+        extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
+        found = {name: value for name, value in state.items() if name not in extra}
+        for name, kind in kinds.items():
+            if name in found:
+                found[name] = _plain(kind, found[name], state.get(scale_of(name)))
+    shapes = [found[name].shape for name in kinds if isinstance(found.get(name), Tensor) and kinds[name] == "signed"]
     for name in kinds:
-        if shapes and name in found and found[name].shape != shapes[0]:
+        if shapes and isinstance(found.get(name), Tensor) and found[name].shape != shapes[0]:
             found[name] = found[name].expand(shapes[0]).clone()
     return found
 
