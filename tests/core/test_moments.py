@@ -234,6 +234,25 @@ def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, r
     assert float(loaded.state[param]["step"]) == 21
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_parameters_loaded_from_float32_are_rounded_each_in_its_own_way(storage: str) -> None:
+    def steps(optimizer: cadam.Optimizer, params: list[Tensor]) -> list[int]:
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        return [int(state["rounding_seed"]) for state in optimizer.state.values() if "rounding_seed" in state]
+
+    params: list[Tensor] = [torch.nn.Parameter(torch.zeros(5)) for _ in range(4)]
+    torch.manual_seed(0)
+    new = steps(cadam.CAdam(params, moments=storage), params)
+    saved = cadam.CAdam(params)
+    steps(saved, params)
+    loaded = cadam.CAdam(params, moments=storage)
+    loaded.load_state_dict(saved.state_dict())
+    assert steps(loaded, params) == new
+    assert len(set(new)) == len(params)
+
+
 @pytest.mark.parametrize("storage", ["float32", *STORAGES])
 def test_torch_goes_on_from_second_moments_by_row(storage: str) -> None:
     saved, param = run(3, True, moments=storage, second_moment="row")

@@ -276,10 +276,15 @@ def complete(
         state[name], state[scale_of(name)] = codes, scales
     if o["moments"] == "float32":
         state.pop(SEED, None)
-    elif SEED not in state and rule.state(o):
+    elif needs_seed(state, rule, o):
         state[SEED] = new_seed(number)
     if o["row_steps"] and rows and ROW_STEPS not in state:
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+
+
+def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
+    """Are its moments to be rounded at random, and nothing says yet by what?"""
+    return o["moments"] != "float32" and SEED not in state and bool(rule.state(o))
 
 
 def misfit(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
