@@ -80,7 +80,8 @@ def read(
             if not entry:
                 continue
             where = f"group {number}, parameter {describe(group, position)}"
-            entry = _fitting(entry, param, rule, mine, where)
+            by_row = "row" in (saved.get("second_moment"), mine["second_moment"])
+            entry = _fitting(entry, param, rule, mine, where, by_row=by_row)
             if not entry:
                 continue
             step = new_step(float(entry.pop("step")), param, mine)
@@ -188,8 +189,13 @@ def _in_order(saved: Mapping[str, Any], group: Mapping[str, Any]) -> list[Any]:
     return params
 
 
-def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The saved state of one parameter, with its step, if it fits; ValueError if not."""
+def _fitting(
+    entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], where: str, *, by_row: bool
+) -> dict[str, Any]:
+    """The saved state of one parameter, with its step, if it fits; ValueError if not.
+
+    `by_row`: may rows share their second moments in it?
+    """
 
     def refuse(problem: str) -> ValueError:
         return ValueError(f"the state dict does not fit: {where}: {problem}")
@@ -218,8 +224,12 @@ def _fitting(entry: Any, param: Tensor, rule: Rule, group: Mapping[str, Any], wh
         value = given.get(name, param)
         if not isinstance(value, Tensor) or hasattr(value, "to_local") != hasattr(param, "to_local"):
             raise refuse(f"{name} is a {type(value).__name__}, the parameter a {type(param).__name__}")
-        if value.shape not in (param.shape, codes.by_row(param)):
+        shared = by_row and codes.may_share(rule.moments.get(name)) and value.shape == codes.by_row(param)
+        if value.shape != param.shape and not shared:
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
+    problem = codes.misfit(given, param, rule, group)
+    if problem is not None:
+        raise refuse(problem)
     return given
 
 
@@ -238,6 +248,8 @@ def _adopted(
         return value.detach().cpu().clone()
     kept = name not in (*rule.state(group), MAXIMUM) or value.dtype == torch.uint8 or value.shape != param.shape
     dtype = value.dtype if kept else buffer_dtype(param, group)
+    if name in rule.state(group) and value.shape != param.shape and group["second_moment"] != "row":
+        value, dtype = value.expand(param.shape), buffer_dtype(param, group)  # rows shared it, and shall not any more
     if value.shape == param.shape and not hasattr(param, "to_local"):  # laid out as the parameter is
         like = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
         return like.copy_(value.detach())

@@ -246,7 +246,9 @@ class Optimizer(torch.optim.Optimizer):
             value = state.get(key, param)
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
-            elif value.shape != param.shape and value.shape != codes.by_row(param):
+            elif value.shape != param.shape and not (
+                codes.shares(param, self.rule.moments.get(key), group) and value.shape == codes.by_row(param)
+            ):
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
                 problem = (
@@ -291,7 +293,10 @@ class Optimizer(torch.optim.Optimizer):
     def _complete(self, state: dict[str, Any], param: Tensor, grad: Tensor | None, group: Mapping[str, Any]) -> None:
         rows = grad is not None and grad.is_sparse
         dtype = _buffer_dtype(param, group)
-        codes.complete(state, param, self.rule, group, dtype, rows=rows, number=len(self.state))
+        number = len(self.state)  # of one that is new, which is the last
+        if codes.needs_seed(state, self.rule, group):  # perhaps one of many that were loaded
+            number = next((n for n, other in enumerate(self.state.values(), 1) if other is state), number)
+        codes.complete(state, param, self.rule, group, dtype, rows=rows, number=number)
 
     def _counter(self, param: Tensor) -> Tensor:
         counts = self._counts.get(param)

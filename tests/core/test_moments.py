@@ -234,6 +234,95 @@ def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, r
     assert float(loaded.state[param]["step"]) == 21
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_parameters_loaded_from_float32_are_rounded_each_in_its_own_way(storage: str) -> None:
+    def steps(optimizer: cadam.Optimizer, params: list[Tensor]) -> list[int]:
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        return [int(state["rounding_seed"]) for state in optimizer.state.values() if "rounding_seed" in state]
+
+    params: list[Tensor] = [torch.nn.Parameter(torch.zeros(5)) for _ in range(4)]
+    torch.manual_seed(0)
+    new = steps(cadam.CAdam(params, moments=storage), params)
+    saved = cadam.CAdam(params)
+    steps(saved, params)
+    loaded = cadam.CAdam(params, moments=storage)
+    loaded.load_state_dict(saved.state_dict())
+    assert steps(loaded, params) == new
+    assert len(set(new)) == len(params)
+
+
+@pytest.mark.parametrize("storage", ["float32", *STORAGES])
+def test_torch_goes_on_from_second_moments_by_row(storage: str) -> None:
+    saved, param = run(3, True, moments=storage, second_moment="row")
+    optimizer = torch.optim.Adam([param])
+    optimizer.load_state_dict(cadam.for_torch(saved.state_dict()))
+    param.grad = torch.ones(64, 16)
+    optimizer.step()
+    assert optimizer.state[param]["exp_avg_sq"].shape == (64, 16)
+    assert saved.state[param]["exp_avg_sq"].shape == (64, 1)
+
+
+@pytest.mark.parametrize("cls", [cadam.CAdam, cadam.CSGDM, cadam.CLion])
+def test_the_moments_of_a_narrow_table_do_not_fit_a_wide_one(cls: Any) -> None:
+    narrow, wide = torch.nn.Parameter(torch.zeros(8, 1)), torch.nn.Parameter(torch.zeros(8, 16))
+    saved, optimizer = cls([narrow]), cls([wide])
+    narrow.grad, wide.grad = torch.ones(8, 1), torch.ones(8, 16)
+    saved.step()
+    with pytest.raises(ValueError, match=r"has shape \(8, 1\), the parameter \(8, 16\)"):
+        optimizer.load_state_dict(saved.state_dict())
+    optimizer.state[wide] = dict(saved.state[narrow])
+    with pytest.raises(RuntimeError, match=r"has shape \(8, 1\), the parameter now has \(8, 16\)"):
+        optimizer.step()
+    assert (wide == 0).all()
+
+
+def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
+    saved, param = run(3, True, second_moment="row")
+    shared = saved.state[param]["exp_avg_sq"]
+    element = cadam.CAdam([param])
+    element.load_state_dict(saved.state_dict())  # becomes one for each element
+    assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
+    element.step()
+    unmarked = saved.state_dict()
+    unmarked["param_groups"][0]["second_moment"] = "element"
+    with pytest.raises(ValueError, match="exp_avg_sq has shape"):
+        cadam.CAdam([param]).load_state_dict(unmarked)
+    element.state[param]["exp_avg_sq"] = shared
+    with pytest.raises(RuntimeError, match="exp_avg_sq has shape"):
+        element._new_plan(None)
+    wrong = saved.state_dict()
+    wrong["state"][0]["exp_avg"] = shared
+    with pytest.raises(ValueError, match="exp_avg has shape"):
+        cadam.CAdam([param], second_moment="row").load_state_dict(wrong)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize(
+    ("name", "spoil", "problem"),
+    [
+        ("exp_avg_scale", lambda x: None, "exp_avg is coded, which needs exp_avg_scale"),
+        ("exp_avg_scale", lambda x: x[:1], "exp_avg_scale has shape"),
+        ("exp_avg_sq_scale", lambda x: x.repeat(2, 1), "exp_avg_sq_scale has shape"),
+        ("exp_avg_sq_scale", lambda x: x.float(), "exp_avg_sq_scale of torch.uint8; it has torch.float32"),
+        ("exp_avg_sq_scale", lambda x: 5, "exp_avg_sq_scale of torch.uint8; it has int"),
+        ("exp_avg", lambda x: x.float(), "exp_avg_scale in it, but exp_avg is torch.float32"),
+        ("exp_avg", lambda x: x.int(), "exp_avg has dtype torch.int32"),
+        ("row_steps", lambda x: torch.zeros(3, 1, dtype=torch.int32), "row_steps is torch.int32 of shape"),
+        ("row_steps", lambda x: 5, "row_steps is int"),
+    ],
+)
+def test_scales_and_step_counts_that_do_not_fit_are_refused(name: str, spoil: Any, problem: str, rows: bool) -> None:
+    saved, param = run(3, rows, moments="int8")
+    spoilt = saved.state_dict()
+    spoilt["state"][0][name] = spoil(spoilt["state"][0].get(name))
+    loaded = cadam.CAdam([param], moments="int8")
+    with pytest.raises(ValueError, match=problem):
+        loaded.load_state_dict(spoilt)
+    assert not loaded.state
+
+
 @pytest.mark.parametrize(
     ("cls", "options"),
     [

@@ -13,6 +13,7 @@ from triton_interpreter import needs_triton, run_cases
 
 import cadam
 from cadam import moments
+from cadam.engines import codes
 from cadam.engines.cpu import library
 from cadam.rules import RULES
 
@@ -173,6 +174,30 @@ def test_a_broken_gradient_shows_in_the_parameter(storage: str) -> None:
             optimizer.step()
             assert param[300].isnan()
             assert param[:256].isfinite().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("large", [1e20, 1e30, 3e38, float("inf")], ids=str)
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("rule", CODED)
+def test_a_moment_that_overflowed_stays_no_number_in_the_c_kernels_as_in_the_reference(
+    rule: str, rows: bool, large: float
+) -> None:
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.zeros(2, 20))
+        optimizer = OF_RULE[rule, True]([param], lr=0.01, moments="int8", fused=fused)
+        for value in (1.0, large, 1.0, -1.0):
+            grad = torch.ones(2, 20)
+            grad[:, 0] = value
+            grad[:, 1] = -value
+            param.grad = grad.to_sparse(1) if rows else grad
+            optimizer.step()
+        decoded = codes.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
+        found.append((param.detach(), *decoded.values()))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:

@@ -71,9 +71,14 @@ def shares_moments(item: Item) -> bool:
     return any(is_by_row(buffer, item.param) for buffer in item.state.values())
 
 
-def shares(param: Tensor, kind: str, o: Options) -> bool:
+def shares(param: Tensor, kind: str | None, o: Options) -> bool:
     """Do the rows of this table share such a moment? Rows of one element have their own, which is the same."""
-    return o["second_moment"] == "row" and kind != "signed" and by_row(param) != tuple(param.shape)
+    return o["second_moment"] == "row" and may_share(kind) and by_row(param) != tuple(param.shape)
+
+
+def may_share(kind: str | None) -> bool:
+    """Is a moment of this kind one that the rows of a table can share? None is one of which the rule says nothing."""
+    return kind is not None and kind != "signed"
 
 
 def by_row(param: Tensor) -> tuple[int, ...]:
@@ -271,10 +276,43 @@ def complete(
         state[name], state[scale_of(name)] = codes, scales
     if o["moments"] == "float32":
         state.pop(SEED, None)
-    elif SEED not in state and rule.state(o):
+    elif needs_seed(state, rule, o):
         state[SEED] = new_seed(number)
     if o["row_steps"] and rows and ROW_STEPS not in state:
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+
+
+def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
+    """Are its moments to be rounded at random, and nothing says yet by what?"""
+    return o["moments"] != "float32" and SEED not in state and bool(rule.state(o))
+
+
+def misfit(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
+    """Why what a saved state has beside its moments does not belong to them; None if it does."""
+    by_rows, by_blocks = (*param.shape[:1], 1), (-(-param.numel() // BLOCK),)
+    for name in rule.state(o):
+        buffer, scale = state.get(name), state.get(scale_of(name))
+        if not isinstance(buffer, Tensor):
+            continue
+        if buffer.is_floating_point() or buffer.is_complex():
+            if scale is not None:
+                return f"{scale_of(name)} in it, but {name} is {buffer.dtype}, which has no scales"
+            continue
+        if buffer.dtype != torch.uint8 or buffer.shape != param.shape or name not in rule.moments:
+            return f"{name} has dtype {buffer.dtype} and shape {tuple(buffer.shape)}, which are no codes of moments"
+        if not isinstance(scale, Tensor) or scale.dtype != torch.uint8:
+            found = "no" if scale is None else getattr(scale, "dtype", type(scale).__name__)
+            return f"{name} is coded, which needs {scale_of(name)} of torch.uint8; it has {found}"
+        if scale.shape not in (by_rows, by_blocks):
+            expected = f"not {by_rows} or {by_blocks}"
+            return f"{scale_of(name)} has shape {tuple(scale.shape)}, {expected}, of a parameter {tuple(param.shape)}"
+    steps = state.get(ROW_STEPS)
+    if steps is None:
+        return None
+    if not isinstance(steps, Tensor) or steps.dtype != torch.int32 or steps.shape != by_row(param):
+        what = f"{steps.dtype} of shape {tuple(steps.shape)}" if isinstance(steps, Tensor) else type(steps).__name__
+        return f"{ROW_STEPS} is {what}, not torch.int32 of shape {by_row(param)}"
+    return None
 
 
 def new_seed(number: int, seed: int | None = None) -> Tensor:
@@ -302,17 +340,19 @@ def _plain(kind: str, buffer: Tensor, scales: Tensor | None) -> Tensor:
 
 def plain(state: Any, rule: Rule | None) -> Any:
     """A state with all moments in float32, one for each element, and nothing that only coded ones need."""
-    if not isinstance(state, Mapping) or not any(name in (SEED, ROW_STEPS) for name in state):
+    if not isinstance(state, Mapping):
         return state
     kinds = rule.moments if rule is not None else {}
-    extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
-    found = {name: value for name, value in state.items() if name not in extra}
-    for name, kind in kinds.items():
-        if name in found:
-            found[name] = _plain(kind, found[name], state.get(scale_of(name)))
-    shapes = [found[name].shape for name in kinds if name in found and kinds[name] == "signed"]
+    found = dict(state)
+    if any(name in (SEED, ROW_STEPS) for name in state):
+        extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
+        found = {name: value for name, value in state.items() if name not in extra}
+        for name, kind in kinds.items():
+            if name in found:
+                found[name] = _plain(kind, found[name], state.get(scale_of(name)))
+    shapes = [found[name].shape for name in kinds if isinstance(found.get(name), Tensor) and kinds[name] == "signed"]
     for name in kinds:
-        if shapes and name in found and found[name].shape != shapes[0]:
+        if shapes and isinstance(found.get(name), Tensor) and found[name].shape != shapes[0]:
             found[name] = found[name].expand(shapes[0]).clone()
     return found
 

@@ -572,15 +572,16 @@ INLINE floats_t first_of(floats_t x, int64_t n)
 /* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
 enum { SHIFT_signed = 21, SHIFT_positive = 20 };
 
-/* Of a code whose sign was extended: the upper bits are all its sign. */
-INLINE bits_t decode_signed(bits_t code, uint32_t base)
+/* Of a code whose sign was extended: the upper bits are all its sign. `kept` is all bits, or none where the base is NaN,
+ * which a code must not be added to: it would overflow to a finite number. */
+INLINE bits_t decode_signed(bits_t code, uint32_t base, uint32_t kept)
 {
-    return unless_zero(code, 0x7f, (code << SHIFT_signed & 0x8fffffff) + base);
+    return unless_zero(code, 0x7f, (code << SHIFT_signed & (0x8fffffff & kept)) + base);
 }
 
-INLINE bits_t decode_positive(bits_t code, uint32_t base)
+INLINE bits_t decode_positive(bits_t code, uint32_t base, uint32_t kept)
 {
-    return unless_zero(code, 0xff, (code << SHIFT_positive) + base);
+    return unless_zero(code, 0xff, (code << SHIFT_positive & kept) + base);
 }
 
 /* Both with 16 bits of noise. */
@@ -702,10 +703,12 @@ typedef uint8_t code_INT8;
 #define PREPARE_INT8(k, kind)                                                                                      \
     floats_t room##k[room / LANES];                                                                                \
     mask_t sizes##k = {0};                                                                                         \
-    const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23;
+    const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23,     \
+                   kept##k = old##k == 255 ? 0 : 0xffffffffu;
 #define DECODE_INT8(k, kind)                                                                                       \
     uint16_t spare##k[LANES] = {0};                                                                                \
-    floats_t x##k = (floats_t)decode_##kind(widen_##kind(all_codes(CODES(k, INT8), spare##k, left, 1)), base##k);
+    floats_t x##k =                                                                                                \
+        (floats_t)decode_##kind(widen_##kind(all_codes(CODES(k, INT8), spare##k, left, 1)), base##k, kept##k);
 #define ENCODE_INT8(k, kind, which)                                                                                 \
     room##k[j / LANES] = x##k;                                                                                     \
     sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));
