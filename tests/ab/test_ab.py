@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cadam.ab import recommendation, runs, study
-from cadam.ab.command import _optimizer, add_arguments, experiment
+from cadam.ab.command import _optimizer, add_arguments, experiment, to_learn
 from cadam.ab.recommendation import recommend
 from cadam.cli import main
 from cadam.intervals import Interval
@@ -758,6 +758,62 @@ def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
     line = next(line for line in printed["rows"] if line["verdict_kind"])
     assert found["difference"] == line["values"]["difference"]
     assert set(found["intervals"]) == {"seeds", "users", "time"}
+
+
+def test_the_answer_ends_with_the_command_that_learns_by_it(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    rows = pq.read_table("clicks.parquet").to_pylist()
+    Path("clicks.csv").write_text(
+        "\n".join(["user,item,click", *(f"{r['user']},{r['item']},{r['click']:g}" for r in rows)])
+    )
+    arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--blocks", "24", "--seeds", "1"]
+    assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "cells"]) == 0
+    same = "cadam run clicks.csv --label click --batch-size 50"
+    commands = {"CAdam": f"{same} --lr 0.03", "Adam": f"{same} --optimizer Adam --lr 0.03"}
+    printed = capsys.readouterr().out
+    found = json.loads(Path("report.json").read_text())
+    assert found["run"].items() <= commands.items()
+    told = "".join(f"\n  {line}" for line in found["run"].values())
+    assert printed.endswith(f"to learn with {' or '.join(found['run'])} from here on, at that learning rate:{told}\n")
+    last = list(found["run"].values())[-1]
+    assert main([*last.split()[1:], "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        (["better"], ["CAdam"]),
+        (["worse"], ["Adam"]),
+        (["equivalent"], ["CAdam", "Adam"]),
+        (["inconclusive"], ["CAdam", "Adam"]),
+        (["diverged"], []),
+        (["better", "inconclusive"], ["CAdam"]),
+        (["worse", "inconclusive"], ["CLion", "Adam"]),
+    ],
+)
+def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any], names: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--data", "csv:a b.csv", "--label", "rating>=4", "--model", "m.py:build"])
+    options.typed = None
+    found = [
+        {
+            "verdict_kind": kind,
+            "action": ACTIONS[kind],
+            "treatment": arm,
+            "learning_rates_to_use": {arm: 0.03, "Adam": 0.01},
+        }
+        for kind, arm in zip(kinds, ("CAdam", "CLion"), strict=False)
+    ]
+    learn = to_learn(options, STUDY, found)
+    assert list(learn) == names
+    if names[-1:] == ["Adam"]:
+        assert learn["Adam"] == (
+            "cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer Adam "
+            "--lr 0.01"
+        )
 
 
 @pytest.mark.parametrize(

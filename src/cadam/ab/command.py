@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cadam.online import commands as online
 from cadam.online import given, guard
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
@@ -35,6 +36,7 @@ from ..trials.experiment import Experiment
 from ..trials.report import Heading
 from ..trials.runner import Request
 from ..trials.scoreboard import Scoreboard
+from ..trials.verdict import ACTIONS
 from . import runs
 from .recommendation import listed
 from .study import AS_IT_IS as AS_IT_IS
@@ -45,6 +47,8 @@ FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
 COUNTING = 10.0
 """Seconds between lines while events are counted."""
+SHARED = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden")
+"""Options that say of data and model to `cadam run` what they say here."""
 SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
@@ -121,7 +125,9 @@ def run(options: argparse.Namespace) -> int:
         if told is not None:
             print(f"status page: {told.server.url}")
         code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
-    found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
+    numbers = command.as_json(request)
+    learn = to_learn(options, study, numbers.get("recommendations", ()))
+    found = {"identity": mark, "command": again(options), "run": learn, "report": str(output), **numbers}
     text = json.dumps(found, indent=1, allow_nan=False)
     if code == DONE:
         if not _is_schema(beside := output.with_suffix(".schema.json"), schema):
@@ -129,6 +135,9 @@ def run(options: argparse.Namespace) -> int:
         written = command.write_page([request], Heading(asked.title), output)
         replace_file(output.with_suffix(".json"), f"{text}\n".encode())
         print(f"\n{written}", file=said)
+        if learn:
+            print(f"to learn with {' or '.join(learn)} from here on, at that learning rate:", file=said)
+            print("\n".join(f"  {line}" for line in learn.values()), file=said)
     if options.json:
         command.print_lines([text])
     return code
@@ -201,7 +210,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    options.data, options.place = given.data_of(options), None
+    options.data, options.typed, options.place = given.data_of(options), options.place, None
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
@@ -276,6 +285,33 @@ def again(options: argparse.Namespace) -> str:
         for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
     ]
     return shlex.join(["cadam", "ab", *words])
+
+
+def to_learn(options: argparse.Namespace, study: Study, recommendations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By optimizer, the `cadam run` that learns with what is recommended, at its learning rate.
+
+    Where nothing is better than the baseline, that is the baseline and what may be as good. None where runs diverged.
+    """
+    known = [one for one in recommendations if one["verdict_kind"] != "diverged"]
+    best = [one["treatment"] for one in known if one["action"] == ACTIONS["better"]]
+    as_good = [one["treatment"] for one in known if one["action"] != ACTIONS["worse"]]
+    rates = {name: rate for one in known for name, rate in one["learning_rates_to_use"].items()}
+    names = best or [*as_good, *([study.baseline] if known else [])]
+    return {name: _run(options, name, rates[name]) for name in names}
+
+
+def _run(options: argparse.Namespace, optimizer: str, lr: float) -> str:
+    """`cadam run` on the same data with the same model."""
+    said: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
+    own = options.model is not None and ":" in options.model
+    said["batch_size"] = None if options.batch_size == online.batch_size(own) else options.batch_size
+    said["max_rejected"] = None if options.max_rejected == guard.MAX_REJECTED else options.max_rejected
+    said["optimizer"] = None if optimizer == "CAdam" else optimizer
+    said["lr"] = f"{lr:g}"
+    words = [options.typed] if options.typed is not None else ["--data", options.data]
+    for name, value in said.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(["cadam", "run", *words])
 
 
 def _optimizer(name: str) -> str:

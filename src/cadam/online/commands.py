@@ -298,6 +298,11 @@ def _useless(learner: Learner) -> str | None:
     return "nothing was learnt: there were no events"
 
 
+def batch_size(own: bool) -> int:
+    """How many events `cadam run` takes at one go unless told: of a model of one's own, and of a ready-made one."""
+    return 1024 if own else 256
+
+
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     """The learner and the source that the options ask for, and what its folder is to say of them."""
     if math.isnan(options.patience) or options.patience < 0:
@@ -317,7 +322,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     if options.lr is None:
         options.lr = 1e-3 if ":" in asked.model else 3e-3
     if options.batch_size is None:
-        options.batch_size = 1024 if ":" in asked.model else 256
+        options.batch_size = batch_size(own=":" in asked.model)
     if options.metrics is not None:
         schema = replace(schema, binary=True)
     if options.set_aside is not None:
