@@ -760,6 +760,11 @@ def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
     assert set(found["intervals"]) == {"seeds", "users", "time"}
 
 
+def test_a_learning_rate_that_is_given_twice_counts_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(place, "--lr", "0.03,0.030,0.03", "--events", "1500")) == 0
+    assert "run at a learning rate of 0.03 on" in capsys.readouterr().out
+
+
 def test_the_answer_ends_with_the_command_that_learns_by_it(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -821,9 +826,13 @@ def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any
     [
         (["--arms", "adam"], "two or more different optimizers"),
         (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
-        (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
+        (["--lr", "0.1,-1"], "--lr: learning rates must be above 0 and finite, got '-1'"),
+        (["--lr", "inf,0.01"], "--lr: learning rates must be above 0 and finite, got 'inf'"),
+        (["--lr", "nan"], "--lr: learning rates must be above 0 and finite, got 'nan'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
-        (["--matters", "-1"], "--matters must be 0 or more, got -1"),
+        (["--matters", "-1"], "--matters must be 0 or more, and finite, got -1"),
+        (["--matters", "inf"], "--matters must be 0 or more, and finite, got inf"),
+        (["--matters", "nan"], "--matters must be 0 or more, and finite, got nan"),
         (["--tuning-share", "2"], "--tuning-share must lie between 0 and 1, got 2"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
         (["--model", "nowhere.py:build"], "nowhere.py does not exist"),

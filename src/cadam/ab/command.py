@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shlex
 import sys
 import time
@@ -216,9 +217,9 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
-    grid = tuple(_rate(text) for text in options.lr.split(","))
-    if not options.matters >= 0:
-        raise ValueError(f"--matters must be 0 or more, got {options.matters:g}")
+    grid = tuple(dict.fromkeys(_rate(text) for text in options.lr.split(",")))
+    if not 0 <= options.matters < math.inf:
+        raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
     check_uri(options.data)
     asked = given.read(options)
     schema = asked.schema
@@ -324,8 +325,8 @@ def _rate(text: str) -> float:
         rate = float(text)
     except ValueError:
         raise ValueError(f"--lr should be numbers, as in 0.01,0.1; got {text!r}") from None
-    if not rate > 0:
-        raise ValueError(f"learning rates must be above 0, got {text!r}")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"--lr: learning rates must be above 0 and finite, got {text!r}")
     return rate
 
 
