@@ -905,6 +905,41 @@ def test_labels_that_are_no_clicks_are_said_once_before_any_work(
     assert "failed" not in told.out + told.err
 
 
+def test_where_no_user_has_both_kinds_of_label_there_is_no_gauc(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    alike = [
+        (row < 300 and click) or float(user % 2)
+        for row, (user, click) in enumerate(zip(table["user"], table["click"], strict=True))
+    ]
+    pq.write_table(pa.table({**table, "click": alike}), place / "clicks.parquet")
+    said = (
+        f"cadam ab: no user of parquet:{place / 'clicks.parquet'} has both kinds of label after its first part: GAUC, "
+        "which decides the A/B, compares events of one user, by the column user. Name another column with --user"
+    )
+    assert main(command(place, "--lr", "0.03")) == 2
+    assert capsys.readouterr().err.startswith(said)
+    assert not (place / "cells").exists()
+    monkeypatch.setattr("cadam.ab.labelled.Labelled.check", lambda *given: None)  # as where labels come on their own
+    assert main(command(place, "--lr", "0.03")) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_labels_that_begin_too_late_to_choose_learning_rates_are_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    late = [None if row < 1500 else click for row, click in enumerate(table["click"])]
+    pq.write_table(pa.table({**table, "click": late, "id": range(3000)}), place / "clicks.parquet")
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, "id": "id"}))
+    assert main(command(place, "--lr", "0.03")) == 2
+    assert "cadam ab: 0 of the first 600 events of parquet:" in (error := capsys.readouterr().err)
+    assert "Leave out the events before labels begin" in error
+    assert not (place / "cells").exists()
+
+
 def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     place: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,8 +37,10 @@ from ..trials.experiment import Experiment
 from ..trials.report import Heading
 from ..trials.runner import Request
 from ..trials.scoreboard import Scoreboard
+from ..trials.statistics import NoLearningRateError
 from ..trials.verdict import ACTIONS
 from . import runs
+from .labelled import Labelled, has_gauc, no_gauc
 from .recommendation import listed
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
@@ -125,8 +127,15 @@ def run(options: argparse.Namespace) -> int:
     with redirect_stdout(said), watch as told:  # what a model prints, too
         if told is not None:
             print(f"status page: {told.server.url}")
-        code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
-    numbers = command.as_json(request)
+        try:
+            code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
+            numbers = command.as_json(request)
+        except NoLearningRateError as error:
+            why = f"{error}; compare again with lower ones (--lr)"
+            print(
+                f"cadam ab: {why if has_gauc(request.results) else no_gauc(study.data, schema.user)}", file=sys.stderr
+            )
+            return FAILED
     learn = to_learn(options, study, numbers.get("recommendations", ()))
     found = {"identity": mark, "command": again(options), "run": learn, "report": str(output), **numbers}
     text = json.dumps(found, indent=1, allow_nan=False)
@@ -227,7 +236,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     asked.build()  # says what is wrong with it
-    events, reasons, first = _count(source, options.data, options.events)
+    labelled = Labelled()
+    events, reasons, first = _count(source, options.data, labelled, options.events)
     options.left_out = reasons
     if rejected := reasons.total():
         lost = guard.share(rejected, events)
@@ -238,6 +248,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         print(f"{said} and are left out: {guard.reasons(reasons)}; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
+    shares = {"batch_size": options.batch_size, "tuning_share": options.tuning_share, "blocks": options.blocks}
+    labelled.check(options.data, schema.user, runs.Parts.of(events, shares))
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     rates = f"{len(grid)} learning rates" if len(grid) > 1 else f"a learning rate of {grid[0]:g}"
@@ -265,7 +277,6 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         more=more,
         matters=options.matters,
     )
-    runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
     title = f"{' against '.join(reversed(arms))} on {options.data}"
     shows = f"{events:,} events, predicted by the model {asked.model} and then learnt from."
@@ -353,7 +364,7 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str, most: int | None = None) -> tuple[int, Counter[str], str]:
+def _count(source: Source, uri: str, labelled: Labelled, most: int | None = None) -> tuple[int, Counter[str], str]:
     """How many events the stream has, those that cannot be used by reason, and the first of them in words.
 
     It is read up to the `most` events that are wanted. ValueError if no event can be used, or if labels are no clicks:
@@ -375,6 +386,7 @@ def _count(source: Source, uri: str, most: int | None = None) -> tuple[int, Coun
             for given in (batch.events, batch.labels):
                 if given is not None and given.labels is not None:
                     clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
+            labelled.note(batch)
             if events + reasons.total() >= guard.FIRST and reasons.total() > events:
                 break  # nothing good is to come
     if reasons and not events:
