@@ -67,6 +67,27 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "says otherwise" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("command", ["schema", "run", "ab"])
+def test_two_columns_of_one_name_are_refused_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names, rows = ["user", "item", "item", "click"], [(i % 7, i % 5, 1, i % 3 % 2) for i in range(500)]
+    if kind == "csv":
+        Path("two.csv").write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
+    else:
+        pa = pytest.importorskip("pyarrow")
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_arrays(columns, names=names), "two.parquet")
+    assert cli.main([command, f"two.{kind}", "--label", "click"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"cadam {command}: two.{kind} has more than one column 'item': give each a name of its own")
+    assert not Path("schema.json").exists()
+    if command == "schema" and kind == "csv":
+        assert cli.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
+
+
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from .infer import Inferred, Wishes, infer
 from .model_file import LOG_LOSS, UsageError, load, model_of
 from .models.networks import WIDTH
 from .schema import Kind, Schema
+from .sources.record import repeated
 from .sources.uri import uri_of
 from .training import Loss
 
@@ -89,7 +90,13 @@ def wishes_of(options: argparse.Namespace) -> Wishes:
 
 def inferred(uri: str, options: argparse.Namespace) -> Inferred:
     """The schema of the data, from a sample."""
-    return infer(sample.take(uri), wishes_of(options), shown(uri))
+    taken, wishes = sample.take(uri), wishes_of(options)
+    if twice := repeated(name for name in taken.names if name not in wishes.ignore):
+        raise UsageError(
+            f"{shown(uri)} has more than one column {twice}: give each a name of its own, or leave them out with "
+            "--ignore"
+        )
+    return infer(taken, wishes, shown(uri))
 
 
 def shown(uri: str) -> str:
