@@ -88,6 +88,26 @@ def test_two_columns_of_one_name_are_refused_by_every_command(
         assert cli.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
 
 
+def test_a_schema_that_was_edited_is_replaced_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000)
+    command = ["schema", "clicks.csv", "--label", "click"]
+    assert cli.main(command) == 0
+    inferred = Path("schema.json").read_text()
+    assert cli.main(command) == 0, "the same again"
+    edited = inferred.replace("hash:", "hash:1")
+    Path("schema.json").write_text(edited)
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cadam schema: schema.json exists and says otherwise than what was inferred now")
+    assert "name another --output, or replace it with --force" in error
+    assert Path("schema.json").read_text() == edited != inferred
+    assert cli.main([*command, "--force"]) == 0
+    assert Path("schema.json").read_text() == inferred
+
+
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

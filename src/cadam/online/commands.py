@@ -138,6 +138,7 @@ def add_commands(commands: Any) -> None:
     given.add_data_arguments(parser)
     output = Path(given.SCHEMA)
     parser.add_argument("--output", type=Path, default=output, metavar="FILE", help=f"the schema (default: {output})")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there and says otherwise")
     parser.set_defaults(run=run_schema)
 
 
@@ -152,6 +153,14 @@ def run_schema(options: argparse.Namespace) -> int:
         print(f"cadam schema: {error}", file=sys.stderr)
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     given.show(found)
+    text = found.schema.text(ignored=found.ignored())
+    if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
+        print(
+            f"cadam schema: {options.output} exists and says otherwise than what was inferred now, so it was left as "
+            "it is: name another --output, or replace it with --force",
+            file=sys.stderr,
+        )
+        return USAGE
     found.schema.write(options.output, ignored=found.ignored())
     data = shlex.quote(options.place or options.data)
     print(f"written to {options.output}; edit it, then: cadam run {data} --schema {shlex.quote(str(options.output))}")
