@@ -64,7 +64,19 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "the schema is runs/clicks/schema.json" in told.err
     assert "3,000 events" in told.err
     assert run("clicks.csv", "--label", "device==ios") == 2
-    assert "says otherwise" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "schema.json says otherwise than the command: --label is device==ios, and there it is click. Leave" in error
+    assert run("clicks.csv", "--label", "click", "--id", "item", "--ignore", "device") == 2
+    error = capsys.readouterr().err
+    assert "command: --id is item, and there it is not named; --ignore has device, and there it is a feature." in error
+
+
+def test_the_same_command_goes_on_where_the_user_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000, user=np.array([f"u{i % 9}" for i in range(1000)]))
+    for _ in range(2):
+        assert run("clicks.csv", "--label", "click", "--user", "user") == 0
+    assert Schema.read("runs/clicks/schema.json").user == "user:text"
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

@@ -234,6 +234,17 @@ def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[
     return options.model or DEFAULT_MODEL, given
 
 
+def _differ(schema: Schema, options: argparse.Namespace) -> list[str]:
+    """Options that say otherwise than a schema, with what it says. The form of a column may be left out."""
+    wishes, differ = wishes_of(options), []
+    for name in ("label", "user", "time", "id"):
+        wanted, there = getattr(wishes, name), getattr(schema, name)
+        if wanted is not None and wanted != there and (name == "label" or wanted != (there or "").partition(":")[0]):
+            differ.append(f"--{name} is {wanted}, and there it is {there or 'not named'}")
+    differ += [f"--ignore has {name}, and there it is a feature" for name in wishes.ignore if name in schema.features]
+    return differ
+
+
 def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | None) -> tuple[Schema, Inferred | None]:
     if options.schema is not None:
         return amended(Schema.read(options.schema), options), None
@@ -241,10 +252,10 @@ def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | No
         return amended(schema, options), None
     if folder is not None and (folder / SCHEMA).is_file():
         schema = Schema.read(folder / SCHEMA)
-        if amended(schema, options) != schema:
+        if differ := _differ(schema, options):
             raise UsageError(
-                f"{folder / SCHEMA} says otherwise than --label, --user, --time, --id or --ignore: edit it, or give "
-                "another --checkpoint to start anew"
+                f"{folder / SCHEMA} says otherwise than the command: {'; '.join(differ)}. Leave that out, edit the "
+                "file, or give another --checkpoint to start anew"
             )
         print(f"the schema is {folder / SCHEMA}", file=sys.stderr)
         return schema, None
