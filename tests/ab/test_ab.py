@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cadam.ab import recommendation, runs, study
-from cadam.ab.command import _optimizer, add_arguments, experiment
+from cadam.ab.command import _optimizer, add_arguments, experiment, to_learn
 from cadam.ab.recommendation import recommend
 from cadam.cli import main
 from cadam.intervals import Interval
@@ -760,14 +760,79 @@ def test_json_is_all_that_is_printed_and_has_the_recommendation_as_values(
     assert set(found["intervals"]) == {"seeds", "users", "time"}
 
 
+def test_a_learning_rate_that_is_given_twice_counts_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(place, "--lr", "0.03,0.030,0.03", "--events", "1500")) == 0
+    assert "run at a learning rate of 0.03 on" in capsys.readouterr().out
+
+
+def test_the_answer_ends_with_the_command_that_learns_by_it(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    rows = pq.read_table("clicks.parquet").to_pylist()
+    Path("clicks.csv").write_text(
+        "\n".join(["user,item,click", *(f"{r['user']},{r['item']},{r['click']:g}" for r in rows)])
+    )
+    arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--blocks", "24", "--seeds", "1"]
+    assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "cells"]) == 0
+    same = "cadam run clicks.csv --label click --batch-size 50"
+    commands = {"CAdam": f"{same} --lr 0.03", "Adam": f"{same} --optimizer Adam --lr 0.03"}
+    printed = capsys.readouterr().out
+    found = json.loads(Path("report.json").read_text())
+    assert found["run"].items() <= commands.items()
+    told = "".join(f"\n  {line}" for line in found["run"].values())
+    assert printed.endswith(f"to learn with {' or '.join(found['run'])} from here on, at that learning rate:{told}\n")
+    last = list(found["run"].values())[-1]
+    assert main([*last.split()[1:], "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        (["better"], ["CAdam"]),
+        (["worse"], ["Adam"]),
+        (["equivalent"], ["CAdam", "Adam"]),
+        (["inconclusive"], ["CAdam", "Adam"]),
+        (["diverged"], []),
+        (["better", "inconclusive"], ["CAdam"]),
+        (["worse", "inconclusive"], ["CLion", "Adam"]),
+    ],
+)
+def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any], names: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--data", "csv:a b.csv", "--label", "rating>=4", "--model", "m.py:build"])
+    options.typed = None
+    found = [
+        {
+            "verdict_kind": kind,
+            "action": ACTIONS[kind],
+            "treatment": arm,
+            "learning_rates_to_use": {arm: 0.03, "Adam": 0.01},
+        }
+        for kind, arm in zip(kinds, ("CAdam", "CLion"), strict=False)
+    ]
+    learn = to_learn(options, STUDY, found)
+    assert list(learn) == names
+    if names[-1:] == ["Adam"]:
+        assert learn["Adam"] == (
+            "cadam run --data 'csv:a b.csv' --label 'rating>=4' --model m.py:build --batch-size 256 --optimizer Adam "
+            "--lr 0.01"
+        )
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--arms", "adam"], "two or more different optimizers"),
         (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
-        (["--lr", "0.1,-1"], "learning rates must be above 0, got '-1'"),
+        (["--lr", "0.1,-1"], "--lr: learning rates must be above 0 and finite, got '-1'"),
+        (["--lr", "inf,0.01"], "--lr: learning rates must be above 0 and finite, got 'inf'"),
+        (["--lr", "nan"], "--lr: learning rates must be above 0 and finite, got 'nan'"),
         (["--change", "price"], "--change needs a categorical feature, got 'price'; there are user, item"),
-        (["--matters", "-1"], "--matters must be 0 or more, got -1"),
+        (["--matters", "-1"], "--matters must be 0 or more, and finite, got -1"),
+        (["--matters", "inf"], "--matters must be 0 or more, and finite, got inf"),
+        (["--matters", "nan"], "--matters must be 0 or more, and finite, got nan"),
         (["--tuning-share", "2"], "--tuning-share must lie between 0 and 1, got 2"),
         (["--blocks", "5000"], "too few for 5000 blocks"),
         (["--model", "nowhere.py:build"], "nowhere.py does not exist"),
@@ -838,6 +903,41 @@ def test_labels_that_are_no_clicks_are_said_once_before_any_work(
     told = capsys.readouterr()
     assert "row 0: click: 0.3" in told.out
     assert "failed" not in told.out + told.err
+
+
+def test_where_no_user_has_both_kinds_of_label_there_is_no_gauc(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    alike = [
+        (row < 300 and click) or float(user % 2)
+        for row, (user, click) in enumerate(zip(table["user"], table["click"], strict=True))
+    ]
+    pq.write_table(pa.table({**table, "click": alike}), place / "clicks.parquet")
+    said = (
+        f"cadam ab: no user of parquet:{place / 'clicks.parquet'} has both kinds of label after its first part: GAUC, "
+        "which decides the A/B, compares events of one user, by the column user. Name another column with --user"
+    )
+    assert main(command(place, "--lr", "0.03")) == 2
+    assert capsys.readouterr().err.startswith(said)
+    assert not (place / "cells").exists()
+    monkeypatch.setattr("cadam.ab.labelled.Labelled.check", lambda *given: None)  # as where labels come on their own
+    assert main(command(place, "--lr", "0.03")) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_labels_that_begin_too_late_to_choose_learning_rates_are_said(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(place / "clicks.parquet").to_pydict()
+    late = [None if row < 1500 else click for row, click in enumerate(table["click"])]
+    pq.write_table(pa.table({**table, "click": late, "id": range(3000)}), place / "clicks.parquet")
+    schema = json.loads((place / "schema.json").read_text())
+    (place / "schema.json").write_text(json.dumps({**schema, "id": "id"}))
+    assert main(command(place, "--lr", "0.03")) == 2
+    assert "cadam ab: 0 of the first 600 events of parquet:" in (error := capsys.readouterr().err)
+    assert "Leave out the events before labels begin" in error
+    assert not (place / "cells").exists()
 
 
 def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(

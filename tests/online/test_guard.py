@@ -64,7 +64,60 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert "the schema is runs/clicks/schema.json" in told.err
     assert "3,000 events" in told.err
     assert run("clicks.csv", "--label", "device==ios") == 2
-    assert "says otherwise" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "schema.json says otherwise than the command: --label is device==ios, and there it is click. Leave" in error
+    assert run("clicks.csv", "--label", "click", "--id", "item", "--ignore", "device") == 2
+    error = capsys.readouterr().err
+    assert "command: --id is item, and there it is not named; --ignore has device, and there it is a feature." in error
+
+
+def test_the_same_command_goes_on_where_the_user_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000, user=np.array([f"u{i % 9}" for i in range(1000)]))
+    for _ in range(2):
+        assert run("clicks.csv", "--label", "click", "--user", "user") == 0
+    assert Schema.read("runs/clicks/schema.json").user == "user:text"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("command", ["schema", "run", "ab"])
+def test_two_columns_of_one_name_are_refused_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names, rows = ["user", "item", "item", "click"], [(i % 7, i % 5, 1, i % 3 % 2) for i in range(500)]
+    if kind == "csv":
+        Path("two.csv").write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
+    else:
+        pa = pytest.importorskip("pyarrow")
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_arrays(columns, names=names), "two.parquet")
+    assert cli.main([command, f"two.{kind}", "--label", "click"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"cadam {command}: two.{kind} has more than one column 'item': give each a name of its own")
+    assert not Path("schema.json").exists()
+    if command == "schema" and kind == "csv":
+        assert cli.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
+
+
+def test_a_schema_that_was_edited_is_replaced_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000)
+    command = ["schema", "clicks.csv", "--label", "click"]
+    assert cli.main(command) == 0
+    inferred = Path("schema.json").read_text()
+    assert cli.main(command) == 0, "the same again"
+    edited = inferred.replace("hash:", "hash:1")
+    Path("schema.json").write_text(edited)
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cadam schema: schema.json exists and says otherwise than what was inferred now")
+    assert "name another --output, or replace it with --force" in error
+    assert Path("schema.json").read_text() == edited != inferred
+    assert cli.main([*command, "--force"]) == 0
+    assert Path("schema.json").read_text() == inferred
 
 
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(

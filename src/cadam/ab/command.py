@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shlex
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cadam.online import commands as online
 from cadam.online import given, guard
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
@@ -35,7 +37,10 @@ from ..trials.experiment import Experiment
 from ..trials.report import Heading
 from ..trials.runner import Request
 from ..trials.scoreboard import Scoreboard
+from ..trials.statistics import NoLearningRateError
+from ..trials.verdict import ACTIONS
 from . import runs
+from .labelled import Labelled, has_gauc, no_gauc
 from .recommendation import listed
 from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
@@ -45,6 +50,8 @@ FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
 COUNTING = 10.0
 """Seconds between lines while events are counted."""
+SHARED = ("label", "user", "time", "id", "ignore", "schema", "model", "width", "hidden")
+"""Options that say of data and model to `cadam run` what they say here."""
 SHOWN = {MAIN: "GAUC", "log_loss": "log loss"}
 """What the scoreboard shows."""
 NOTES = (
@@ -120,8 +127,17 @@ def run(options: argparse.Namespace) -> int:
     with redirect_stdout(said), watch as told:  # what a model prints, too
         if told is not None:
             print(f"status page: {told.server.url}")
-        code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
-    found = {"identity": mark, "command": again(options), "report": str(output), **command.as_json(request)}
+        try:
+            code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
+            numbers = command.as_json(request)
+        except NoLearningRateError as error:
+            why = f"{error}; compare again with lower ones (--lr)"
+            print(
+                f"cadam ab: {why if has_gauc(request.results) else no_gauc(study.data, schema.user)}", file=sys.stderr
+            )
+            return FAILED
+    learn = to_learn(options, study, numbers.get("recommendations", ()))
+    found = {"identity": mark, "command": again(options), "run": learn, "report": str(output), **numbers}
     text = json.dumps(found, indent=1, allow_nan=False)
     if code == DONE:
         if not _is_schema(beside := output.with_suffix(".schema.json"), schema):
@@ -129,6 +145,9 @@ def run(options: argparse.Namespace) -> int:
         written = command.write_page([request], Heading(asked.title), output)
         replace_file(output.with_suffix(".json"), f"{text}\n".encode())
         print(f"\n{written}", file=said)
+        if learn:
+            print(f"to learn with {' or '.join(learn)} from here on, at that learning rate:", file=said)
+            print("\n".join(f"  {line}" for line in learn.values()), file=said)
     if options.json:
         command.print_lines([text])
     return code
@@ -201,15 +220,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     """The study that the options ask for. ValueError and the like say what is wrong with them."""
-    options.data, options.place = given.data_of(options), None
+    options.data, options.typed, options.place = given.data_of(options), options.place, None
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms = tuple(_optimizer(name) for name in options.arms.split(","))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
-    grid = tuple(_rate(text) for text in options.lr.split(","))
-    if not options.matters >= 0:
-        raise ValueError(f"--matters must be 0 or more, got {options.matters:g}")
+    grid = tuple(dict.fromkeys(_rate(text) for text in options.lr.split(",")))
+    if not 0 <= options.matters < math.inf:
+        raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
     check_uri(options.data)
     asked = given.read(options)
     schema = asked.schema
@@ -217,7 +236,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
     asked.build()  # says what is wrong with it
-    events, reasons, first = _count(source, options.data, options.events)
+    labelled = Labelled()
+    events, reasons, first = _count(source, options.data, labelled, options.events)
     options.left_out = reasons
     if rejected := reasons.total():
         lost = guard.share(rejected, events)
@@ -228,6 +248,8 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         print(f"{said} and are left out: {guard.reasons(reasons)}; {first}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
+    shares = {"batch_size": options.batch_size, "tuning_share": options.tuning_share, "blocks": options.blocks}
+    labelled.check(options.data, schema.user, runs.Parts.of(events, shares))
     if schema.user is None:
         print("the schema names no user: GAUC is then that of all events together, the AUC")
     rates = f"{len(grid)} learning rates" if len(grid) > 1 else f"a learning rate of {grid[0]:g}"
@@ -255,7 +277,6 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         more=more,
         matters=options.matters,
     )
-    runs.Parts.of(events, {"batch_size": study.batch_size, "tuning_share": study.tuning_share, "blocks": study.blocks})
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
     title = f"{' against '.join(reversed(arms))} on {options.data}"
     shows = f"{events:,} events, predicted by the model {asked.model} and then learnt from."
@@ -278,6 +299,33 @@ def again(options: argparse.Namespace) -> str:
     return shlex.join(["cadam", "ab", *words])
 
 
+def to_learn(options: argparse.Namespace, study: Study, recommendations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By optimizer, the `cadam run` that learns with what is recommended, at its learning rate.
+
+    Where nothing is better than the baseline, that is the baseline and what may be as good. None where runs diverged.
+    """
+    known = [one for one in recommendations if one["verdict_kind"] != "diverged"]
+    best = [one["treatment"] for one in known if one["action"] == ACTIONS["better"]]
+    as_good = [one["treatment"] for one in known if one["action"] != ACTIONS["worse"]]
+    rates = {name: rate for one in known for name, rate in one["learning_rates_to_use"].items()}
+    names = best or [*as_good, *([study.baseline] if known else [])]
+    return {name: _run(options, name, rates[name]) for name in names}
+
+
+def _run(options: argparse.Namespace, optimizer: str, lr: float) -> str:
+    """`cadam run` on the same data with the same model."""
+    said: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
+    own = options.model is not None and ":" in options.model
+    said["batch_size"] = None if options.batch_size == online.batch_size(own) else options.batch_size
+    said["max_rejected"] = None if options.max_rejected == guard.MAX_REJECTED else options.max_rejected
+    said["optimizer"] = None if optimizer == "CAdam" else optimizer
+    said["lr"] = f"{lr:g}"
+    words = [options.typed] if options.typed is not None else ["--data", options.data]
+    for name, value in said.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(["cadam", "run", *words])
+
+
 def _optimizer(name: str) -> str:
     """The name of an optimizer as `cadam` spells it."""
     return type(optimizer_of(name.strip(), nn.Linear(1, 1), 1e-3)).__name__
@@ -288,8 +336,8 @@ def _rate(text: str) -> float:
         rate = float(text)
     except ValueError:
         raise ValueError(f"--lr should be numbers, as in 0.01,0.1; got {text!r}") from None
-    if not rate > 0:
-        raise ValueError(f"learning rates must be above 0, got {text!r}")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"--lr: learning rates must be above 0 and finite, got {text!r}")
     return rate
 
 
@@ -316,7 +364,7 @@ def _planted(options: argparse.Namespace, schema: Schema) -> Mapping[str, Mappin
     return planted
 
 
-def _count(source: Source, uri: str, most: int | None = None) -> tuple[int, Counter[str], str]:
+def _count(source: Source, uri: str, labelled: Labelled, most: int | None = None) -> tuple[int, Counter[str], str]:
     """How many events the stream has, those that cannot be used by reason, and the first of them in words.
 
     It is read up to the `most` events that are wanted. ValueError if no event can be used, or if labels are no clicks:
@@ -338,6 +386,7 @@ def _count(source: Source, uri: str, most: int | None = None) -> tuple[int, Coun
             for given in (batch.events, batch.labels):
                 if given is not None and given.labels is not None:
                     clicks(given.labels[~np.isnan(given.labels)], f"GAUC, which decides the A/B on {uri}")
+            labelled.note(batch)
             if events + reasons.total() >= guard.FIRST and reasons.total() > events:
                 break  # nothing good is to come
     if reasons and not events:

@@ -43,6 +43,7 @@ def recommend(
         "matters": matters,
         "log_loss_difference": log_loss.difference.mean,
         "learning_rates": dict(rates),
+        "learning_rates_to_use": dict(best or rates),
         "learning_rates_in_hindsight": dict(hindsight[0]),
         "difference_in_hindsight": hindsight[1],
         "measured_events": events,

@@ -138,6 +138,7 @@ def add_commands(commands: Any) -> None:
     given.add_data_arguments(parser)
     output = Path(given.SCHEMA)
     parser.add_argument("--output", type=Path, default=output, metavar="FILE", help=f"the schema (default: {output})")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there and says otherwise")
     parser.set_defaults(run=run_schema)
 
 
@@ -152,6 +153,14 @@ def run_schema(options: argparse.Namespace) -> int:
         print(f"cadam schema: {error}", file=sys.stderr)
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     given.show(found)
+    text = found.schema.text(ignored=found.ignored())
+    if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
+        print(
+            f"cadam schema: {options.output} exists and says otherwise than what was inferred now, so it was left as "
+            "it is: name another --output, or replace it with --force",
+            file=sys.stderr,
+        )
+        return USAGE
     found.schema.write(options.output, ignored=found.ignored())
     data = shlex.quote(options.place or options.data)
     print(f"written to {options.output}; edit it, then: cadam run {data} --schema {shlex.quote(str(options.output))}")
@@ -298,6 +307,11 @@ def _useless(learner: Learner) -> str | None:
     return "nothing was learnt: there were no events"
 
 
+def batch_size(own: bool) -> int:
+    """How many events `cadam run` takes at one go unless told: of a model of one's own, and of a ready-made one."""
+    return 1024 if own else 256
+
+
 def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     """The learner and the source that the options ask for, and what its folder is to say of them."""
     if math.isnan(options.patience) or options.patience < 0:
@@ -317,7 +331,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     if options.lr is None:
         options.lr = 1e-3 if ":" in asked.model else 3e-3
     if options.batch_size is None:
-        options.batch_size = 1024 if ":" in asked.model else 256
+        options.batch_size = batch_size(own=":" in asked.model)
     if options.metrics is not None:
         schema = replace(schema, binary=True)
     if options.set_aside is not None:

@@ -20,6 +20,7 @@ from .infer import Inferred, Wishes, infer
 from .model_file import LOG_LOSS, UsageError, load, model_of
 from .models.networks import WIDTH
 from .schema import Kind, Schema
+from .sources.record import repeated
 from .sources.uri import uri_of
 from .training import Loss
 
@@ -89,7 +90,13 @@ def wishes_of(options: argparse.Namespace) -> Wishes:
 
 def inferred(uri: str, options: argparse.Namespace) -> Inferred:
     """The schema of the data, from a sample."""
-    return infer(sample.take(uri), wishes_of(options), shown(uri))
+    taken, wishes = sample.take(uri), wishes_of(options)
+    if twice := repeated(name for name in taken.names if name not in wishes.ignore):
+        raise UsageError(
+            f"{shown(uri)} has more than one column {twice}: give each a name of its own, or leave them out with "
+            "--ignore"
+        )
+    return infer(taken, wishes, shown(uri))
 
 
 def shown(uri: str) -> str:
@@ -227,6 +234,17 @@ def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[
     return options.model or DEFAULT_MODEL, given
 
 
+def _differ(schema: Schema, options: argparse.Namespace) -> list[str]:
+    """Options that say otherwise than a schema, with what it says. The form of a column may be left out."""
+    wishes, differ = wishes_of(options), []
+    for name in ("label", "user", "time", "id"):
+        wanted, there = getattr(wishes, name), getattr(schema, name)
+        if wanted is not None and wanted != there and (name == "label" or wanted != (there or "").partition(":")[0]):
+            differ.append(f"--{name} is {wanted}, and there it is {there or 'not named'}")
+    differ += [f"--ignore has {name}, and there it is a feature" for name in wishes.ignore if name in schema.features]
+    return differ
+
+
 def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | None) -> tuple[Schema, Inferred | None]:
     if options.schema is not None:
         return amended(Schema.read(options.schema), options), None
@@ -234,10 +252,10 @@ def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | No
         return amended(schema, options), None
     if folder is not None and (folder / SCHEMA).is_file():
         schema = Schema.read(folder / SCHEMA)
-        if amended(schema, options) != schema:
+        if differ := _differ(schema, options):
             raise UsageError(
-                f"{folder / SCHEMA} says otherwise than --label, --user, --time, --id or --ignore: edit it, or give "
-                "another --checkpoint to start anew"
+                f"{folder / SCHEMA} says otherwise than the command: {'; '.join(differ)}. Leave that out, edit the "
+                "file, or give another --checkpoint to start anew"
             )
         print(f"the schema is {folder / SCHEMA}", file=sys.stderr)
         return schema, None

@@ -19,7 +19,7 @@ from .schema import Schema
 from .sources import KafkaSource, ParquetSource, RedisSource, open_source
 from .sources.lines import csv_names, is_compressed, open_binary, split
 from .sources.parquet import parquet_files, read_values
-from .sources.record import Record, json_record
+from .sources.record import Record, json_record, repeated
 from .sources.uri import MAGIC
 
 ROWS = 100_000
@@ -57,6 +57,8 @@ class Sample:
     times: frozenset[str] = frozenset()
     """Columns that the data itself says are times."""
     warnings: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    """All names of the columns, where some may be there more than once."""
 
 
 def take(uri: str) -> Sample:
@@ -96,6 +98,8 @@ def _parquet(path: Path) -> Sample:
     tables, total = [], 0
     try:
         names = pq.read_schema(chosen[0]).names
+        if twice := repeated(names):
+            raise UnreadableError(f"{path} has more than one column {twice}: give each a name of its own")
         rows = max(1000, min(ROWS, CELLS // max(1, len(names))) // len(chosen))
         for one in chosen:
             with pq.ParquetFile(one) as file:
@@ -220,7 +224,7 @@ def _csv(path: str) -> Sample:
     all_of_it = whole and len(chosen) == len(lines)
     sample = Sample(
         columns, len(records), total, _how(how, total, len(records), PLACES if len(chosen) < len(lines) else places),
-        True, separator, header,
+        True, separator, header, names=tuple(names),
     )  # fmt: skip
     if all_of_it:
         sample.total = len(records) + bad

@@ -235,9 +235,12 @@ class Schema:
 
     def write(self, path: Path | str, **more: Any) -> None:
         """A JSON file that `read` takes; `more` is put beside."""
-        text = json.dumps({**self.settings(), **more}, indent=2, ensure_ascii=False)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(self.text(**more), encoding="utf-8", newline="\n")
+
+    def text(self, **more: Any) -> str:
+        """What `write` puts in the file."""
+        return json.dumps({**self.settings(), **more}, indent=2, ensure_ascii=False) + "\n"
 
     # From records, one dict an event -------------------------------------------------------------------------
 
