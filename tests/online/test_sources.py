@@ -1096,3 +1096,18 @@ def test_fuzzed_events_are_all_accounted_for(form: Literal["csv", "jsonl"], coun
     assert numbers["learned"] > (0.15 if form == "jsonl" else 0.03) * count
     for reason in ("missing field", "is not from 0 to", "not finite", "not readable", "more than 1048576"):
         assert any(reason in one["reason"] for one in rejections), reason
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_mark_of_utf_8_before_the_first_row_is_no_part_of_it(rows: int, size: int, tmp_path: Path) -> None:
+    path, schema = tmp_path / "a.csv", Schema({"a": "category:50"}, label="y", header=["a", "y"])
+    text = "".join(f"{row},1\n" for row in range(rows))
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    source = LinesSource(path, schema, "csv", batch_size=size)
+    batches = read(source)
+    assert [batch.rejected for batch in batches if batch.rejected] == []
+    assert [value for b in batches if b.events for value in b.events.features["a"].tolist()] == list(range(rows))
+    again = LinesSource(path, schema, "csv")
+    again.load_state_dict(source.state_dict())  # the mark is among the bytes by which the file is known
+    assert read(again) == []

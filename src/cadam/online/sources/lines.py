@@ -37,6 +37,7 @@ Format = Literal["csv", "jsonl"]
 READ = 1 << 18
 FEW = 16  # lines for which a call of compiled code is not worth it
 KNOWN_BY = 4096  # bytes before the position, by which a file is known again
+MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line of a file
 
 
 Line = tuple[bytes, int]
@@ -272,7 +273,11 @@ class LinesSource:
 
     def _batch(self, lines: list[Line]) -> Batch:
         place = Places(self.opened, self.offset, self.line, lines)
+        first = self.offset == 0
         self._went_by(lines)
+        if first and self.format == "csv":  # JSON's own reader takes the mark
+            (text, size), *rest = lines
+            lines = [(text.removeprefix(MARK), size), *rest]
         found = self._columns(lines)
         if found is None:
             return self._records(lines, place)
