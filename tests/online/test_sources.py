@@ -1111,3 +1111,29 @@ def test_the_mark_of_utf_8_before_the_first_row_is_no_part_of_it(rows: int, size
     again = LinesSource(path, schema, "csv")
     again.load_state_dict(source.state_dict())  # the mark is among the bytes by which the file is known
     assert read(again) == []
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("separator", [",", "\t", " "])
+def test_a_line_of_separators_alone_is_an_event_whose_values_are_missing(
+    separator: str, rows: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    kinds = {"a": "category:50?", "b": "number?"}
+    schema = Schema(kinds, label="y", id="i", header=["a", "b", "y", "i"], separator=separator)
+    lines = [separator.join((str(row), "1.5", "1", str(row))) for row in range(rows)]
+    path.write_text("\n".join([*lines, separator * 3, "", separator, separator * 3 + "\r"]) + "\n")
+    (batch,) = read(LinesSource(path, schema, "csv"))
+    reasons = [(one.where.split(",")[1].split(" at")[0], one.reason) for one in batch.rejected]
+    assert batch.events is not None
+    assert len(batch.events) == rows
+    assert sorted(reasons) == [
+        (f" line {rows + 1}", "missing field 'i'"),
+        (f" line {rows + 3}", "not readable: 2 fields, not 4"),
+        (f" line {rows + 4}", "missing field 'i'"),
+    ]
+    plain = Schema(kinds, label="y", header=["a", "b", "y"], separator=separator)
+    path.write_text("".join(separator.join(("", "", "")) + "\n" for _ in range(rows)))
+    (batch,) = read(LinesSource(path, plain, "csv"))
+    assert batch.events is not None
+    assert len(batch.events) == rows

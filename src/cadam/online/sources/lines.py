@@ -321,9 +321,16 @@ class LinesSource:
         for row in np.flatnonzero(sizes >= self.longest).tolist():
             if lines[row][1] > self.longest:
                 became[row] = Became.LEFT
+        for row in np.flatnonzero(became == Became.BLANK).tolist():
+            if not self._blank(texts[row]):
+                became[row] = Became.LEFT
         if self.format == "csv" and self.schema.missing:
             columns = {name: column.without(self.schema.blanks(name)) for name, column in columns.items()}
         return became, columns
+
+    def _blank(self, text: bytes) -> bool:
+        """Whether a line says nothing. One of separators alone, be they tabs, has fields: all are missing."""
+        return not text.strip() and not (self.format == "csv" and self.schema.separator.encode() in text)
 
     def _with(self, column: Texts, name: str, records: Mapping[int, Mapping[str, Any]]) -> Texts:
         """A column with the values of further records, by row."""
@@ -338,7 +345,7 @@ class LinesSource:
         rows: list[int] = []
         rejected: list[Rejected] = []
         for row, line in enumerate(lines):
-            if not line[0].strip():
+            if self._blank(line[0]):
                 continue
             record = self._record_or_reason(*line, place(row))
             if isinstance(record, Rejected):
