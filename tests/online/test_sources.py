@@ -1137,3 +1137,16 @@ def test_a_line_of_separators_alone_is_an_event_whose_values_are_missing(
     (batch,) = read(LinesSource(path, plain, "csv"))
     assert batch.events is not None
     assert len(batch.events) == rows
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_both_parts_of_a_quoted_field_with_a_line_break_are_rejected(rows: int, tmp_path: Path) -> None:
+    path, schema = tmp_path / "a.csv", Schema({"a": "hash:50", "b": "number"}, label="y")
+    path.write_text('a,b,y\n"hello\nworld",1,1\n' + '"say ""hi"", you",1,0\n' * rows)
+    (batch,) = read(LinesSource(path, schema, "csv"))
+    assert batch.events is not None
+    assert len(batch.events) == rows
+    first, second = batch.rejected
+    assert "line 2" in first.where
+    assert "line 3" in second.where
+    assert "a quote that closes nothing" in second.reason

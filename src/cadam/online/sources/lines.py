@@ -453,8 +453,13 @@ class Unzipped(gzip.GzipFile):
 
 
 def split(line: str, separator: str) -> list[str]:
-    """The fields of a line of CSV; csv.Error if its quotes do not end."""
-    return next(csv.reader([line], delimiter=separator, strict=True)) if '"' in line else line.split(separator)
+    """The fields of a line of CSV; csv.Error if its quotes do not end, or one ends what no other began."""
+    if '"' not in line:
+        return line.split(separator)
+    values = next(csv.reader([line], delimiter=separator, strict=True))
+    if line.count('"') % 2:  # as in the rest of a quoted field that holds a line break
+        raise csv.Error("a quote that closes nothing")
+    return values
 
 
 def csv_names(line: bytes, separator: str = ",") -> list[str]:
