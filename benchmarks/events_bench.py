@@ -357,7 +357,7 @@ class Bench:
         beside = {int(count): loss for count, loss in found["beside"].items()}
         print(
             f"\n{part}: {self.options.events:,} events of {fields} fields, {self.options.rounds} rounds; one core, "
-            f"{platform.processor() or platform.machine()}, {found['others']:.1f} other processes at work"
+            f"{platform.processor() or platform.machine()}, {found['others']:.1f} load average before it"
         )
         peer = PEERS[family]
         print(f"{'':34}{'events/s':>12}{'x ' + peer.split()[0]:>10}{'rate':>8}{'log loss':>10}{'CAdam':>9}  over")

@@ -292,3 +292,24 @@ def test_alignment_of_pure_noise() -> None:
     expected = 0.5 + math.asin(math.sqrt(1 - 0.9**2)) / math.pi
     assert optimizer.alignment().total.over_all == pytest.approx(expected, abs=2e-3)
     assert f"{expected:.2f}" == "0.64"
+
+
+def test_what_is_not_known_is_what_the_claims_say_was_not_run() -> None:
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
+    unknown = page.partition("## What is not known")[2].partition("## Limits")[0]
+    for command, table in {"tab-criteo ": 1, "tab-criteo-noise ": 2, "tab-ablation-criteo ": 4}.items():
+        verdicts = [row[-1] for row in rows if f"table {table}" in row[1] and "Criteo" in row[0]]
+        assert verdicts, table
+        assert any("not run" in verdict for verdict in verdicts) == (command in unknown), command
+
+
+def test_the_codes_and_paths_that_a_run_has_are_on_the_pages() -> None:
+    codes = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    (interrupted,) = [line for line in codes.splitlines() if line.startswith("| 130 |")]
+    assert "`cadam run` ends with 0" in interrupted
+    server = (ROOT / "src" / "cadam" / "online" / "status_server.py").read_text("utf-8")
+    online = (ROOT / "docs" / "online.md").read_text("utf-8")
+    paths = re.findall(r'path == "(/[^"]*)"', server)
+    assert len(paths) == 4
+    assert [path for path in paths if f"| `{path}` |" not in online] == []

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from cadam import cli
 from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
-from cadam.online.export import export
+from cadam.online.export import LoadedModel, export
 
 SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
 
@@ -295,7 +295,27 @@ def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(st
         assert answer["probabilities"][0] is None
         assert abs(answer["probabilities"][1] - expected[1]) <= 1e-6
         assert answer["rejected"] == {"0": "item: 99 is not from 0 to 19"}
+        status, answer = post(url, json.dumps([{"USER": 1, "ITEM": 2}, raw[1]]).encode())
+        assert answer["probabilities"][0] is None
+        assert "none of the model's columns" in answer["rejected"]["0"]
         assert [post(url, body)[0] for body in (b"", b"{}", b"[3]", b"no")] == [413, 400, 400, 400]
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_event_that_has_none_of_the_columns_is_rejected_with_a_reason() -> None:
+    schema = Schema({"a": "category:5?", "b": "number?"}, label="y", id="i", time="t")
+    batch = schema.encode([{"A": 1}, {"b": None}, {}, {"a": 2, "c": 3}, {"a": 9}])
+    assert batch.events is not None
+    assert len(batch.events) == 2
+    assert [one.where for one in batch.rejected] == ["0", "2", "4"]
+    reason = "none of the model's columns (a, b) is in the event"
+    assert [one.reason == reason for one in batch.rejected] == [True, True, False]
+    nothing = schema.encode([{"A": 1}])
+    assert nothing.events is None
+    assert len(nothing.rejected) == 1
+    model = models.Linear(schema)
+    found = LoadedModel(model.eval(), schema, Path("none"), 0).predict([{"A": 1}, {"a": 2}])
+    assert np.isnan(found).tolist() == [True, False]
+    assert LoadedModel(model, schema, Path("none"), 0).predict([]).tolist() == []

@@ -1096,3 +1096,57 @@ def test_fuzzed_events_are_all_accounted_for(form: Literal["csv", "jsonl"], coun
     assert numbers["learned"] > (0.15 if form == "jsonl" else 0.03) * count
     for reason in ("missing field", "is not from 0 to", "not finite", "not readable", "more than 1048576"):
         assert any(reason in one["reason"] for one in rejections), reason
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_mark_of_utf_8_before_the_first_row_is_no_part_of_it(rows: int, size: int, tmp_path: Path) -> None:
+    path, schema = tmp_path / "a.csv", Schema({"a": "category:50"}, label="y", header=["a", "y"])
+    text = "".join(f"{row},1\n" for row in range(rows))
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    source = LinesSource(path, schema, "csv", batch_size=size)
+    batches = read(source)
+    assert [batch.rejected for batch in batches if batch.rejected] == []
+    assert [value for b in batches if b.events for value in b.events.features["a"].tolist()] == list(range(rows))
+    again = LinesSource(path, schema, "csv")
+    again.load_state_dict(source.state_dict())  # the mark is among the bytes by which the file is known
+    assert read(again) == []
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("separator", [",", "\t", " "])
+def test_a_line_of_separators_alone_is_an_event_whose_values_are_missing(
+    separator: str, rows: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    kinds = {"a": "category:50?", "b": "number?"}
+    schema = Schema(kinds, label="y", id="i", header=["a", "b", "y", "i"], separator=separator)
+    lines = [separator.join((str(row), "1.5", "1", str(row))) for row in range(rows)]
+    path.write_text("\n".join([*lines, separator * 3, "", separator, separator * 3 + "\r"]) + "\n")
+    (batch,) = read(LinesSource(path, schema, "csv"))
+    reasons = [(one.where.split(",")[1].split(" at")[0], one.reason) for one in batch.rejected]
+    assert batch.events is not None
+    assert len(batch.events) == rows
+    assert sorted(reasons) == [
+        (f" line {rows + 1}", "missing field 'i'"),
+        (f" line {rows + 3}", "not readable: 2 fields, not 4"),
+        (f" line {rows + 4}", "missing field 'i'"),
+    ]
+    plain = Schema(kinds, label="y", header=["a", "b", "y"], separator=separator)
+    path.write_text("".join(separator.join(("", "", "")) + "\n" for _ in range(rows)))
+    (batch,) = read(LinesSource(path, plain, "csv"))
+    assert batch.events is not None
+    assert len(batch.events) == rows
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_both_parts_of_a_quoted_field_with_a_line_break_are_rejected(rows: int, tmp_path: Path) -> None:
+    path, schema = tmp_path / "a.csv", Schema({"a": "hash:50", "b": "number"}, label="y")
+    path.write_text('a,b,y\n"hello\nworld",1,1\n' + '"say ""hi"", you",1,0\n' * rows)
+    (batch,) = read(LinesSource(path, schema, "csv"))
+    assert batch.events is not None
+    assert len(batch.events) == rows
+    first, second = batch.rejected
+    assert "line 2" in first.where
+    assert "line 3" in second.where
+    assert "a quote that closes nothing" in second.reason

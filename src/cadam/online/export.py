@@ -72,11 +72,10 @@ class LoadedModel:
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
         """Raw events as the model's features; those that are not of the schema are rejected, with a reason.
 
-        Label, id, user and time are not needed and not looked at. With `text`, numbers are written as text, as in CSV.
+        So is one that has none of the features. Label, id, user and time are not needed and not looked at. With `text`,
+        numbers are written as text, as in CSV.
         """
-        schema = for_serving(self.schema)
-        given = [{name: record.get(name) for name in schema.features} for record in records]
-        return schema.records(given, [str(row) for row in range(len(given))], text=text)
+        return self.schema.encode(records, text=text)
 
     def scores(self, features: Mapping[str, Array]) -> Array:
         """Scores of encoded features, logits with the log loss: what the learner's `predict` would give."""

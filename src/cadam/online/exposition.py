@@ -49,7 +49,7 @@ GAUGES: Mapping[str, str] = {
     "alignment_over_all": "share of elements whose momentum and gradient agree in sign",
     "alignment_over_touched": "the same among elements whose gradient is not 0",
     "events_a_second": "events a second since the process started or resumed",
-    "lag_in_seconds": "seconds by which the newest event is behind the clock",
+    "lag_in_seconds": "seconds by which the newest event is behind the clock; NaN for a stream of long ago",
     "backlog": "messages that the source has and that were not read yet",
 }
 BEFORE_0_2 = {"rejected": ("set_aside",), "orphan_labels": ("strange_labels",)}

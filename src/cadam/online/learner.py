@@ -33,6 +33,8 @@ __all__ = ["Batches", "Learner", "Loss"]
 
 logger = logging.getLogger("cadam.online")
 
+NO_LAG = 1e6  # seconds, beyond which events are not of now
+
 Batches = Iterable["Events | Labels | Batch | None"]
 ALONE, WAITS, LEARNT = range(3)
 """Of an event among others that come together: it goes through torch, has no label yet, or has one."""
@@ -489,12 +491,16 @@ class Learner:
         return self.alignment_counts.total()
 
     def health(self) -> Metrics:
-        """How the process does: events a second since it started or resumed, seconds behind the events' time."""
+        """How the process does: events a second since it started or resumed, seconds behind the events' time.
+
+        A stream of long ago, or whose time is no clock, has no lag: nan.
+        """
         seconds = max(time.monotonic() - self.started, 1e-9)
         backlog = getattr(self._source, "backlog", None)
+        lag = time.time() - self.join.clock.latest
         return Metrics(
             events_a_second=(self.events - self.resumed_at) / seconds,
-            lag_in_seconds=time.time() - self.join.clock.latest,
+            lag_in_seconds=lag if abs(lag) < NO_LAG else math.nan,
             failed_checkpoints=self.saving.failed,
             **({"backlog": backlog()} if backlog is not None else {}),
         )

@@ -17,7 +17,7 @@ import numpy as np
 from .guard import CONVERT, MAX_REJECTED
 from .schema import Schema
 from .sources import KafkaSource, ParquetSource, RedisSource, open_source
-from .sources.lines import csv_names, is_compressed, open_binary, split
+from .sources.lines import MARK, csv_names, is_compressed, open_binary, split
 from .sources.parquet import parquet_files, read_values
 from .sources.record import Record, json_record, repeated
 from .sources.uri import MAGIC
@@ -180,7 +180,7 @@ def _csv(path: str) -> Sample:
     lines, total, whole, places = _lines(path)
     if not lines:
         raise UnreadableError(f"{path} is empty")
-    first = lines[0]
+    first = lines[0] = lines[0].removeprefix(MARK)
     _refuse_binary(path, first)
     if not _is_utf8(first):
         raise UnreadableError(_not_utf8(path))

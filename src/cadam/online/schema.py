@@ -259,6 +259,23 @@ class Schema:
         values = self.values(records, text=text)
         return self.columns(values, len(records), where.__getitem__, text=text, raw=_text_of(records, raw))
 
+    def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
+        """Events to be scored, not learnt from: label, id, user and time are not needed and not looked at.
+
+        One that has none of the features is rejected, even where all may be missing: its names are others. Where a
+        rejected one is, is its number.
+        """
+        known = [row for row, record in enumerate(records) if any(name in record for name in self.features)]
+        given = [{name: records[row].get(name) for name in self.features} for row in known]
+        alone = replace(self, id=None, user=None, time=None)
+        batch = alone.records(given, list(map(str, known)), text=text) if given or not records else Batch()
+        if len(known) < len(records):
+            reason = f"none of the model's columns ({', '.join(self.features)}) is in the event"
+            others = sorted(set(range(len(records))).difference(known))
+            batch.rejected = [_rejected(reason, str(row), _shown(records[row])) for row in others] + batch.rejected
+            batch.rejected.sort(key=lambda one: int(one.where))
+        return batch
+
     def values(self, records: Sequence[Mapping[str, Any]], *, text: bool) -> dict[str, list[Any]]:
         """The columns of records: None where a value is missing."""
         values = {name: [record.get(name) for record in records] for name in self.fields()}

@@ -37,6 +37,7 @@ Format = Literal["csv", "jsonl"]
 READ = 1 << 18
 FEW = 16  # lines for which a call of compiled code is not worth it
 KNOWN_BY = 4096  # bytes before the position, by which a file is known again
+MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line of a file
 
 
 Line = tuple[bytes, int]
@@ -272,7 +273,11 @@ class LinesSource:
 
     def _batch(self, lines: list[Line]) -> Batch:
         place = Places(self.opened, self.offset, self.line, lines)
+        first = self.offset == 0
         self._went_by(lines)
+        if first and self.format == "csv":  # JSON's own reader takes the mark
+            (text, size), *rest = lines
+            lines = [(text.removeprefix(MARK), size), *rest]
         found = self._columns(lines)
         if found is None:
             return self._records(lines, place)
@@ -316,9 +321,16 @@ class LinesSource:
         for row in np.flatnonzero(sizes >= self.longest).tolist():
             if lines[row][1] > self.longest:
                 became[row] = Became.LEFT
+        for row in np.flatnonzero(became == Became.BLANK).tolist():
+            if not self._blank(texts[row]):
+                became[row] = Became.LEFT
         if self.format == "csv" and self.schema.missing:
             columns = {name: column.without(self.schema.blanks(name)) for name, column in columns.items()}
         return became, columns
+
+    def _blank(self, text: bytes) -> bool:
+        """Whether a line says nothing. One of separators alone, be they tabs, has fields: all are missing."""
+        return not text.strip() and not (self.format == "csv" and self.schema.separator.encode() in text)
 
     def _with(self, column: Texts, name: str, records: Mapping[int, Mapping[str, Any]]) -> Texts:
         """A column with the values of further records, by row."""
@@ -333,7 +345,7 @@ class LinesSource:
         rows: list[int] = []
         rejected: list[Rejected] = []
         for row, line in enumerate(lines):
-            if not line[0].strip():
+            if self._blank(line[0]):
                 continue
             record = self._record_or_reason(*line, place(row))
             if isinstance(record, Rejected):
@@ -441,8 +453,13 @@ class Unzipped(gzip.GzipFile):
 
 
 def split(line: str, separator: str) -> list[str]:
-    """The fields of a line of CSV; csv.Error if its quotes do not end."""
-    return next(csv.reader([line], delimiter=separator, strict=True)) if '"' in line else line.split(separator)
+    """The fields of a line of CSV; csv.Error if its quotes do not end, or one ends what no other began."""
+    if '"' not in line:
+        return line.split(separator)
+    values = next(csv.reader([line], delimiter=separator, strict=True))
+    if line.count('"') % 2:  # as in the rest of a quoted field that holds a line break
+        raise csv.Error("a quote that closes nothing")
+    return values
 
 
 def csv_names(line: bytes, separator: str = ",") -> list[str]:
