@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from cadam.trials import runner
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
 
 from . import catalogue, claims, commands_page, evidence, stream_tables
+from .ctr import study as click_study
 from .images import study
-from .published import ROOT, archive, head, in_brackets, line, request, short
+from .published import ROOT, archive, head, in_brackets, line, part, request, short
 
 MARKED = re.compile(r"^( *)<!-- table: ([\w-]+) -->\n.*?^ *<!-- end -->\n", re.MULTILINE | re.DOTALL)
 
@@ -101,9 +102,7 @@ def what_was_run() -> list[str]:
     missing: set[Cell] = set()
     for name, place in catalogue.PLACES.items():
         if place.startswith("cadam_paper.images"):
-            asked = runner.Request(catalogue.find(name), catalogue.find(name).plan("full"))
-            runner.look_up(asked, archive().find)
-            missing |= set(asked.missing)
+            missing |= set(part(name).missing)
     lines = head("model", "condition", "learning-rate runs", "runs", "A/A", "GPU minutes", "lacking of the plan")
     for model in MODELS:
         for condition in ("clean", *study.CONDITIONS):
@@ -116,7 +115,7 @@ def what_was_run() -> list[str]:
                 line(
                     model,
                     "without change" if condition == "clean" else condition,
-                    *(str(len(part())) for part in (there.tuning, there.tests, there.repeats)),
+                    *(str(len(kind())) for kind in (there.tuning, there.tests, there.repeats)),
                     f"{there.seconds / 60:.1f}",
                     " and ".join(parts) or "nothing",
                 )
@@ -128,6 +127,25 @@ def _is_of(cell: Cell, model: str, condition: str) -> bool:
     return cell.model == model and cell.condition.split()[0] == condition
 
 
+# Clicks --------------------------------------------------------------------------------------------------------
+
+
+def clicks() -> list[str]:
+    """The AUC of every optimizer on every model, at its best rate on generated clicks without drift."""
+    models, table = click_study.MODELS, click_study.TABLE
+    lines = head("optimizer", *models, "mean", "the paper's mean, on Criteo")
+    for name, optimizers in (("tab-criteo", click_study.OPTIMIZERS), ("tab-ablation-criteo", click_study.SGDM)):
+        results = request(name).results
+        rates = click_study.chosen(results, optimizers, table)
+        for optimizer in sorted(optimizers):
+            found = [click_study.by_seed(results.tests(), optimizer, rates, table, (m,)).values() for m in models]
+            means = [statistics.fmean(values) for values in found]
+            paper = click_study.PAPER.get(optimizer, (click_study.PAPER_ABLATION.get(optimizer, 0.0),))
+            at = [f"{mean:.2f}, {short(rates[m, optimizer])}" for m, mean in zip(models, means, strict=True)]
+            lines.append(line(optimizer, *at, f"{statistics.fmean(means):.2f}", f"{statistics.fmean(paper):.2f}"))
+    return lines
+
+
 # Pages ---------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[], list[str]]] = {
@@ -137,6 +155,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "images-densenet": lambda: strengths("-densenet"),
     "images-rates": rates,
     "images-ablation": ablation,
+    "clicks": clicks,
     "streams-answer": stream_tables.answer,
     "streams-ab": stream_tables.comparisons,
     "streams-rates": stream_tables.rates,
@@ -153,7 +172,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-costs": evidence.costs,
     "commands": commands_page.commands,
 }
-PAGES = ("README.md", "docs/streams.md", "docs/images.md", "docs/evidence.md", "docs/cli.md")
+PAGES = ("README.md", "docs/streams.md", "docs/images.md", "docs/ctr.md", "docs/evidence.md", "docs/cli.md")
 
 
 def current(text: str) -> str:

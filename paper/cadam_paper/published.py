@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cadam.trials import runner
 from cadam.trials.archive import Archive
-from cadam.trials.experiment import Row, Summary
+from cadam.trials.experiment import Plan, Row, Summary
 from cadam.trials.statistics import Interval
 
 from . import catalogue
@@ -23,11 +23,20 @@ def archive() -> Archive:
 @cache
 def request(name: str) -> runner.Request:
     """An experiment as it was archived, with the results that are there."""
-    experiment = catalogue.find(name)
-    plan = archive().plan(experiment)
+    plan = archive().plan(catalogue.find(name))
     if plan is None:
         raise LookupError(f"{name} is not in {archive().root}")
-    asked = runner.Request(experiment, plan)
+    return _looked_up(name, plan)
+
+
+@cache
+def part(name: str) -> runner.Request:
+    """What the archive has of an experiment at full scale, be it whole or not."""
+    return _looked_up(name, catalogue.find(name).plan("full"))
+
+
+def _looked_up(name: str, plan: Plan) -> runner.Request:
+    asked = runner.Request(catalogue.find(name), plan)
     runner.look_up(asked, archive().find)
     return asked
 

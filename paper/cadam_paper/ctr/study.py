@@ -315,11 +315,11 @@ def criteo_summary(results: Results) -> Summary:
             part = _of(results, pair, models, TABLE, rates)
             rows.append(_row(f"{label}: {pair[0]} against {pair[1]}", _paper(pair, PAPER, models), comparison, part))
             mine.append(comparison)
-    for other in ("Yogi", "RAdam", "AdaBelief", "AdamW", "AmsGrad", "CAmsGrad"):
-        pair = (other, "Adam")
+    others = [(other, "Adam") for other in ("Yogi", "RAdam", "AdaBelief", "AdamW", "AmsGrad", "CAmsGrad")]
+    for pair in (*others, ("CAmsGrad", "CAdam")):
         comparison = compared(results, pair, rates, TABLE, MODELS)
         part = _of(results, pair, MODELS, TABLE, rates)
-        row = _row(f"{MEAN}: {other} against Adam", _paper(pair, PAPER, MODELS), comparison, part)
+        row = _row(f"{MEAN}: {pair[0]} against {pair[1]}", _paper(pair, PAPER, MODELS), comparison, part)
         values = {
             f"{o} on {m}": float(np.mean(list(by_seed(results.tests(), o, rates, TABLE, (m,)).values())))
             for m in MODELS

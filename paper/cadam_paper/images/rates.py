@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -76,10 +76,15 @@ def _curves(results: Results, what: Curves) -> list[RateCurve]:
     return [RateCurve.of(results, arm, "accuracy", "higher") for arm in what.arms]
 
 
-def pairs(results: Results, what: Curves) -> dict[str, Pair]:
-    """The curves of the treatment and of the baseline by condition, beside what the paper has for VGG."""
-    found = {}
+def pairs(results: Results, what: Curves, missing: Iterable[Cell] = ()) -> dict[str, Pair]:
+    """The curves of the treatment and of the baseline by condition, beside what the paper has for VGG.
+
+    Conditions that lack one of the `missing` runs are left out.
+    """
+    found, lacking = {}, {cell.condition for cell in missing}
     for name, stream in CONDITIONS.items():
+        if str(stream) in lacking:
+            continue
         here = _under(results, stream)
         treatment, baseline = _curves(here, what)
         paper = study.PAPER.get((name.split()[0], what.arms[1])) if what.family == "vgg" else None
