@@ -204,7 +204,7 @@ def across_rates() -> set[str]:
     ("page", "studies", "more"),
     [
         ("docs/images.md", IMAGES, across_rates),
-        ("docs/ctr.md", ["stream-criteo"], set),
+        ("docs/ctr.md", ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"], set),
     ],
     ids=["images", "ctr"],
 )
