@@ -27,6 +27,7 @@ def run(
     shape: tuple[int, ...],
     broken: float = 1.0,
     hot: int = 0,
+    taken: float = 0.0,
     **options: Any,
 ) -> tuple[Any, list[Tensor]]:
     choose.ENGINES = (*engines, *REFERENCE)
@@ -34,6 +35,9 @@ def run(
     params: list[Tensor] = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
     optimizer = cls(params, lr=1e-2, **options)
     for step in range(2):
+        if step == 1 and taken:
+            for param in params:
+                optimizer.state[param]["step"].add_(taken)
         for param in params:
             if rows:
                 ids = torch.randperm(shape[0])[: shape[0] // 2]
@@ -70,6 +74,8 @@ def dense() -> None:
     compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
     compare(cadam.CAdam, False, (60, 37), moments="int8")
     compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
+    for capturable in (False, True):  # beyond what float32 can count
+        compare(cadam.CAdam, False, (4, 64), moments="int8", capturable=capturable, taken=2.0**24)
     for broken in (float("inf"), 1e30):  # of the latter only the square is no finite number
         compare(cadam.CAdam, False, (5, 103), moments="int8", broken=broken)
         compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)

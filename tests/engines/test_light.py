@@ -23,7 +23,7 @@ needs_kernels = pytest.mark.skipif(not KERNELS, reason="the C kernels were not c
 
 
 def run(
-    rule: str, rows: bool, shape: tuple[int, ...], threads: int = 2, **options: Any
+    rule: str, rows: bool, shape: tuple[int, ...], threads: int = 2, taken: float = 0.0, **options: Any
 ) -> tuple[Tensor, dict[str, Tensor], Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -38,6 +38,9 @@ def run(
             grad = torch.sparse_coo_tensor(ids[None], grad[ids], shape, check_invariants=True)
         param.grad = grad
         optimizer.step()
+        if taken:  # so many steps ago
+            optimizer.state[param]["step"].add_(taken)
+            taken = 0.0
     torch.set_num_threads(before)
     return param.detach(), optimizer.state[param], optimizer
 
@@ -75,6 +78,16 @@ def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(stora
     for number, (param, state, _) in enumerate(found):
         assert torch.equal(param, found[number % 2][0])
         assert all(torch.equal(state[name], found[number % 2][1][name]) for name in state)
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_steps_beyond_what_float32_can_count_have_noise_of_their_own(storage: str, rows: bool) -> None:
+    found = [run("adam", rows, (90, 16), taken=2.0**24 - 2, moments=storage, fused=fused) for fused in (True, False)]
+    (_, fast, _), (_, reference, _) = found
+    assert float(fast["step"]) == 2**24 + 4  # 2^24 - 1, 2^24, then the next two numbers
+    assert all(torch.equal(fast[name], reference[name]) for name in fast)
 
 
 SHARED = [{"second_moment": "row"}, {"second_moment": "row", "row_steps": True}, {"row_steps": True}]

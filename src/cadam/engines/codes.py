@@ -321,6 +321,19 @@ def new_seed(number: int, seed: int | None = None) -> Tensor:
     return torch.tensor(moments.scramble(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
 
 
+def count_step(item: Item) -> None:
+    """Add one to its step count. Moments that are rounded by it need another count each time, as `next_step` has it."""
+    if item.moments == "float32":
+        item.step.add_(1)
+    else:
+        item.step.copy_(next_step(item.step))
+
+
+def next_step(step: Tensor) -> Tensor:
+    """One more, as far as float32 can count; from 2^24 on, the next number that it has."""
+    return torch.where(step < moments.COUNTED, step + 1, torch.nextafter(step, torch.full_like(step, math.inf)))
+
+
 def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
     """What the state of a table consists of."""
     made: dict[str, tuple[int, ...]] = {}

@@ -55,7 +55,7 @@ class Eager(Engine):
             coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
             counted: dict[torch.device, tuple[list[Item], list[Tensor | None]]] = {}
             for item, grad in job:
-                item.step.add_(1)
+                codes.count_step(item)
                 items, aligned = counted.setdefault(item.param.device, ([], []))
                 items.append(item)
                 aligned.append(step(job, item, grad, coefficients(item.step)))

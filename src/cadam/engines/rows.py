@@ -29,7 +29,7 @@ class Rows(Engine):
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for item, grad in job:
-                item.step.add_(1)
+                codes.count_step(item)
                 _step(job, item, grad)
 
 

@@ -115,7 +115,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         self.stored_anew: Callable[[], None] = lambda: None
         """What is to be done when `store_as` has made other state."""
         self._make_state()
-        self.steps = torch.zeros(len(specs), dtype=torch.float32)
+        self.steps = torch.zeros(len(specs), dtype=torch.float64)
         """By table, how many steps it has taken."""
         self._columns = [0]
         for table in feature_table_map:

@@ -267,7 +267,8 @@ def count_step(steps, i, mask, found_inf, GUARD: tl.constexpr):
     pointers = tl.load(steps + i, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     t = tl.load(pointers, mask=mask, other=0)
     if proceed(found_inf, GUARD):
-        t += 1
+        following = (t.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+        t = tl.where(t < 16777216.0, t + 1, following)
         tl.store(pointers, t, mask=mask)
     return t.to(tl.float64)
 

@@ -22,6 +22,7 @@ from ...codegen import triton as triton_source
 from ...codegen.program import Trace, Value
 from ...codegen.structure import Structure
 from ...defaults import defaults
+from ...moments import COUNTED
 from ...rules import Options
 from .. import scalars
 from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
@@ -261,6 +262,11 @@ def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:
     return host
 
 
+def next_step(steps: Any) -> Any:
+    """The step counts after these: one more, as far as float32 can count; then the next number that it has."""
+    return np.where(steps < COUNTED, steps + 1, np.nextafter(steps, np.float32(np.inf)))
+
+
 class StepNumbers:
     """The step counts of some parameters on one device, and the coefficients that come from them."""
 
@@ -289,7 +295,7 @@ class StepNumbers:
         steps = self.counts
         if steps is None:
             raise AssertionError("these steps are counted on the device")
-        steps += 1
+        steps[:] = next_step(steps)
         different, owner = steps[:1], None
         if len(steps) > 1 and not (steps == steps[0]).all():
             different, owner = np.unique(steps, return_inverse=True)

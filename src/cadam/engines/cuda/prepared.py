@@ -33,7 +33,7 @@ from ..cpu.symbols import address as address_of
 from ..cpu.symbols import torch_symbols
 from ..cpu.watch import CompiledLook, Watched, compiled_look
 from .dense import Batch, Cuda
-from .launch import Launch, capturing, mark_in_use, stochastic
+from .launch import Launch, capturing, mark_in_use, next_step, stochastic
 from .rows import (
     KEYS,
     LONGEST,
@@ -322,7 +322,7 @@ class Coefficients:
         if steps is None or unseen:  # numpy would read a number out of a string: let the usual step refuse it
             self.row[0] = np.nan  # no step is the one before this
             return False
-        t = float(steps[0] + 1)
+        t = float(next_step(steps[0]))
         values = self.update.general_coefficients(t, options, scalars.Scalars)
         self.row[: 1 + len(values)] = [t, *values.values()]
         self.lr = options["lr"]

@@ -77,6 +77,14 @@ typedef struct {
 /* The best instruction set that this machine has, or the one that was asked for. */
 const instruction_set *cadam_instructions(void);
 
+/* The step count after this one: one more, as far as float can count; from 2^24 on, the next number that it has. */
+static inline float next_step(float t)
+{
+    union { float number; int32_t bits; } next = {t};
+    next.bits++;
+    return t < 0x1p24f ? t + 1 : next.number;
+}
+
 typedef void range_fn(int64_t begin, int64_t end, void *context);
 typedef int32_t parallel_for_fn(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context);
 

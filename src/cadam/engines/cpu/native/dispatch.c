@@ -185,7 +185,7 @@ EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double 
         const dense_tensor *x = &tensors[t];
         first[t] = units;
         units += (x->n + UNIT - 1) / UNIT;
-        *(float *)x->step += 1;
+        *(float *)x->step = next_step(*(float *)x->step);
         if (x->counts) {
             ((int64_t *)x->counts)[1] += x->n;
             ((int64_t *)x->counts)[2] += x->n;
@@ -501,12 +501,12 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
     for (int64_t i = 0; converted && i < table->sets; i++)
         convert(&converted[i], c + i * MAX_COEFFICIENTS);
     step.c = converted;
-    step.key = noise_key((uint64_t)table->seed, *(const float *)table->step + 1);
+    step.key = noise_key((uint64_t)table->seed, next_step(*(const float *)table->step));
     const int64_t result = converted ? do_buckets(&step, threads, parallel_for) : -2;
     free(converted);
     if (result != -1)
         return result;
-    *(float *)table->step += 1;
+    *(float *)table->step = next_step(*(float *)table->step);
     if (table->counts) {
         ((int64_t *)table->counts)[0] += step.aligned;
         ((int64_t *)table->counts)[1] += step.touched;

@@ -227,11 +227,11 @@ static int fill(const prepared_step *s, int64_t *to)
 {
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors params = {s->torch, p->params, s->place};
-        const float before = (float)p->coefficients[0] - 1;
+        const float now = (float)p->coefficients[0];
         memcpy(to, p->coefficients, (size_t)p->columns * sizeof *to);
         to += p->columns;
         for (int64_t i = 0; i < p->count; i++)
-            if (p->steps[i] != before)
+            if (next_step(p->steps[i]) != now)
                 return 0;
         if (p->sparse)
             continue;
@@ -302,7 +302,7 @@ EXPORT int64_t cadam_prepared_step(prepared_step *s, void *stream)
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors params = {s->torch, p->params, s->place};
         for (int64_t i = 0; i < p->count; i++) {
-            p->steps[i] += 1;
+            p->steps[i] = next_step(p->steps[i]);
             s->bump_version(tensor_of(&params, i));
         }
     }
