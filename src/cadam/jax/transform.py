@@ -17,7 +17,7 @@ from ..rules import Options, Rule
 from ..update import Update
 from ..xla import Arrays, is_array, of_step
 
-LARGE = 2**18
+LARGE = 2**16
 """From so many elements on, the leaves of a tree are updated one after the other on a CPU."""
 
 
@@ -81,7 +81,7 @@ def scale_by_rule(
         c = scalars(count)
         grads, tree = jax.tree.flatten(updates)
         buffers = {name: tree.flatten_up_to(moments) for name, moments in state.moments.items()}
-        steps, aligned, last = [], jnp.zeros([], jnp.float32), None
+        steps, counts, last = [], [], None
         for i, grad in enumerate(grads):
             old = {name: leaves[i] for name, leaves in buffers.items()}
             work = jnp.result_type(grad, jnp.float32, *old.values())
@@ -97,12 +97,13 @@ def scale_by_rule(
             for name, buffer in old.items():
                 buffers[name][i] = moved.state[name].astype(buffer.dtype)
             if track_alignment:
-                counted = _count(moved.alignment > 0)
-                aligned += counted.astype(jnp.float32)
+                counts.append(counted := _count(moved.alignment > 0))
                 if is_large:
                     last = counted > min(jnp.size(grad), 2**32 - 1)  # never, but XLA cannot know
         alignment = state.alignment
         if track_alignment:
+            # Not one addition after the other: with 1,000 leaves XLA would compile that for a minute.
+            aligned = jnp.sum(jnp.stack(counts), dtype=jnp.float32) if counts else jnp.zeros([])
             alignment = aligned / jnp.maximum(float(sum(map(jnp.size, grads))) if touched is None else touched, 1)
         moments = {name: tree.unflatten(leaves) for name, leaves in buffers.items()}
         return tree.unflatten(steps), RuleState(count, moments, alignment.astype(jnp.float32))
