@@ -37,7 +37,7 @@ BROKEN = 255
 BROKEN_BASE = 0x78000000
 """What is taken off the bits to code such a one: all that is not finite gets a code above zero."""
 COUNTED = 2.0**24
-"""As far as a step count, which is a float32, can be told from the next; then it goes on to the next number there is."""
+"""As far as a step count, a float32, can add one; then it goes on to the next number that float32 has."""
 SEED = "rounding_seed"
 """What the state calls the seed of a parameter."""
 ROW_STEPS = "row_steps"

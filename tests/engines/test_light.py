@@ -65,13 +65,13 @@ def test_the_c_kernels_give_the_codes_of_the_reference(rule: str, storage: str, 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
 def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(storage: str, rows: bool) -> None:
-    shared = {"second_moment": "row", "row_steps": True} if rows else {}
+    shared: dict[str, Any] = {"second_moment": "row", "row_steps": True} if rows else {}
     found = []
     c = library.package_library().c
     try:
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
             c.cadam_use(level)
-            for options in ({}, shared):
+            for options in (dict[str, Any](), shared):
                 found.append(run("adam", rows, (3000, 37), threads, moments=storage, **options))
     finally:
         c.cadam_use(-1)

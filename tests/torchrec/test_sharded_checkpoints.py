@@ -269,7 +269,7 @@ def serve(sharding: str, sequences: bool = False, **storage: Any) -> tuple[float
 
 def serve_all() -> list[tuple[float, float, int, int]]:
     found = [serve(kind) for kind in ("table_wise", "row_wise", "column_wise", "data_parallel")]
-    light = {"moments": "int8", "second_moment": "row", "row_steps": True}
+    light: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
     return [*found, serve("row_wise", True), *(serve(kind, **light) for kind in ("table_wise", "row_wise"))]
 
 
