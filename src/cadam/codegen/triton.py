@@ -43,7 +43,7 @@ below which nothing is held), the move of a block of elements in memory, and thr
 - `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
   the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
 - `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved.
-- `_seams`: the rows that reach over the end of a tile.
+- `_seams`: the rows that reach over the end of a tile; none does where all ids are distinct.
 """
 
 import triton
@@ -219,7 +219,7 @@ def {name}_rows(
     rows,
     width,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
@@ -230,7 +230,7 @@ def {name}_rows(
 ):
     if proceed(found_inf, GUARD):
         column, there = columns_of(width, COLUMNS, EVEN)
-        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
         row = key.to(tl.int64)[:, None]
         column = column[None, :]
         first = row * width
@@ -242,7 +242,7 @@ def {name}_rows(
 {at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
         g = sum_duplicates(
             values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
-            WORK, ORDERED, IN_BAGS, TILE, COLUMNS,
+            WORK, DISTINCT, IN_BAGS, TILE, COLUMNS,
         )
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))

@@ -367,8 +367,8 @@ def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def look(keys, n, rows, TILE: tl.constexpr):
-    """One tile of the sorted keys.
+def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
+    """One tile of the sorted keys. Where all are distinct, a row begins and ends wherever there is a key.
 
     Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
     tile, and, as a column, is a row complete there that began in this one.
@@ -377,11 +377,13 @@ def look(keys, n, rows, TILE: tl.constexpr):
     at = tile * TILE + tl.arange(0, TILE)
     here = at < n
     key = tl.load(keys + at, mask=here, other=-1)
-    before = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-    starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
-    ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
     inside = here & (key < rows)
-    goes_on = key == before
+    if DISTINCT:
+        starts, ends, goes_on = here, here, tl.zeros_like(here)
+    else:
+        starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
+        ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
+        goes_on = key == tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
     return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None]
 
 
@@ -400,7 +402,7 @@ def sum_duplicates(
     ends,
     goes_on,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -413,23 +415,26 @@ def sum_duplicates(
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
     here = at < n
-    source = at.to(tl.int64) if ORDERED else tl.load(order + at, mask=here, other=0)
+    source = at.to(tl.int64) if DISTINCT else tl.load(order + at, mask=here, other=0)
     if IN_BAGS:
         source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
     wanted = inside[:, None] & there
     g = tl.load(values + source[:, None] * width + column, mask=wanted, other=0).to(WORK)
-    inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
-    if inner == TILE - 1:
+    if DISTINCT:
         sums = g
-    elif inner == 0:
-        sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
     else:
-        flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
-        _, sums = tl.associative_scan((flags, g), 0, _in_segment)
-    last = tl.arange(0, TILE) == TILE - 1
-    partial = (goes_on & (ends | last)) | (last & ~ends)
-    slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
-    tl.store(partials + slot[:, None] * width + column, sums, mask=wanted & partial[:, None])
+        inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
+        if inner == TILE - 1:
+            sums = g
+        elif inner == 0:
+            sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
+        else:
+            flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
+            _, sums = tl.associative_scan((flags, g), 0, _in_segment)
+        last = tl.arange(0, TILE) == TILE - 1
+        partial = (goes_on & (ends | last)) | (last & ~ends)
+        slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
+        tl.store(partials + slot[:, None] * width + column, sums, mask=wanted & partial[:, None])
     return sums
 
 
@@ -482,7 +487,7 @@ def row_squares(
     rows,
     width,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -491,7 +496,7 @@ def row_squares(
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
     column, there = columns_of(width, COLUMNS, EVEN)
     column, there = column[None, :], there[None, :]
-    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
     g = sum_duplicates(
         values,
         order,
@@ -506,7 +511,7 @@ def row_squares(
         ends,
         goes_on,
         WORK,
-        ORDERED,
+        DISTINCT,
         IN_BAGS,
         TILE,
         COLUMNS,
