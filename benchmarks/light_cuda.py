@@ -26,6 +26,7 @@ from torch import Tensor
 import cadam
 from cadam import bench
 from cadam.engines import codes
+from cadam.engines.cpu.watch import compiled_look
 
 START = time.monotonic()
 LIMIT = 140.0  # seconds after which no further case is begun
@@ -68,9 +69,16 @@ def gradients(rows: bool, shape: tuple[int, ...], steps: int) -> list[Tensor]:
 
 
 def trained(
-    rows: bool, shape: tuple[int, ...], graph: bool = False, device: str = "cuda", **options: Any
+    rows: bool,
+    shape: tuple[int, ...],
+    graph: bool = False,
+    device: str = "cuda",
+    distinct: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, cadam.Optimizer]:
     grads = [grad.to(device) for grad in gradients(rows, shape, 6)]
+    if distinct:
+        grads = [grad.coalesce() for grad in grads]
     torch.manual_seed(0)
     param = torch.nn.Parameter(torch.randn(shape).to(device))
     optimizer = cadam.CAdam([param], lr=1e-2, **options)
@@ -125,6 +133,9 @@ def compare() -> None:
             engine = kernels[1].explain()[0].engine
             different = differences(kernels, trained(rows, shape, **REFERENCE, **options))
             say(engine.startswith("cuda") and not different, f"{name}, {shape}, {engine} as the reference {different}")
+            if rows:
+                known = differences(kernels, trained(rows, shape, distinct=True, **options))
+                say(not known, f"{name}, {shape}, as with ids known to be distinct {known}")
             if shape in ((1000, 1037), (4000, 16)):
                 steps = str(kernels[1].explain().steps)
                 usual = differences(kernels, trained(rows, shape, prepared=False, **options))
@@ -188,35 +199,55 @@ def bars(title: str, of: str, times: dict[str, float], wanted: dict[str, float])
         print(f"  {'reached' if seen >= bar else 'MISSED'}: {title}, {name} {seen:.2f} x {of}, bar {bar}", flush=True)
 
 
-def dense(title: str, shapes: list[tuple[int, ...]], of: str, wanted: dict[str, float], traffic: bool = False) -> None:
+def in_graph(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step in a CUDA graph, after one that is taken the usual way."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    held = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(held):
+        step()
+    replay: Callable[[], Any] = held.replay
+    return replay
+
+
+def dense(title: str, shapes: list[tuple[int, ...]], of: str, wanted: dict[str, float], how: str = "") -> None:
+    """`how`: "traffic" tells how many bytes are moved in a second, "graph" has all in CUDA graphs."""
     values = [torch.randn(shape, device="cuda") for shape in shapes]
+    more = {"capturable": True} if how == "graph" else {}
     grads = [torch.randn_like(value) * 0.01 for value in values]
 
     def contender(make: Any, **options: Any) -> Callable[[], Any]:
         params = [torch.nn.Parameter(value) for value in values]  # all move the same memory
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-        step: Callable[[], Any] = make(params, lr=1e-5, **options).step
-        return step
+        step: Callable[[], Any] = make(params, lr=1e-5, **more, **options).step
+        return in_graph(step) if how == "graph" else step
 
     contenders = {"torch fused Adam": contender(torch.optim.Adam, fused=True)}
     contenders |= {name: contender(cadam.CAdam, **options) for name, options in DENSE.items()}
     times = interleaved(contenders, rounds=7, inside=5)
     elements = sum(value.numel() for value in values)
     moved = {"torch fused Adam": 28, "float32": 28, "bfloat16": 20, "int8": 16 + 4 / 256}
-    speeds = {n: f"{moved[n] * elements / t / 1e9:5.2f} TB/s" for n, t in times.items()} if traffic else {}
+    speeds = {n: f"{moved[n] * elements / t / 1e9:5.2f} TB/s" for n, t in times.items()} if how == "traffic" else {}
     table(title, "torch fused Adam", times, speeds)
     bars(title, of, times, wanted)
 
 
-def rows(count: int, width: int, bar: float) -> None:
-    """Other rows in each step, as in training: the caches must not know them from the step before."""
+def rows(count: int, width: int, bar: float, distinct: bool = False) -> None:
+    """Other rows in each step, as in training: the caches must not know them from the step before.
+
+    `distinct`: the gradients are coalesced, so that there is nothing to sort and to sum.
+    """
     value = torch.randn(count, width, device="cuda")
     grads = []
     for seed in range(4):
         ids = bench.ids("fields", count, bench.COUNT, seed).cuda()
         rows = torch.randn(len(ids), width, device="cuda")
-        grads.append(torch.sparse_coo_tensor(ids[None], rows, value.shape, check_invariants=False))
+        grad = torch.sparse_coo_tensor(ids[None], rows, value.shape, check_invariants=False)
+        grads.append(grad.coalesce() if distinct else grad)
     contenders: dict[str, Callable[[], Any]] = {}
     sizes = {}
     param = torch.nn.Parameter(value)
@@ -236,16 +267,9 @@ def rows(count: int, width: int, bar: float) -> None:
         own = torch.nn.Parameter(value)
         own.grad = grads[0]
         optimizer = cadam.CAdam([own], lr=1e-5, capturable=True, **options)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            optimizer.step()
-        torch.cuda.current_stream().wait_stream(stream)
         graphs = []
         for own.grad in grads:
-            graphs.append(torch.cuda.CUDAGraph())
-            with torch.cuda.graph(graphs[-1]):
-                optimizer.step()
+            graphs.append(in_graph(optimizer.step))
         alive.append((graphs, optimizer))
         contenders[name] = partial(_replay, cycle(graphs))
         state = optimizer.state[own]
@@ -253,13 +277,13 @@ def rows(count: int, width: int, bar: float) -> None:
         engine = optimizer.explain()[0].engine
         sizes[name] = f"{held_bytes / count:.0f} bytes of state a row, {engine}"
     times = interleaved(contenders, rounds=9, inside=8)
-    title = f"rows {count:,} x {width}, ours in a graph"
+    title = f"rows {count:,} x {width}, {'distinct' if distinct else 'raw'} ids, ours in a graph"
     table(title, "SparseAdam", times, sizes)
     bars(title, "float32", times, dict.fromkeys(("bfloat16", "int8"), bar))
 
 
 def _replay(graphs: Iterator[Any]) -> None:
-    next(graphs).replay()
+    next(graphs)()
 
 
 # Sizes ------------------------------------------------------------------------------------------------------------
@@ -310,18 +334,25 @@ def sizes() -> None:
 
 def main() -> int:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    if compiled_look() is None:
+        print(
+            "no prepared steps, so times outside of graphs are Python's: build them, python -m cadam.engines.cpu.build"
+        )
     everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
     cases: list[Callable[[], None]] = []
     if everything or "--check" in sys.argv:
         cases += [compare, unbiased]
     if everything or "--times" in sys.argv:
-        torchs, own = "torch fused Adam", "float32"
+        torchs, own, network = "torch fused Adam", "float32", bench.resnet50(78)
         cases += [
-            partial(dense, "537M", [(1 << 29,)], torchs, {"bfloat16": 1.65, "int8": 2.1}, True),
-            partial(dense, "161 tensors, 38M", bench.resnet50(78), own, {"bfloat16": 1.0, "int8": 1.0}),
+            partial(dense, "537M", [(1 << 29,)], torchs, {"bfloat16": 1.65, "int8": 2.1}, "traffic"),
+            partial(dense, "161 tensors, 38M", network, own, {"bfloat16": 1.0, "int8": 1.0}),
+            partial(dense, "161 tensors, 38M, all in graphs", network, own, {"bfloat16": 1.0, "int8": 1.0}, "graph"),
             partial(rows, 1_000_000, 16, 1.0),
             partial(rows, 50_000_000, 16, 1.0),
+            partial(rows, 50_000_000, 16, 1.0, distinct=True),
             partial(rows, 50_000_000, 64, 1.3),
+            partial(rows, 50_000_000, 64, 1.3, distinct=True),
         ]
     if everything or "--sizes" in sys.argv:
         cases.append(sizes)

@@ -13,7 +13,9 @@ roundings is the value itself. Below the smallest code a first moment is zero; a
 smallest code, since the step divides by its square root.
 
 The random bits are a hash of the seed of the parameter, the step and the place of the element, so every engine and any
-number of threads finds the same. The first coded buffer of a rule takes the lower 16 bits of it, the second the upper.
+number of threads finds the same. Two neighbours share 32 bits: of the first coded buffer of a rule, the one at an even
+place takes the lower 16 and the other one the upper; of the second buffer it is the other way round. So no moment has
+the bits of its neighbour, nor an element the same bits for both of its moments.
 
 With e the shared exponent (that of the largest element, as float32 has it), a code q of k mantissa bits is the float32
 with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits.
@@ -62,12 +64,16 @@ def key(seed: int, step: Any) -> Any:
     return scramble((seed & 0xFFFFFFFF) ^ scramble((seed >> 32 & 0xFFFFFFFF) ^ scramble(step)))
 
 
-def noise(key: Any, place: Any, start: Any = None) -> Any:
-    """32 random bits for the element at a place, the same for this key everywhere.
+def noise(key: Any, place: Any, start: Any = 0) -> Any:
+    """32 random bits for an element and the neighbour that it shares them with, the same for this key everywhere.
 
-    `start` is where its row starts: all of a row take the upper half of their place from it.
+    `place` is that in a row which starts at `start`, or in all of a dense parameter. Its own half comes first: an odd
+    place has the two swapped.
     """
-    return scramble((place & 0xFFFFFFFF) ^ scramble(((place if start is None else start) >> 32) ^ key))
+    word = start + ((place & 0xFFFFFFFF) >> 1) & 0xFFFFFFFF
+    both = scramble(word ^ scramble((start >> 32) + (place >> 32) ^ key))
+    odd = place & 1
+    return both >> 16 * odd | (both << 16 * odd & 0xFFFF0000)
 
 
 def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any]) -> None:

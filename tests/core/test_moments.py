@@ -103,9 +103,24 @@ def test_the_noise_is_the_hash_that_the_definition_says() -> None:
 
     seed, step, place = 0x123456789ABCDEF, 1000, (5 << 32) + 12345
     key = murmur((seed & 0xFFFFFFFF) ^ murmur((seed >> 32) ^ murmur(step)))
-    expected = murmur((place & 0xFFFFFFFF) ^ murmur((place >> 32) ^ key))
-    assert moments.noise(moments.key(seed, step), place) == expected
-    assert int(moments.noise(moments.key(seed, torch.tensor(step)), torch.tensor(place))) == expected
+    both = murmur(((place & 0xFFFFFFFF) >> 1) ^ murmur((place >> 32) ^ key))
+    assert moments.noise(moments.key(seed, step), place) == (both >> 16 | (both & 0xFFFF) << 16)
+    assert moments.noise(moments.key(seed, step), place - 1) == both
+    found = moments.noise(moments.key(seed, torch.tensor(step)), torch.tensor([place - 1, place]))
+    assert found.tolist() == [both, both >> 16 | (both & 0xFFFF) << 16]
+    start, column = (7 << 32) + 120, 5
+    both = murmur(((start & 0xFFFFFFFF) + 2) ^ murmur((start >> 32) ^ key))
+    assert moments.noise(moments.key(seed, step), column, start) == (both >> 16 | (both & 0xFFFF) << 16)
+
+
+def test_no_two_moments_near_each_other_share_random_bits() -> None:
+    """Over the elements of a few rows, each half is used once by each buffer, and never twice by one element."""
+    words = moments.noise(moments.key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None])
+    first, second = words & 0xFFFF, words >> 16
+    assert len(first.unique()) > 0.97 * first.numel()  # as many as chance leaves distinct
+    assert len(second.unique()) > 0.97 * second.numel()
+    assert float((first == second).float().mean()) < 0.001
+    assert torch.equal(first[:, 0::2], second[:, 1::2])
 
 
 # Runs -------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ def run(
     broken: float = 1.0,
     hot: int = 0,
     taken: float = 0.0,
+    coalesced: bool = False,
     **options: Any,
 ) -> tuple[Any, list[Tensor]]:
     choose.ENGINES = (*engines, *REFERENCE)
@@ -47,6 +48,8 @@ def run(
                     values = torch.randn(len(ids), *shape[1:]).round()
                 values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
                 param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
+                if coalesced:
+                    param.grad = param.grad.coalesce()
             else:
                 param.grad = torch.randn(shape) * torch.exp2(torch.randint(-20, 3, shape[1:]).float())
                 param.grad[-1, -1] *= broken if step == 0 else 1
@@ -91,6 +94,13 @@ def rows() -> None:
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
 
 
+def distinct_rows() -> None:
+    """Gradients whose ids are known to be distinct, in several tiles."""
+    compare(cadam.CAdam, True, (400, 16), moments="int8", coalesced=True)
+    compare(cadam.CAdam, True, (400, 16), moments="bfloat16", row_steps=True, coalesced=True, capturable=True)
+    compare(cadam.CAdam, True, (40, 103), second_moment="row", coalesced=True)
+
+
 def row_steps() -> None:
     compare(cadam.CAdam, True, (40, 16), row_steps=True)
     compare(cadam.CAdam, True, (400, 16), moments="int8", row_steps=True, capturable=True)  # several tiles
@@ -99,4 +109,4 @@ def row_steps() -> None:
 
 
 if __name__ == "__main__":
-    run_named({"dense": dense, "rows": rows, "row_steps": row_steps})
+    run_named({"dense": dense, "rows": rows, "distinct_rows": distinct_rows, "row_steps": row_steps})

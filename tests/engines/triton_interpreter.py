@@ -6,7 +6,7 @@ such a process patches Triton's interpreter:
 - Loops over a number that is known when the kernel runs: NumPy 2.4 makes no int of an array of one element.
 - The language is patched once for a module, not at every call of every function: that takes as long as the kernels.
 - The maximum of a number and NaN is the number, as on a GPU, unless a kernel asks for NaN.
-- A power is NumPy's, for want of the device's library.
+- A power and a permutation of bytes are NumPy's, for want of the device's library.
 """
 
 from __future__ import annotations
@@ -83,7 +83,14 @@ def _patch() -> None:
         x, y = tl.broadcast(x, y)
         return tl.tensor(interpreter.TensorHandle(numpy.power(x.handle.data, y.handle.data), x.handle.dtype), x.type)
 
-    libdevice.pow = power
+    def byte_perm(x: Any, y: int, which: Any) -> Any:
+        """Four bytes of the eight of x and zero, each chosen by four bits."""
+        x, which = tl.broadcast(x, which)
+        whole, chosen = x.handle.data.astype(numpy.uint32), which.handle.data
+        made = sum((whole >> 8 * (chosen >> 4 * k & 3) & 0xFF) * (chosen >> 4 * k & 4 == 0) << 8 * k for k in range(4))
+        return tl.tensor(interpreter.TensorHandle(numpy.asarray(made).astype(numpy.int32), x.handle.dtype), x.type)
+
+    libdevice.pow, libdevice.byte_perm = power, byte_perm
     interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_lang_tensor
     interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
 

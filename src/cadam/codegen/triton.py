@@ -43,7 +43,7 @@ below which nothing is held), the move of a block of elements in memory, and thr
 - `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
   the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
 - `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved.
-- `_seams`: the rows that reach over the end of a tile.
+- `_seams`: the rows that reach over the end of a tile; none does where all ids are distinct.
 """
 
 import triton
@@ -60,6 +60,8 @@ from cadam.engines.cuda.blocks import (
     divide,
     divide_roughly,
     fetch,
+    half,
+    half_between,
     hold,
     look,
     maximum,
@@ -70,10 +72,12 @@ from cadam.engines.cuda.blocks import (
     proceed,
     put,
     put_coded,
+    put_rounded,
     reciprocal,
     round_up_or_down,
     scaled,
     see,
+    shared_noise,
     sign,
     sqrt,
     sqrt_roughly,
@@ -96,12 +100,13 @@ def {name}_fetch(p_, {buffers_}{scales_}mask, rows, WHOLE: tl.constexpr):
 def {name}_move(
     p, {buffers}{scales}g, p_, {buffers_}{scales_}
 {coefficients}
-    place, far, key, mask, rows, there, width,
+    start, word, column, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
     """Move elements that were fetched from these addresses; 1 where momentum and gradient agree in sign.
 
-    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has.
+    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has. They
+    are at these columns from `start` on, where the random bits are those of `word`.
     """
     p = p.to(WORK)
 {decoded}    p, {buffers}alignment = {name}(
@@ -109,9 +114,9 @@ def {name}_move(
 {coefficients}{of_rows}
     )
     if STOCHASTIC:
-        p = round_up_or_down(p, noise_at(key, place + {apart}, far + {apart}) & 0xFFFF)
+        p = round_up_or_down(p, noise_at(key, start + column + {apart}, start + {apart}) & 0xFFFF)
     put(p_, p, mask, WHOLE)
-{puts}    return (alignment > 0).to(tl.int32) if WHOLE else ((alignment > 0) & mask).to(tl.int32)
+{noise}{puts}    return (alignment > 0) if WHOLE else (alignment > 0) & mask
 '''
 
 DENSE = """\
@@ -147,17 +152,18 @@ def {name}_dense(
 {loads_dense}        key = noise_key({seed}, tl.load(c))
         first = (block - tl.load(row + 3)) * BLOCK
         agree = 0
-        if (first + BLOCK <= n) & ((({together}) & 15) == 0):
-            for k in range(0, BLOCK, UNIT):
-                start = first + k
+{vector}        if (first + BLOCK <= n) & ((({together}) & 15) == 0):
+            for k in range(0, BLOCK // 2, UNIT // 2):
+                start = first + 2 * k
                 p_ = stretch(p, start, PARAM, True, UNIT)
 {whole}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
                 param, {values}= {name}_fetch(p_, {buffers_}{scales_}None, None, True)
                 aligned = {name}_move(
                     param, {values}grad, p_, {buffers_}{scales_}
 {given}
-                    (start ^ tl.arange(0, UNIT)){far},
                     start{far},
+                    ((first & 0xFFFFFFFF) // 2 + k).to(tl.uint32),
+                    tl.arange(0, UNIT),
                     key,
                     None,
                     None,
@@ -167,8 +173,7 @@ def {name}_dense(
                     WORK,
                     STOCHASTIC,
                 )
-                agree += tl.sum(aligned, 0)
-        else:
+{agree}        else:
             for k in range(0, UNIT if UNIT == BLOCK else tl.minimum(n - first, BLOCK).to(tl.int32), UNIT):
                 start = first + k
                 mask = tl.arange(0, UNIT) < tl.minimum(n - start, UNIT).to(tl.int32)
@@ -178,8 +183,9 @@ def {name}_dense(
                 aligned = {name}_move(
                     param, {values}grad, p_, {buffers_}{scales_}
 {given}
-                    (start ^ tl.arange(0, UNIT)){far},
                     start{far},
+                    ((start & 0xFFFFFFFF) // 2).to(tl.uint32),
+                    tl.arange(0, UNIT),
                     key,
                     mask,
                     start < n,
@@ -189,7 +195,7 @@ def {name}_dense(
                     WORK,
                     STOCHASTIC,
                 )
-                agree += tl.sum(aligned, 0)
+                agree += tl.sum(aligned.to(tl.int32), 0)
         if COUNT:
             counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
             count(counts, agree, tl.where(first == 0, n, 0))
@@ -213,7 +219,7 @@ def {name}_rows(
     rows,
     width,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
@@ -224,9 +230,11 @@ def {name}_rows(
 ):
     if proceed(found_inf, GUARD):
         column, there = columns_of(width, COLUMNS, EVEN)
-        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
         row = key.to(tl.int64)[:, None]
-        place = row * width + column[None, :]
+        column = column[None, :]
+        first = row * width
+        place = first + column
         there = there[None, :]
         mask = complete & there
         # While these come, the gradients are summed.
@@ -234,7 +242,7 @@ def {name}_rows(
 {at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
         g = sum_duplicates(
             values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
-            WORK, ORDERED, IN_BAGS, TILE, COLUMNS,
+            WORK, DISTINCT, IN_BAGS, TILE, COLUMNS,
         )
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))
@@ -242,10 +250,12 @@ def {name}_rows(
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
+                first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
+                False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
+                touched = moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
+                count(counts, tl.sum(aligned.to(tl.int32)), touched)
         if COUNT:
             see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
@@ -276,7 +286,8 @@ def {name}_seams(
         column, there = columns_of(width, COLUMNS, EVEN)
         row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
         complete = mine
-{as_row}        place = row * width + column
+{as_row}        first = row * width
+        place = first + column
         p_ = p + place
 {at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
         c = coefficients
@@ -284,10 +295,11 @@ def {name}_seams(
 {loads}            aligned = {name}_move(
                 param, {values}g, p_, {buffers_}{scales_}
 {given_rows}
-                place, row * width, noise_key(seed, tl.load(c)), mask, complete, there, width, False, WORK, STOCHASTIC,
+                first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
+                False, WORK, STOCHASTIC,
             )
             if COUNT:
-                count(counts, tl.sum(aligned), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
+                count(counts, tl.sum(aligned.to(tl.int32)), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
 """
 
 COEFFICIENTS = '''\
@@ -314,6 +326,11 @@ def {name}_coefficients(
     if MORE:
         tl.store(more + i, tl.load(words + i, mask=mask), mask=mask)
 '''
+
+AGREE_CODED = """\
+                each += tl.sum(tl.sum(tl.reshape(tl.where(aligned, 1.0, 0.0), (2, UNIT // 8, 4)), 2), 0)
+            agree = tl.sum(each, 0).to(tl.int32)
+"""
 
 AS_ROW = """\
         row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
@@ -402,11 +419,11 @@ def kernels(structure: Structure) -> str:
 
     def kept(k: int, b: str, how: str) -> str:
         signed = structure.rule.moments.get(b) == "signed"
-        half = f"noise_at(key, place, far) {'>> 16' if k else '& 0xFFFF'}"
+        half = f"{'half_between' if how == 'int8' else 'half'}(noise, column, {k > 0})"
         if how == "int8":
             return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, there, WHOLE, {signed})\n"
         if how == "bfloat16":
-            return f"    put(s_{b}_, round_up_or_down(s_{b}, {half}), mask, WHOLE)\n"
+            return f"    put_rounded(s_{b}_, s_{b}, {half}, mask, WHOLE, {signed})\n"
         return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
 
     def pointers(whole: bool) -> str:
@@ -444,7 +461,10 @@ def kernels(structure: Structure) -> str:
         "coefficients": filled(coefficients, 8),
         "given": filled(coefficients, 20),
         "given_rows": filled(coefficients, 16),
+        "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n" if structure.stored else "",
+        "agree": AGREE_CODED if structure.stored else "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
         "of_rows": "\n        there, width," if structure.stored else "",
+        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool({"bfloat16", "int8"} & set(stored)),
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),

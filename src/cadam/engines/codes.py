@@ -163,7 +163,7 @@ def _noise(item: Item, where: tuple[Tensor, ...] | None, step: Tensor | int) -> 
     for size, more in zip(param.shape[1:], where[1:], strict=False):
         row = row * size + more
     start = row[:, None] * width
-    found = moments.noise(key, start + torch.arange(width, device=device), start)
+    found = moments.noise(key, torch.arange(width, device=device), start)
     return found
 
 

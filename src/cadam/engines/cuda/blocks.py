@@ -55,15 +55,18 @@ def scaled(x, factor):
 
 @triton.jit
 def agreement(x, y):
-    """x times the sign of y: positive where they agree in sign, zero where one is zero, NaN where x is."""
-    turned = x.to(tl.int32, bitcast=True) ^ (y.to(tl.int32, bitcast=True) & -0x80000000)
-    return tl.where(y == 0, x * 0.0, turned.to(tl.float32, bitcast=True))
+    """2**150 times the product: positive where both agree in sign, and only there; it never underflows to zero.
+
+    NaN where one is, or where one is zero and the other 2**53 or more.
+    """
+    return (x * 2.0**75) * (y * 2.0**75)
 
 
 @triton.jit
 def decayed(g, p, factor):
     """g with coupled decay, for which there is nothing to do where the factor, which all elements share, is zero."""
     if factor != 0:
+        tl.debug_barrier()  # keeps it a branch, which is faster than to compute both and select
         g = g + p * factor
     return g
 
@@ -156,6 +159,28 @@ def noise_at(key, place, far):
 
 
 @triton.jit
+def shared_noise(key, start, word, column):
+    """32 random bits for each two neighbours in columns of what begins at `start`; `word` is that of the first two.
+
+    All have one expression for the number of these two, so that the compiler finds it to be the same for both.
+    """
+    return scramble((word + ((column | 1) >> 1).to(tl.uint32)) ^ scramble((start >> 32).to(tl.uint32) ^ key))
+
+
+@triton.jit
+def half(noise, column, SECOND: tl.constexpr):
+    """16 of these bits for a buffer: of the first one, the lower half at even places and the upper half at odd ones."""
+    return tl.where((column & 1) == (1 if SECOND else 0), noise & 0xFFFF, noise >> 16)
+
+
+@triton.jit
+def half_between(noise, column, SECOND: tl.constexpr):
+    """The same, moved to the two bytes in the middle."""
+    bytes = tl.where((column & 1) == (1 if SECOND else 0), 0x4104, 0x4324)
+    return libdevice.byte_perm(noise.to(tl.int32, bitcast=True), 0, bytes).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
 def round_up_or_down(x, noise):
     """x rounded to one of its two neighbours in bfloat16 by 16 bits of noise."""
     bits = x.to(tl.uint32, bitcast=True) + noise
@@ -201,19 +226,34 @@ def coefficients_of(steps, by_step, WIDTH: tl.constexpr, rows):
 def decode(code, exponent, SIGNED: tl.constexpr):
     """Values from codes of one byte and the exponents that they share."""
     exponent = exponent.to(tl.int32)
+    broken = exponent == 255
     base = (exponent - 31) << 23
-    least = base.to(tl.float32, bitcast=True)  # what a code of zero would be
     if SIGNED:
         bits = (code.to(tl.int8, bitcast=True).to(tl.int32) << 21) & -0x70200000  # the sign, and seven bits
         x = (bits + base).to(tl.float32, bitcast=True)
-    else:
-        x = ((code.to(tl.int32) << 20) + base).to(tl.float32, bitcast=True)
-    return tl.where(tl.abs(x) == least, 0.0, x * tl.where(exponent == 255, float("nan"), 1.0))
+        least = base.to(tl.float32, bitcast=True)  # what a code of zero would be
+        return tl.where(tl.abs(x) == least, 0.0, x * tl.where(broken, float("nan"), 1.0))
+    code = code.to(tl.int32)
+    bits = code * tl.where(broken, 0, 1 << 20) + tl.minimum(code, 1) * tl.where(broken, 0x7FC00000, base)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def put_rounded(pointers, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+    """Store values in bfloat16, rounded to one of the two neighbours by 16 bits of noise. NaN must not overflow."""
+    bits = x.to(tl.uint32, bitcast=True)
+    rounded = tl.minimum((bits & 0x7FFFFFFF) + noise, 0x7FFFFFFF)
+    if SIGNED:
+        rounded |= bits & 0x80000000
+    put(pointers.to(tl.pointer_type(tl.uint16), bitcast=True), (rounded >> 16).to(tl.uint16), mask, WHOLE)
 
 
 @triton.jit
 def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
-    """Code values, rounded by 16 bits of noise each."""
+    """Code values, rounded by 16 bits of noise each, which are the two bytes in the middle.
+
+    What is above the smallest code is moved up, so that the code is the byte before these.
+    """
     shift: tl.constexpr = 21 if SIGNED else 20
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
@@ -221,11 +261,10 @@ def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr
     exponent = tl.maximum((largest + (1 << shift)) >> 23, 32)
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
-    code = size + ((noise << (shift - 16)).to(tl.int32) - base)
+    above = (tl.maximum(size - base, 0 if SIGNED else tl.minimum(size, 1) << 20) << (24 - shift)).to(tl.uint32) + noise
     if SIGNED:
-        code = (((tl.maximum(code, 0) << 3) & 0x7FFFFFFF) | (bits & -0x80000000)).to(tl.uint32) >> 24
-    else:
-        code = tl.maximum(code >> shift, tl.minimum(size, 1))
+        above |= bits.to(tl.uint32) & 0x80000000
+    code = above >> 24
     put(pointers, code.to(tl.uint8), mask, WHOLE)
     put(scales, exponent.to(tl.uint8), rows, WHOLE)
 
@@ -329,8 +368,8 @@ def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def look(keys, n, rows, TILE: tl.constexpr):
-    """One tile of the sorted keys.
+def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
+    """One tile of the sorted keys. Where all are distinct, a row begins and ends wherever there is a key.
 
     Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
     tile, and, as a column, is a row complete there that began in this one.
@@ -339,11 +378,13 @@ def look(keys, n, rows, TILE: tl.constexpr):
     at = tile * TILE + tl.arange(0, TILE)
     here = at < n
     key = tl.load(keys + at, mask=here, other=-1)
-    before = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-    starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
-    ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
     inside = here & (key < rows)
-    goes_on = key == before
+    if DISTINCT:
+        starts, ends, goes_on = here, here, tl.zeros_like(here)
+    else:
+        starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
+        ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
+        goes_on = key == tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
     return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None]
 
 
@@ -362,7 +403,7 @@ def sum_duplicates(
     ends,
     goes_on,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -375,23 +416,26 @@ def sum_duplicates(
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
     here = at < n
-    source = at.to(tl.int64) if ORDERED else tl.load(order + at, mask=here, other=0)
+    source = at.to(tl.int64) if DISTINCT else tl.load(order + at, mask=here, other=0)
     if IN_BAGS:
         source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
     wanted = inside[:, None] & there
-    g = tl.load(values + source[:, None] * width + column[None, :], mask=wanted, other=0).to(WORK)
-    inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
-    if inner == TILE - 1:
+    g = tl.load(values + source[:, None] * width + column, mask=wanted, other=0).to(WORK)
+    if DISTINCT:
         sums = g
-    elif inner == 0:
-        sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
     else:
-        flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
-        _, sums = tl.associative_scan((flags, g), 0, _in_segment)
-    last = tl.arange(0, TILE) == TILE - 1
-    partial = (goes_on & (ends | last)) | (last & ~ends)
-    slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
-    tl.store(partials + slot[:, None] * width + column[None, :], sums, mask=wanted & partial[:, None])
+        inner = tl.sum((starts & (tl.arange(0, TILE) > 0)).to(tl.int32), 0)  # rows that begin in the midst of the tile
+        if inner == TILE - 1:
+            sums = g
+        elif inner == 0:
+            sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
+        else:
+            flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
+            _, sums = tl.associative_scan((flags, g), 0, _in_segment)
+        last = tl.arange(0, TILE) == TILE - 1
+        partial = (goes_on & (ends | last)) | (last & ~ends)
+        slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
+        tl.store(partials + slot[:, None] * width + column, sums, mask=wanted & partial[:, None])
     return sums
 
 
@@ -444,7 +488,7 @@ def row_squares(
     rows,
     width,
     WORK: tl.constexpr,
-    ORDERED: tl.constexpr,
+    DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -452,8 +496,8 @@ def row_squares(
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
     column, there = columns_of(width, COLUMNS, EVEN)
-    there = there[None, :]
-    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, TILE)
+    column, there = column[None, :], there[None, :]
+    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
     g = sum_duplicates(
         values,
         order,
@@ -468,7 +512,7 @@ def row_squares(
         ends,
         goes_on,
         WORK,
-        ORDERED,
+        DISTINCT,
         IN_BAGS,
         TILE,
         COLUMNS,

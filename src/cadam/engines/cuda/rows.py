@@ -283,7 +283,7 @@ class RowGrad:
     values: Tensor
     bags: Bags | None = None
     distinct: bool = False
-    """Are the ids sorted and distinct?"""
+    """Are the ids sorted and distinct? Then each row is moved as it comes: two of one row would race."""
 
     @classmethod
     def of(cls, grad: Tensor) -> RowGrad:
@@ -303,7 +303,7 @@ class Sorted:
     keys: Tensor
     """The ids; one that is no row of the table became `rows`, and comes last."""
     order: Tensor | None
-    """Where each came from; None if they were in order."""
+    """Where each came from; None if they were in order, and distinct."""
     rows: int
     sources: Tensor | None = None
     """In the order in which they came, the gradient of each; None if that is the order of the gradients too."""
@@ -379,7 +379,7 @@ def update_(
         state,
         values.dtype,
         aligned=(values.data_ptr() % 16 == 0, coefficients.data_ptr() % 16 == 0),
-        ordered=ids.order is None,
+        distinct=ids.order is None,
         in_bags=ids.sources is not None,
         counts=counts,
         found_inf=found_inf,
@@ -387,12 +387,13 @@ def update_(
         randomly=randomly,
     )
     tensors = [param, *state.values()]
-    keys, order = ids.keys, ids.keys if ids.order is None else ids.order
+    keys, order = ids.keys, ids.order
     tiles, across = how.cut.grid(n, width)
-    partials = torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
+    distinct = order is None
+    partials = None if distinct else torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
     shared = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
     how.rows((tiles, across, 1), kind, *tensors, values, keys, order, ids.sources, partials, *shared)
-    if tiles > 1:
+    if tiles > 1 and not distinct:
         how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
 
 
@@ -403,7 +404,7 @@ def launches_for(
     values: torch.dtype,
     *,
     aligned: tuple[bool, bool] = (True, True),
-    ordered: bool = False,
+    distinct: bool = False,
     in_bags: bool = False,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
@@ -422,7 +423,7 @@ def launches_for(
         param.numel() // rows,
         counts is not None,
         found_inf is not None,
-        ordered,
+        distinct,
         in_bags,
         randomly and param.dtype == torch.bfloat16,
     )
@@ -502,7 +503,7 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
 
     kind = {"WORK": triton_type(work)}
     return (
-        Launch(row_squares, {**kind, "ORDERED": False, "IN_BAGS": False, **cut.constants}, WARPS),
+        Launch(row_squares, {**kind, "DISTINCT": False, "IN_BAGS": False, **cut.constants}, WARPS),
         Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, cut.warps),
     )
 
@@ -524,7 +525,7 @@ def _launches(
     width: int,
     counted: bool,
     guarded: bool,
-    ordered: bool,
+    distinct: bool,
     in_bags: bool,
     randomly: bool,
 ) -> Launches:
@@ -539,7 +540,7 @@ def _launches(
         cut,
         Launch(
             kernel(structure, "rows"),
-            {**before, "ORDERED": ordered, "IN_BAGS": in_bags, **flags, **cut.constants},
+            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **cut.constants},
             WARPS,
             REGISTERS,
         ),
