@@ -622,36 +622,22 @@ INLINE uint32_t scramble(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* By k and l, what k ^ l is in the first product of `scramble`. */
-#define PRODUCT(k, l) (uint32_t)((k) ^ (l)) * 0x85EBCA6Bu
-#define PRODUCTS(k)                                                                                                 \
-    {PRODUCT(k, 0), PRODUCT(k, 1), PRODUCT(k, 2), PRODUCT(k, 3), PRODUCT(k, 4), PRODUCT(k, 5), PRODUCT(k, 6),      \
-     PRODUCT(k, 7), PRODUCT(k, 8), PRODUCT(k, 9), PRODUCT(k, 10), PRODUCT(k, 11), PRODUCT(k, 12), PRODUCT(k, 13),  \
-     PRODUCT(k, 14), PRODUCT(k, 15)}
-static const uint32_t products[16][16] __attribute__((aligned(64))) = {
-    PRODUCTS(0), PRODUCTS(1), PRODUCTS(2),  PRODUCTS(3),  PRODUCTS(4),  PRODUCTS(5),  PRODUCTS(6),  PRODUCTS(7),
-    PRODUCTS(8), PRODUCTS(9), PRODUCTS(10), PRODUCTS(11), PRODUCTS(12), PRODUCTS(13), PRODUCTS(14), PRODUCTS(15)};
-
-/* The noise of elements but for the last step of `scramble`, which `HALVES` takes; `inner` is what the key and the upper
- * half of their place make of it. Of as many places as there are lanes, from a multiple of that on, only the last bits
- * differ: the first steps are those of one number, and a table has the rest. */
-INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
+/* The noise of elements from a column on, of a row or dense parameter that begins at `start`: neighbours share a word.
+ * `inner` is what the key and the upper half of their place make of it. */
+INLINE bits_t noise_at(uint32_t start, uint32_t column, uint32_t inner)
 {
-    bits_t x;
-    if (is_whole) {
-        uint32_t first = place ^ inner;
-        first ^= first >> 16;
-        memcpy(&x, products[first % LANES], sizeof x);
-        x += (first - first % LANES) * 0x85EBCA6Bu;
-    } else {
-        for (uint32_t k = 0; k < LANES; k++)
-            x[k] = (place + k) ^ inner;
-        x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    bits_t x, odd;
+    for (uint32_t k = 0; k < LANES; k++) {
+        x[k] = (start + ((column + k) >> 1)) ^ inner;
+        odd[k] = (column + k) & 1 ? 16 : 0;
     }
-    return (x ^ (x >> 13)) * 0xC2B2AE35u;
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    x ^= x >> 16;
+    return x >> odd | (x << odd & 0xffff0000);
 }
 
-#define HALVES(noise) const bits_t half1 = noise >> 16, half0 = (noise ^ half1) & 0xffff;
+#define HALVES(noise) const bits_t half1 = noise >> 16, half0 = noise & 0xffff;
 
 /* What is done to each buffer: its number, how it is stored, its kind, and which half of the noise it takes. */
 #define EACH_1(DO, how, kind, which) DO(0, how, kind, which)
@@ -770,7 +756,7 @@ typedef float code_ROW; /* one for all of them */
             element##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF) GIVEN_##by_row, &alignment); \
             write_floats(p + j, p_, left);                                                                         \
             *count += count_positive(alignment);                                                                   \
-            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
+            const bits_t noise = noise_at(is_dense ? 0 : (uint32_t)place, (uint32_t)(is_dense ? place : 0) + (uint32_t)j, inner); \
             HALVES(noise)                                                                                          \
             (void)half0, (void)half1;                                                                              \
             EACH_##n_buffers(ENCODE, __VA_ARGS__)                                                                  \
@@ -778,7 +764,7 @@ typedef float code_ROW; /* one for all of them */
         EACH_##n_buffers(FINISH, __VA_ARGS__)                                                                      \
         for (int64_t j = 0; (0 EACH_##n_buffers(LATER, __VA_ARGS__)) && j < m; j += LANES) {                       \
             const int64_t left = is_whole ? LANES : m - j;                                                         \
-            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
+            const bits_t noise = noise_at(is_dense ? 0 : (uint32_t)place, (uint32_t)(is_dense ? place : 0) + (uint32_t)j, inner); \
             HALVES(noise)                                                                                          \
             (void)left, (void)half0, (void)half1;                                                                  \
             EACH_##n_buffers(CODE, __VA_ARGS__)                                                                    \
