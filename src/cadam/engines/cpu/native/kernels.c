@@ -539,8 +539,42 @@ INLINE float sum_of(const floats_t *x) /* in the order of AVX-512 */
         memcpy(x, &lanes, (size_t)(n < most ? n : most) * sizeof *x);                                              \
     }
 MOVE(floats, floats_t, float)
-MOVE(words, words_t, uint16_t)
-MOVE(bytes, bytes_t, uint8_t)
+MOVE(some_words, words_t, uint16_t)
+MOVE(some_bytes, bytes_t, uint8_t)
+
+/* Half of a vector, which the compiler would take through memory: rows of 16 have no more. */
+#ifdef __AVX512F__
+INLINE words_t read_words(const uint16_t *x, int64_t n)
+{
+    return n == LANES ? (words_t)_mm512_zextsi256_si512(_mm256_loadu_si256((const void *)x)) : read_some_words(x, n);
+}
+
+INLINE bytes_t read_bytes(const uint8_t *x, int64_t n)
+{
+    return n == LANES ? (bytes_t)_mm256_zextsi128_si256(_mm_loadu_si128((const void *)x)) : read_some_bytes(x, n);
+}
+
+INLINE void write_words(uint16_t *x, words_t lanes, int64_t n)
+{
+    if (n == LANES)
+        _mm256_storeu_si256((void *)x, _mm512_castsi512_si256((__m512i)lanes));
+    else
+        write_some_words(x, lanes, n);
+}
+
+INLINE void write_bytes(uint8_t *x, bytes_t lanes, int64_t n)
+{
+    if (n == LANES)
+        _mm_storeu_si128((void *)x, _mm256_castsi256_si128((__m256i)lanes));
+    else
+        write_some_bytes(x, lanes, n);
+}
+#else
+#define read_words read_some_words
+#define read_bytes read_some_bytes
+#define write_words write_some_words
+#define write_bytes write_some_bytes
+#endif
 
 INLINE pair_t read_pair(const float *x, int64_t n)
 {
@@ -779,15 +813,15 @@ typedef float code_ROW; /* one for all of them */
 #define GIVEN_0
 #define GIVEN_1 , mean_square
 
-/* Of a pair of vectors, the elements that there are. */
-#define LEFT !is_whole ? m - j : m < PAIR ? m : PAIR
+/* Of a pair of vectors, the elements that there are: as many in each, which the compiler knows, or what is left. */
+#define LEFT whole ? whole : m - j
 
 /* Update m elements from i on, at most WIDEST, that share their scales number `at`; what shares a scale is coded when all of
  * them are known. */
 #define STORED(element, by_row, n_buffers, NAME, ...)                                                              \
     INLINE void NAME(const struct element##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s, \
                      uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
-                     const int is_dense, const int is_whole, int64_t *count)                   \
+                     const int is_dense, const int64_t whole, int64_t *count)                   \
     {                                                                                                              \
         const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
         const uint32_t first = (uint32_t)place >> is_dense; /* a dense parameter is one row that begins at 0 */     \
@@ -811,7 +845,7 @@ typedef float code_ROW; /* one for all of them */
                 *count += count_positive(alignment.b);                                                             \
             }                                                                                                      \
             write_pair(p + j, p_, left);                                                                         \
-            const words_t noise0 = noise0_at(first + (uint32_t)j / 2, inner, is_dense || is_whole);                \
+            const words_t noise0 = noise0_at(first + (uint32_t)j / 2, inner, is_dense || whole);                  \
             const words_t noise1 = swapped(noise0);                                                                \
             (void)noise0, (void)noise1;                                                                            \
             EACH_##n_buffers(ENCODE, __VA_ARGS__)                                                                  \
@@ -831,7 +865,7 @@ typedef float code_ROW; /* one for all of them */
     {                                                                                                              \
         int64_t i = 0, count = 0;                                                                                  \
         for (; i + CODED_BLOCK <= n; i += CODED_BLOCK)                                                             \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, 1, 1, &count); \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, 1, PAIR, &count); \
         if (i < n)                                                                                                 \
             BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, 1, 0, &count); \
         return count;                                                                                              \
@@ -855,7 +889,7 @@ typedef float code_ROW; /* one for all of them */
 
 /* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
 #define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
-    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int is_whole)      \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole)      \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
         struct element##_lanes_c values = *(const struct element##_lanes_c *)c_;                                   \
@@ -885,7 +919,7 @@ typedef float code_ROW; /* one for all of them */
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
             BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     rows->place + (uint64_t)(row * width), rows->key, 0, is_whole, &count);                        \
+                     rows->place + (uint64_t)(row * width), rows->key, 0, whole, &count);                           \
             begin = end;                                                                                           \
         }                                                                                                          \
         return count;                                                                                              \
@@ -893,8 +927,8 @@ typedef float code_ROW; /* one for all of them */
     static int64_t NAME(const row_batch *rows, const void *c)                                                      \
     {                                                                                                              \
         if (rows->width == 16)                                                                                     \
-            return NAME##_of(rows, c, 16, 1);                                                                      \
-        return rows->width % PAIR ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, 1);       \
+            return NAME##_of(rows, c, 16, PAIR < 16 ? PAIR : 16);                                                  \
+        return rows->width % PAIR ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, PAIR);    \
     }
 
 #define LOOP_0(rule, element, STORAGE)                                                            \
