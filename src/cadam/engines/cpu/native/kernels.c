@@ -340,8 +340,9 @@ SQUARES(F16, float, squares_f16)
 
 /* Coded moments, as cadam/moments.py defines them -------------------------------------------------------------
  *
- * Vectors as wide as the instruction set has them: decoded, updated and, where they share no scale, coded again in
- * registers. Wider ones would be taken apart by the compiler, number by number where they are compared. */
+ * Vectors as wide as the instruction set has them, two at a time: a third one holds the words that are the upper halves
+ * of their floats, which is what codes of two bytes are, and what codes of one byte are made of. Wider ones would be taken
+ * apart by the compiler, number by number where they are compared. */
 
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -350,48 +351,78 @@ enum { LANES = 8 };
 #else
 enum { LANES = 4 };
 #endif
+enum { PAIR = 2 * LANES };  /* elements that are updated at a time */
 enum { SUMS = 16 / LANES }; /* vectors in which sums are added up, so that every instruction set does it in one order */
 typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
 typedef int32_t mask_t __attribute__((vector_size(4 * LANES)));
 typedef float floats_t __attribute__((vector_size(4 * LANES)));
+typedef uint16_t words_t __attribute__((vector_size(4 * LANES)));
+typedef int16_t signed_words_t __attribute__((vector_size(4 * LANES)));
+typedef uint8_t bytes_t __attribute__((vector_size(2 * LANES)));
+typedef int8_t signed_bytes_t __attribute__((vector_size(2 * LANES)));
+typedef struct {
+    floats_t a, b;
+} pair_t;
 
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test & yes) | (~(bits_t)test & no); }
 
-/* Codes of one byte, signed or not, or of two; and back. */
-#define CONVERT(name, code)                                                                                        \
-    INLINE bits_t widen_##name(const void *q)                                                                      \
-    {                                                                                                              \
-        code codes __attribute__((vector_size(LANES * sizeof(code))));                                             \
-        memcpy(&codes, q, sizeof codes);                                                                           \
-        return __builtin_convertvector(codes, bits_t);                                                             \
-    }                                                                                                              \
-    INLINE void narrow_##name(void *q, bits_t x)                                                                   \
-    {                                                                                                              \
-        typedef code codes_t __attribute__((vector_size(LANES * sizeof(code))));                                   \
-        const codes_t codes = __builtin_convertvector(x, codes_t);                                                 \
-        memcpy(q, &codes, sizeof codes);                                                                           \
-    }
-
-/* What the compiler does not find by itself. */
+/* Words of two vectors, by number. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (words_t){__VA_ARGS__})
+#endif
+#define FOUR(F, i) F(i), F(i + 1), F(i + 2), F(i + 3)
+#define EIGHT(F, i) FOUR(F, i), FOUR(F, i + 4)
+#define SIXTEEN(F, i) EIGHT(F, i), EIGHT(F, i + 8)
 #ifdef __AVX512F__
-INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm512_cvtepi8_epi32(_mm_loadu_si128(q)); }
-INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm512_cvtepu8_epi32(_mm_loadu_si128(q)); }
-INLINE bits_t widen_half(const void *q) { return (bits_t)_mm512_cvtepu16_epi32(_mm256_loadu_si256(q)); }
-INLINE void narrow_positive(void *q, bits_t x) { _mm_storeu_si128(q, _mm512_cvtepi32_epi8((__m512i)x)); }
-INLINE void narrow_half(void *q, bits_t x) { _mm256_storeu_si256(q, _mm512_cvtepi32_epi16((__m512i)x)); }
+#define NUMBERS(F) SIXTEEN(F, 0), SIXTEEN(F, 16)
+#define COUNTING EIGHT(, 0), EIGHT(, 8)
+#elif defined(__AVX2__)
+#define NUMBERS(F) SIXTEEN(F, 0)
+#define COUNTING EIGHT(, 0)
+#else
+#define NUMBERS(F) EIGHT(F, 0)
+#define COUNTING FOUR(, 0)
+#endif
+#define UPPER(i) 2 * (i) + 1
+#define INTO_LOWER(i) (i) % 2 ? 0 : PAIR + (i) / 2
+#define INTO_UPPER(i) (i) % 2 ? PAIR + (i) / 2 : 0
+#define MORE_INTO_LOWER(i) (i) % 2 ? 0 : PAIR + LANES + (i) / 2
+#define MORE_INTO_UPPER(i) (i) % 2 ? PAIR + LANES + (i) / 2 : 0
 
-INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) /* x, and zero where the bits `size` of the code are */
+INLINE words_t upper_halves(bits_t a, bits_t b) { return SHUFFLE((words_t)a, (words_t)b, NUMBERS(UPPER)); }
+INLINE pair_t from_upper_halves(words_t x)
 {
-    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)code, _mm512_set1_epi32((int)size));
-    return (bits_t)_mm512_maskz_mov_epi32(has_size, (__m512i)x);
+    const words_t zero = {0};
+    return (pair_t){(floats_t)SHUFFLE(zero, x, NUMBERS(INTO_UPPER)), (floats_t)SHUFFLE(zero, x, NUMBERS(MORE_INTO_UPPER))};
 }
 
-INLINE bits_t at_least_one(mask_t x, bits_t size) /* and zero where the size is */
+/* To the next word above or below: by the noise, which may carry into the upper halves. */
+INLINE words_t rounded(bits_t a, bits_t b, words_t noise)
 {
-    const __mmask16 has_size = _mm512_test_epi32_mask((__m512i)size, (__m512i)size);
-    return (bits_t)_mm512_maskz_max_epi32(has_size, (__m512i)x, _mm512_set1_epi32(1));
+    const words_t zero = {0};
+    a += (bits_t)SHUFFLE(zero, noise, NUMBERS(INTO_LOWER));
+    b += (bits_t)SHUFFLE(zero, noise, NUMBERS(MORE_INTO_LOWER));
+    return upper_halves(a, b);
+}
+
+/* What the compiler does not find by itself. What is compared has no sign. */
+#ifdef __AVX512F__
+INLINE words_t extend_signed(bytes_t x) { return (words_t)_mm512_cvtepi8_epi16((__m256i)x); }
+INLINE words_t extend_positive(bytes_t x) { return (words_t)_mm512_cvtepu8_epi16((__m256i)x); }
+
+INLINE words_t unless_zero(words_t code, uint16_t size, words_t x) /* x, and zero where the bits `size` of the code are */
+{
+    const __mmask32 has_size = _mm512_test_epi16_mask((__m512i)code, _mm512_set1_epi16((short)size));
+    return (words_t)_mm512_maskz_mov_epi16(has_size, (__m512i)x);
+}
+
+INLINE bits_t where_any(bits_t size, bits_t x) /* x, and zero where the size is */
+{
+    return (bits_t)_mm512_maskz_mov_epi32(_mm512_test_epi32_mask((__m512i)size, (__m512i)size), (__m512i)x);
 }
 
 INLINE floats_t sign_of(floats_t x)
@@ -413,43 +444,28 @@ INLINE int64_t count_positive(floats_t x)
     return __builtin_popcount(_mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ));
 }
 
-INLINE int has_nan(floats_t x) { return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0; }
-INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
-INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
-INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm512_min_epu32((__m512i)x, (__m512i)y); }
+INLINE int has_nan(pair_t x) { return _mm512_cmp_ps_mask((__m512)x.a, (__m512)x.b, _CMP_UNORD_Q) != 0; }
+INLINE bits_t larger(bits_t x, bits_t y) { return (bits_t)_mm512_max_epi32((__m512i)x, (__m512i)y); }
+INLINE bits_t smaller(bits_t x, bits_t y) { return (bits_t)_mm512_min_epi32((__m512i)x, (__m512i)y); }
+INLINE words_t larger_words(words_t x, words_t y) { return (words_t)_mm512_max_epi16((__m512i)x, (__m512i)y); }
 INLINE floats_t root(floats_t x) { return (floats_t)_mm512_sqrt_ps((__m512)x); }
-INLINE int32_t largest_of(mask_t x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE uint32_t largest_of(bits_t x) { return (uint32_t)_mm512_reduce_max_epi32((__m512i)x); }
 INLINE float sum_of(const floats_t *x) { return _mm512_reduce_add_ps((__m512)*x); } /* adds halves, halves of these... */
 #else
 #ifdef __AVX2__
-INLINE bits_t widen_signed(const void *q) { return (bits_t)_mm256_cvtepi8_epi32(_mm_loadl_epi64(q)); }
-INLINE bits_t widen_positive(const void *q) { return (bits_t)_mm256_cvtepu8_epi32(_mm_loadl_epi64(q)); }
-INLINE bits_t widen_half(const void *q) { return (bits_t)_mm256_cvtepu16_epi32(_mm_loadu_si128(q)); }
-
-INLINE __m128i words_of(bits_t x) /* the lower halves; the upper ones are zero */
-{
-    return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
-}
-
-INLINE void narrow_half(void *q, bits_t x) { _mm_storeu_si128(q, words_of(x)); }
-INLINE void narrow_positive(void *q, bits_t x)
-{
-    const __m128i words = words_of(x & 0xff);
-    _mm_storel_epi64(q, _mm_packus_epi16(words, words));
-}
-
-INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)_mm256_max_epi32((__m256i)x, (__m256i)y); }
-INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)_mm256_min_epi32((__m256i)x, (__m256i)y); }
-INLINE bits_t lower(bits_t x, bits_t y) { return (bits_t)_mm256_min_epu32((__m256i)x, (__m256i)y); }
+INLINE bits_t larger(bits_t x, bits_t y) { return (bits_t)_mm256_max_epi32((__m256i)x, (__m256i)y); }
+INLINE bits_t smaller(bits_t x, bits_t y) { return (bits_t)_mm256_min_epi32((__m256i)x, (__m256i)y); }
+INLINE words_t larger_words(words_t x, words_t y) { return (words_t)_mm256_max_epi16((__m256i)x, (__m256i)y); }
 INLINE floats_t root(floats_t x) { return (floats_t)_mm256_sqrt_ps((__m256)x); }
 INLINE int64_t count_positive(floats_t x) { return __builtin_popcount((unsigned)_mm256_movemask_ps((__m256)(x > 0))); }
 #else
-CONVERT(signed, int8_t)
-CONVERT(positive, uint8_t)
-CONVERT(half, uint16_t)
-INLINE mask_t larger(mask_t x, mask_t y) { return (mask_t)choose(x > y, (bits_t)x, (bits_t)y); }
-INLINE mask_t smaller(mask_t x, mask_t y) { return (mask_t)choose(x < y, (bits_t)x, (bits_t)y); }
-INLINE bits_t lower(bits_t x, bits_t y) { return choose(x < y, x, y); }
+INLINE bits_t larger(bits_t x, bits_t y) { return choose((mask_t)x > (mask_t)y, x, y); }
+INLINE bits_t smaller(bits_t x, bits_t y) { return choose((mask_t)x < (mask_t)y, x, y); }
+INLINE words_t larger_words(words_t x, words_t y)
+{
+    const words_t test = (words_t)((signed_words_t)x > (signed_words_t)y);
+    return (test & x) | (~test & y);
+}
 
 INLINE floats_t root(floats_t x)
 {
@@ -465,8 +481,14 @@ INLINE int64_t count_positive(floats_t x)
 }
 #endif
 
-INLINE bits_t unless_zero(bits_t code, uint32_t size, bits_t x) { return (bits_t)((code & size) != 0) & x; }
-INLINE bits_t at_least_one(mask_t x, bits_t size) { return (bits_t)larger(x, (mask_t)lower(size, (bits_t){0} + 1)); }
+INLINE words_t extend_signed(bytes_t x)
+{
+    return (words_t)__builtin_convertvector((signed_bytes_t)x, signed_words_t);
+}
+
+INLINE words_t extend_positive(bytes_t x) { return __builtin_convertvector(x, words_t); }
+INLINE words_t unless_zero(words_t code, uint16_t size, words_t x) { return (words_t)((code & size) != 0) & x; }
+INLINE bits_t where_any(bits_t size, bits_t x) { return (bits_t)(size != 0) & x; }
 
 INLINE floats_t sign_of(floats_t x)
 {
@@ -478,14 +500,14 @@ INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
     return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
 }
 
-INLINE int has_nan(floats_t x) /* or may have: to find out takes as long as what it is asked for */
+INLINE int has_nan(pair_t x) /* or may have: to find out takes as long as what it is asked for */
 {
     return (void)x, 1;
 }
 
-INLINE int32_t largest_of(mask_t x)
+INLINE uint32_t largest_of(bits_t x)
 {
-    int32_t largest = x[0];
+    uint32_t largest = x[0];
     for (int k = 1; k < LANES; k++)
         largest = x[k] > largest ? x[k] : largest;
     return largest;
@@ -503,39 +525,73 @@ INLINE float sum_of(const floats_t *x) /* in the order of AVX-512 */
 #endif
 
 /* The first n of them from memory, and back. */
-INLINE floats_t read_floats(const float *x, int64_t n)
+#define MOVE(name, type, code)                                                                                     \
+    INLINE type read_##name(const code *x, int64_t n)                                                              \
+    {                                                                                                              \
+        type lanes = {0};                                                                                          \
+        const int64_t most = sizeof lanes / sizeof *x;                                                             \
+        memcpy(&lanes, x, (size_t)(n < most ? n : most) * sizeof *x);                                              \
+        return lanes;                                                                                              \
+    }                                                                                                              \
+    INLINE void write_##name(code *x, type lanes, int64_t n)                                                       \
+    {                                                                                                              \
+        const int64_t most = sizeof lanes / sizeof *x;                                                             \
+        memcpy(x, &lanes, (size_t)(n < most ? n : most) * sizeof *x);                                              \
+    }
+MOVE(floats, floats_t, float)
+MOVE(some_words, words_t, uint16_t)
+MOVE(some_bytes, bytes_t, uint8_t)
+
+/* Half of a vector, which the compiler would take through memory: rows of 16 have no more. */
+#ifdef __AVX512F__
+INLINE words_t read_words(const uint16_t *x, int64_t n)
 {
-    floats_t lanes = {0};
-    memcpy(&lanes, x, (size_t)(n < LANES ? n : LANES) * sizeof *x);
-    return lanes;
+    return n == LANES ? (words_t)_mm512_zextsi256_si512(_mm256_loadu_si256((const void *)x)) : read_some_words(x, n);
 }
 
-INLINE void write_floats(float *x, floats_t lanes, int64_t n)
+INLINE bytes_t read_bytes(const uint8_t *x, int64_t n)
 {
-    memcpy(x, &lanes, (size_t)(n < LANES ? n : LANES) * sizeof *x);
+    return n == LANES ? (bytes_t)_mm256_zextsi128_si256(_mm_loadu_si128((const void *)x)) : read_some_bytes(x, n);
 }
 
-INLINE const void *all_codes(const void *q, uint16_t *room, int64_t n, int64_t size)
+INLINE void write_words(uint16_t *x, words_t lanes, int64_t n)
 {
-    return n < LANES ? memcpy(room, q, (size_t)(n * size)) : q;
-}
-
-INLINE void write_codes(void *q, bits_t x, int64_t n, int64_t size)
-{
-    uint16_t room[LANES];
-    void *to = n < LANES ? room : q;
-    if (size == 1)
-        narrow_positive(to, x);
+    if (n == LANES)
+        _mm256_storeu_si256((void *)x, _mm512_castsi512_si256((__m512i)lanes));
     else
-        narrow_half(to, x);
-    if (n < LANES)
-        memcpy(q, room, (size_t)(n * size));
+        write_some_words(x, lanes, n);
+}
+
+INLINE void write_bytes(uint8_t *x, bytes_t lanes, int64_t n)
+{
+    if (n == LANES)
+        _mm_storeu_si128((void *)x, _mm256_castsi256_si128((__m256i)lanes));
+    else
+        write_some_bytes(x, lanes, n);
+}
+#else
+#define read_words read_some_words
+#define read_bytes read_some_bytes
+#define write_words write_some_words
+#define write_bytes write_some_bytes
+#endif
+
+INLINE pair_t read_pair(const float *x, int64_t n)
+{
+    return (pair_t){read_floats(x, n), n > LANES ? read_floats(x + LANES, n - LANES) : (floats_t){0}};
+}
+
+INLINE void write_pair(float *x, pair_t lanes, int64_t n)
+{
+    write_floats(x, lanes.a, n);
+    if (n > LANES)
+        write_floats(x + LANES, lanes.b, n - LANES);
 }
 
 /* The first n, and zeros. */
 INLINE floats_t first_of(floats_t x, int64_t n)
 {
-    for (int64_t k = n; k < LANES; k++)
+    for (int64_t k = n > 0 ? n : 0; k < LANES; k++)
         x[k] = 0;
     return x;
 }
@@ -572,46 +628,70 @@ INLINE floats_t first_of(floats_t x, int64_t n)
 /* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
 enum { SHIFT_signed = 21, SHIFT_positive = 20 };
 
-/* Of a code whose sign was extended: the upper bits are all its sign. `kept` is all bits, or none where the base is NaN,
- * which a code must not be added to: it would overflow to a finite number. */
-INLINE bits_t decode_signed(bits_t code, uint32_t base, uint32_t kept)
+/* The upper halves of the floats; their lower ones are zero. Of a code whose sign was extended: the upper bits are all its
+ * sign. `kept` is all bits, or none where the base is NaN, which a code must not be added to: it would overflow to a finite
+ * number. */
+INLINE words_t decode_signed(bytes_t codes, uint16_t base, uint16_t kept)
 {
-    return unless_zero(code, 0x7f, (code << SHIFT_signed & (0x8fffffff & kept)) + base);
+    const words_t code = extend_signed(codes);
+    return unless_zero(code, 0x7f, (code << (SHIFT_signed - 16) & (0x8fff & kept)) + base);
 }
 
-INLINE bits_t decode_positive(bits_t code, uint32_t base, uint32_t kept)
+INLINE words_t decode_positive(bytes_t codes, uint16_t base, uint16_t kept)
 {
-    return unless_zero(code, 0xff, (code << SHIFT_positive & kept) + base);
+    const words_t code = extend_positive(codes);
+    return unless_zero(code, 0xff, (code << (SHIFT_positive - 16) & kept) + base);
 }
 
-/* Both with 16 bits of noise. */
-INLINE bits_t encode_signed(bits_t bits, bits_t noise, uint32_t base)
+/* To round takes no shared exponent: these are codes but for what it takes off them, each in a word. `sizes` gathers the
+ * upper halves of the largest. Second moments are at least the smallest code unless they are zero. */
+INLINE words_t round_signed(pair_t x, words_t noise, words_t *sizes)
 {
-    const bits_t size = (bits & 0x7fffffff) - base + (noise << (SHIFT_signed - 16));
-    return (bits_t)larger((mask_t)size >> SHIFT_signed, (mask_t){0}) | (bits >> 24 & 0x80);
+    const bits_t a = (bits_t)x.a, b = (bits_t)x.b;
+    const words_t upper = upper_halves(a, b);
+    *sizes = larger_words(*sizes, upper & 0x7fff);
+    return rounded((a & 0x7fffffff) >> (SHIFT_signed - 16), (b & 0x7fffffff) >> (SHIFT_signed - 16), noise) | (upper & 0x8000);
 }
 
-INLINE bits_t encode_positive(bits_t bits, bits_t noise, uint32_t base)
+INLINE words_t round_positive(pair_t x, words_t noise, words_t *sizes)
 {
-    const bits_t size = bits & 0x7fffffff, code = size - base + (noise << (SHIFT_positive - 16));
-    return at_least_one((mask_t)code >> SHIFT_positive, size);
+    const bits_t a = (bits_t)x.a & 0x7fffffff, b = (bits_t)x.b & 0x7fffffff, least = (bits_t){0} + (1u << SHIFT_positive);
+    *sizes = larger_words(*sizes, upper_halves(a, b));
+    return rounded(where_any(a, larger(a, least)) >> (SHIFT_positive - 16),
+                   where_any(b, larger(b, least)) >> (SHIFT_positive - 16), noise);
+}
+
+INLINE bytes_t code_signed(words_t x, uint16_t base)
+{
+    const words_t size = larger_words(x & 0x7fff, (words_t){0} + base) - base;
+    return __builtin_convertvector(size | (x >> 8 & 0x80), bytes_t);
+}
+
+INLINE bytes_t code_positive(words_t x, uint16_t base)
+{
+    const words_t least = (words_t){0} + (uint16_t)(base + 1);
+    return __builtin_convertvector(unless_zero(x, 0xffff, larger_words(x, least) - base), bytes_t);
 }
 
 /* To bfloat16. A NaN that has all bits must not overflow. */
-INLINE bits_t upper_half(floats_t x, bits_t noise)
+INLINE bits_t without_overflow(floats_t x)
 {
-    bits_t bits = (bits_t)x;
-    if (__builtin_expect(has_nan(x), 0)) {
-        bits = lower(bits, (bits_t){0} + 0xffc00000u);
-        bits = (bits_t)smaller((mask_t)bits, (mask_t){0} + 0x7fc00000);
-    }
-    return (bits + noise) >> 16;
+    const bits_t negative = (bits_t)((mask_t)x < 0) & 0x80000000;
+    return negative | smaller((bits_t)x & 0x7fffffff, (bits_t){0} + 0x7fc00000);
+}
+
+INLINE words_t to_bfloat16(pair_t x, words_t noise)
+{
+    if (__builtin_expect(has_nan(x), 0))
+        return rounded(without_overflow(x.a), without_overflow(x.b), noise);
+    return rounded((bits_t)x.a, (bits_t)x.b, noise);
 }
 
 /* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
-INLINE uint32_t shared_exponent(mask_t sizes, uint32_t shift)
+INLINE uint32_t shared_exponent(words_t sizes, uint32_t shift)
 {
-    const uint32_t exponent = ((uint32_t)largest_of(sizes) + (1u << shift)) >> 23;
+    const bits_t both = (bits_t)sizes;
+    const uint32_t exponent = (largest_of(larger(both >> 16, both & 0xffff)) + (1u << (shift - 16))) >> 7;
     return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
 }
 
@@ -622,36 +702,25 @@ INLINE uint32_t scramble(uint32_t x)
     return x ^ (x >> 16);
 }
 
-/* By k and l, what k ^ l is in the first product of `scramble`. */
-#define PRODUCT(k, l) (uint32_t)((k) ^ (l)) * 0x85EBCA6Bu
-#define PRODUCTS(k)                                                                                                 \
-    {PRODUCT(k, 0), PRODUCT(k, 1), PRODUCT(k, 2), PRODUCT(k, 3), PRODUCT(k, 4), PRODUCT(k, 5), PRODUCT(k, 6),      \
-     PRODUCT(k, 7), PRODUCT(k, 8), PRODUCT(k, 9), PRODUCT(k, 10), PRODUCT(k, 11), PRODUCT(k, 12), PRODUCT(k, 13),  \
-     PRODUCT(k, 14), PRODUCT(k, 15)}
-static const uint32_t products[16][16] __attribute__((aligned(64))) = {
-    PRODUCTS(0), PRODUCTS(1), PRODUCTS(2),  PRODUCTS(3),  PRODUCTS(4),  PRODUCTS(5),  PRODUCTS(6),  PRODUCTS(7),
-    PRODUCTS(8), PRODUCTS(9), PRODUCTS(10), PRODUCTS(11), PRODUCTS(12), PRODUCTS(13), PRODUCTS(14), PRODUCTS(15)};
-
-/* The noise of elements but for the last step of `scramble`, which `HALVES` takes; `inner` is what the key and the upper
- * half of their place make of it. Of as many places as there are lanes, from a multiple of that on, only the last bits
- * differ: the first steps are those of one number, and a table has the rest. */
-INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
+/* The words from a number on that a pair of vectors takes its noise from, as they are for the first buffer; for the second,
+ * neighbours swap. `inner` is what the key and the upper half of their place make of it. From a multiple of the lanes on only
+ * the last bits differ, which the first step of `scramble` leaves as they are. */
+INLINE words_t noise0_at(uint32_t word, uint32_t inner, const int is_multiple)
 {
-    bits_t x;
-    if (is_whole) {
-        uint32_t first = place ^ inner;
-        first ^= first >> 16;
-        memcpy(&x, products[first % LANES], sizeof x);
-        x += (first - first % LANES) * 0x85EBCA6Bu;
-    } else {
-        for (uint32_t k = 0; k < LANES; k++)
-            x[k] = (place + k) ^ inner;
-        x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    const uint32_t first = word ^ inner;
+    bits_t x = {COUNTING};
+    if (is_multiple)
+        x ^= first ^ first >> 16;
+    else {
+        x = (x + word) ^ inner;
+        x ^= x >> 16;
     }
-    return (x ^ (x >> 13)) * 0xC2B2AE35u;
+    x *= 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    return (words_t)(x ^ (x >> 16));
 }
 
-#define HALVES(noise) const bits_t half1 = noise >> 16, half0 = (noise ^ half1) & 0xffff;
+INLINE words_t swapped(words_t noise) { return (words_t)((bits_t)noise << 16 | (bits_t)noise >> 16); }
 
 /* What is done to each buffer: its number, how it is stored, its kind, and which half of the noise it takes. */
 #define EACH_1(DO, how, kind, which) DO(0, how, kind, which)
@@ -667,138 +736,148 @@ INLINE bits_t noise_at(uint32_t place, uint32_t inner, const int is_whole)
 #define ENCODE(k, how, kind, which) ENCODE_##how(k, kind, which)
 #define FINISH(k, how, kind, which) FINISH_##how(k, kind)
 #define LATER(k, how, kind, which) LATER_##how
-#define CODE(k, how, kind, which) CODE_##how(k, kind, which)
+#define CODE(k, how, kind, which) CODE_##how(k, kind)
 #define FETCH(k, how, kind, which) prefetch(s[k], i + j, sizeof(code_##how));
 #define FETCH_ROW(k, how, kind, which)                                                                              \
     prefetch_row(rows->s[k], next, SPAN_##how);                                                                    \
     if (sizeof(code_##how) == 1)                                                                                   \
         prefetch_row(rows->scales[k], next, 1);
 
-#define LANES_OF(k) , &x##k
+#define FIRST_OF(k) , &x##k.a
+#define SECOND_OF(k) , &x##k.b
 #define CODES(k, how) (code_##how *)s[k] + i + j
 
 typedef float code_F32;
 #define SPAN_F32 width * 4
 #define PREPARE_F32(k, kind)
-#define DECODE_F32(k, kind) floats_t x##k = read_floats(CODES(k, F32), left);
-#define ENCODE_F32(k, kind, which) write_floats(CODES(k, F32), x##k, left);
+#define DECODE_F32(k, kind) pair_t x##k = read_pair(CODES(k, F32), left);
+#define ENCODE_F32(k, kind, which) write_pair(CODES(k, F32), x##k, left);
 #define FINISH_F32(k, kind)
 #define LATER_F32
-#define CODE_F32(k, kind, which)
+#define CODE_F32(k, kind)
 
 typedef uint16_t code_BF16;
 #define SPAN_BF16 width * 2
 #define PREPARE_BF16(k, kind)
-#define DECODE_BF16(k, kind)                                                                                       \
-    uint16_t spare##k[LANES] = {0};                                                                                \
-    floats_t x##k = (floats_t)(widen_half(all_codes(CODES(k, BF16), spare##k, left, 2)) << 16);
-#define ENCODE_BF16(k, kind, which)                                                                                 \
-    write_codes(CODES(k, BF16), upper_half(x##k, half##which), left, 2);
+#define DECODE_BF16(k, kind) pair_t x##k = from_upper_halves(read_words(CODES(k, BF16), left));
+#define ENCODE_BF16(k, kind, which) write_words(CODES(k, BF16), to_bfloat16(x##k, noise##which), left);
 #define FINISH_BF16(k, kind)
 #define LATER_BF16
-#define CODE_BF16(k, kind, which)
+#define CODE_BF16(k, kind)
 
 typedef uint8_t code_INT8;
 #define SPAN_INT8 width
 #define PREPARE_INT8(k, kind)                                                                                      \
-    floats_t room##k[room / LANES];                                                                                \
-    mask_t sizes##k = {0};                                                                                         \
-    const uint32_t old##k = scales[k][at], base##k = old##k == 255 ? 0x7fc00000u : (old##k - 31) << 23,     \
-                   kept##k = old##k == 255 ? 0 : 0xffffffffu;
+    words_t room##k[WIDEST / PAIR], sizes##k = {0};                                                                \
+    const uint32_t old##k = scales[k][at];                                                                         \
+    const uint16_t base##k = (uint16_t)(old##k == 255 ? 0x7fc0 : (old##k - 31) << 7), kept##k = old##k == 255 ? 0 : 0xffff;
 #define DECODE_INT8(k, kind)                                                                                       \
-    uint16_t spare##k[LANES] = {0};                                                                                \
-    floats_t x##k =                                                                                                \
-        (floats_t)decode_##kind(widen_##kind(all_codes(CODES(k, INT8), spare##k, left, 1)), base##k, kept##k);
-#define ENCODE_INT8(k, kind, which)                                                                                 \
-    room##k[j / LANES] = x##k;                                                                                     \
-    sizes##k = larger(sizes##k, (mask_t)((bits_t)x##k & 0x7fffffff));
+    pair_t x##k = from_upper_halves(decode_##kind(read_bytes(CODES(k, INT8), left), base##k, kept##k));
+#define ENCODE_INT8(k, kind, which) room##k[j / PAIR] = round_##kind(x##k, noise##which, &sizes##k);
 #define FINISH_INT8(k, kind)                                                                                       \
     const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
-    const uint32_t from##k = new##k == 255 ? 0x78000000u : (new##k - 31) << 23;                                    \
+    const uint16_t from##k = (uint16_t)((new##k == 255 ? 240 : new##k - 31) << (23 - SHIFT_##kind));               \
     if (new##k != old##k) /* most of the time it is not, and its cache line need not be written back */             \
         scales[k][at] = (uint8_t)new##k;
 #define LATER_INT8 || 1
-#define CODE_INT8(k, kind, which)                                                                                   \
-    write_codes(CODES(k, INT8), encode_##kind((bits_t)room##k[j / LANES], half##which, from##k), left, 1);
+#define CODE_INT8(k, kind) write_bytes(CODES(k, INT8), code_##kind(room##k[j / PAIR], from##k), left);
 
 typedef float code_ROW; /* one for all of them */
 #define SPAN_ROW 4
 #define PREPARE_ROW(k, kind)                                                                                       \
     float *shared##k = (float *)s[k] + at;                                                                         \
     floats_t after##k = {0};
-#define DECODE_ROW(k, kind) floats_t x##k = (floats_t){0} + *shared##k;
-#define ENCODE_ROW(k, kind, which) after##k = x##k;
+#define DECODE_ROW(k, kind) pair_t x##k = {(floats_t){0} + *shared##k, (floats_t){0} + *shared##k};
+#define ENCODE_ROW(k, kind, which) after##k = x##k.a;
 #define FINISH_ROW(k, kind) *shared##k = after##k[0];
 #define LATER_ROW
-#define CODE_ROW(k, kind, which)
+#define CODE_ROW(k, kind)
 
 /* Where second moments are those of rows, their element functions need the mean of the row's squares first. */
 #define MEAN_0(element, n_buffers, ...)
 #define MEAN_1(element, n_buffers, ...)                                                                            \
     floats_t squares[SUMS] = {{0}}, mean_square = {0};                                                             \
-    for (int64_t j = 0; j < m; j += LANES) {                                                                       \
-        const int64_t left = is_whole ? LANES : m - j;                                                             \
-        floats_t p_ = read_floats(p + j, left), squared;                                                           \
+    for (int64_t j = 0; j < m; j += PAIR) {                                                                        \
+        const int64_t left = LEFT;                                                                                 \
+        pair_t p_ = read_pair(p + j, left), squared;                                                             \
+        const pair_t g_ = read_pair(g + j, left);                                                                \
         EACH_##n_buffers(DECODE, __VA_ARGS__)                                                                      \
-        element##_squared_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF), &squared);         \
-        squares[j / LANES % SUMS] += first_of(squared * squared, left);                                            \
+        element##_squared_lanes(c, &p_.a, g_.a BUFFERS_##n_buffers(FIRST_OF), &squared.a);                         \
+        squares[j / LANES % SUMS] += first_of(squared.a * squared.a, left);                                        \
+        if (left > LANES) {                                                                                        \
+            element##_squared_lanes(c, &p_.b, g_.b BUFFERS_##n_buffers(SECOND_OF), &squared.b);                    \
+            squares[(j / LANES + 1) % SUMS] += first_of(squared.b * squared.b, left - LANES);                      \
+        }                                                                                                          \
     }                                                                                                              \
     mean_square += sum_of(squares) / (float)m;
 #define GIVEN_0
 #define GIVEN_1 , mean_square
 
-/* Update m elements from i on, at most `room`, that share their scales number `at`; what shares a scale is coded when all of
+/* Of a pair of vectors, the elements that there are: as many in each, which the compiler knows, or what is left. */
+#define LEFT whole ? whole : m - j
+
+/* Update m elements from i on, at most WIDEST, that share their scales number `at`; what shares a scale is coded when all of
  * them are known. */
 #define STORED(element, by_row, n_buffers, NAME, ...)                                                              \
     INLINE void NAME(const struct element##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s, \
                      uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
-                     const int64_t room, const int is_dense, const int is_whole, int64_t *count)                   \
+                     const int is_dense, const int64_t whole, int64_t *count)                   \
     {                                                                                                              \
         const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
-        (void)scales, (void)at, (void)room;                                                                        \
+        const uint32_t first = (uint32_t)place >> is_dense; /* a dense parameter is one row that begins at 0 */     \
+        (void)scales, (void)at;                                                                        \
         EACH_##n_buffers(PREPARE, __VA_ARGS__)                                                                     \
         MEAN_##by_row(element, n_buffers, __VA_ARGS__)                                                             \
-        for (int64_t j = 0; j < m; j += LANES) {                                                                   \
-            const int64_t left = is_whole ? LANES : m - j;                                                         \
+        for (int64_t j = 0; j < m; j += PAIR) {                                                                    \
+            const int64_t left = LEFT;                                                                             \
             if (is_dense && !(j % BLOCK)) {                                                                        \
                 prefetch(p, j, sizeof *p);                                                                         \
                 prefetch(g, j, sizeof *g);                                                                         \
                 EACH_##n_buffers(FETCH, __VA_ARGS__)                                                               \
             }                                                                                                      \
-            floats_t p_ = read_floats(p + j, left), alignment;                                                     \
+            pair_t p_ = read_pair(p + j, left), alignment;                                                       \
+            const pair_t g_ = read_pair(g + j, left);                                                            \
             EACH_##n_buffers(DECODE, __VA_ARGS__)                                                                  \
-            element##_lanes(c, &p_, read_floats(g + j, left) BUFFERS_##n_buffers(LANES_OF) GIVEN_##by_row, &alignment); \
-            write_floats(p + j, p_, left);                                                                         \
-            *count += count_positive(alignment);                                                                   \
-            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
-            HALVES(noise)                                                                                          \
-            (void)half0, (void)half1;                                                                              \
+            element##_lanes(c, &p_.a, g_.a BUFFERS_##n_buffers(FIRST_OF) GIVEN_##by_row, &alignment.a);            \
+            *count += count_positive(alignment.a);                                                                 \
+            if (left > LANES) {                                                                                    \
+                element##_lanes(c, &p_.b, g_.b BUFFERS_##n_buffers(SECOND_OF) GIVEN_##by_row, &alignment.b);       \
+                *count += count_positive(alignment.b);                                                             \
+            }                                                                                                      \
+            write_pair(p + j, p_, left);                                                                         \
+            const words_t noise0 = noise0_at(first + (uint32_t)j / 2, inner, is_dense || whole);                  \
+            const words_t noise1 = swapped(noise0);                                                                \
+            (void)noise0, (void)noise1;                                                                            \
             EACH_##n_buffers(ENCODE, __VA_ARGS__)                                                                  \
         }                                                                                                          \
         EACH_##n_buffers(FINISH, __VA_ARGS__)                                                                      \
-        for (int64_t j = 0; (0 EACH_##n_buffers(LATER, __VA_ARGS__)) && j < m; j += LANES) {                       \
-            const int64_t left = is_whole ? LANES : m - j;                                                         \
-            const bits_t noise = noise_at((uint32_t)(place + (uint64_t)j), inner, is_whole);                       \
-            HALVES(noise)                                                                                          \
-            (void)left, (void)half0, (void)half1;                                                                  \
+        for (int64_t j = 0; (0 EACH_##n_buffers(LATER, __VA_ARGS__)) && j < m; j += PAIR) {                        \
+            const int64_t left = LEFT;                                                                             \
+            (void)left;                                                                                            \
             EACH_##n_buffers(CODE, __VA_ARGS__)                                                                    \
         }                                                                                                          \
     }
 
-#define STORED_LOOP(element, BLOCK_OF, NAME)                                                       \
+/* Most of the time nothing is decayed or scaled, and the compiler may know. */
+#define STORED_LOOP(element, BLOCK_OF, NAME)                                                                       \
+    INLINE int64_t NAME##_with(const struct element##_lanes_c *c, float *p, const float *g, void *const *s,        \
+                               uint8_t *const *scales, int64_t n, uint64_t place, uint32_t key)                    \
+    {                                                                                                              \
+        int64_t i = 0, count = 0;                                                                                  \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK)                                                             \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, 1, PAIR, &count); \
+        if (i < n)                                                                                                 \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, 1, 0, &count); \
+        return count;                                                                                              \
+    }                                                                                                              \
     static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
                         uint32_t key, const void *c_)                                                              \
     {                                                                                                              \
-        const struct element##_lanes_c values = *(const struct element##_lanes_c *)c_, *c = &values;               \
-        int64_t i = 0;                                                                                             \
-        int64_t count = 0;                                                                                         \
-        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK)                                                             \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, CODED_BLOCK, \
-                     1, 1, &count);                                                                                \
-        if (i < n)                                                                                                 \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, CODED_BLOCK, 1, \
-                     0, &count);                                                                                   \
-        return count;                                                                                              \
+        struct element##_lanes_c c = *(const struct element##_lanes_c *)c_;                                        \
+        if (c.l2 != 0 || c.shrink != 1 || c.unscale != 1)                                                          \
+            return NAME##_with(&c, p, g, s, scales, n, place, key);                                                \
+        c.l2 = 0, c.shrink = c.unscale = 1;                                                                        \
+        return NAME##_with(&c, p, g, s, scales, n, place, key);                                                    \
     }
 
 #define SUM_ROW(ignored, m)                                                                                        \
@@ -810,7 +889,7 @@ typedef float code_ROW; /* one for all of them */
 
 /* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
 #define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
-    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int is_whole)      \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole)      \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
         struct element##_lanes_c values = *(const struct element##_lanes_c *)c_;                                   \
@@ -840,7 +919,7 @@ typedef float code_ROW; /* one for all of them */
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
             BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     rows->place + (uint64_t)(row * width), rows->key, width == 16 ? 16 : WIDEST, 0, is_whole, &count); \
+                     rows->place + (uint64_t)(row * width), rows->key, 0, whole, &count);                           \
             begin = end;                                                                                           \
         }                                                                                                          \
         return count;                                                                                              \
@@ -848,8 +927,8 @@ typedef float code_ROW; /* one for all of them */
     static int64_t NAME(const row_batch *rows, const void *c)                                                      \
     {                                                                                                              \
         if (rows->width == 16)                                                                                     \
-            return NAME##_of(rows, c, 16, 1);                                                                      \
-        return rows->width % LANES ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, 1);      \
+            return NAME##_of(rows, c, 16, PAIR < 16 ? PAIR : 16);                                                  \
+        return rows->width % PAIR ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, PAIR);    \
     }
 
 #define LOOP_0(rule, element, STORAGE)                                                            \
