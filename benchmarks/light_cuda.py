@@ -109,7 +109,7 @@ def differences(one: tuple[Tensor, Any], other: tuple[Tensor, Any]) -> str:
     found = []
     (p, a), (q, b) = one, other
     if not torch.allclose(p, q.to(p.device), rtol=1e-5, atol=1e-6):
-        found.append(f"parameter {int((p != q).sum())}")
+        found.append(f"parameter {int((p != q.to(p.device)).sum())}")
     for name, value in a.state[p].items():
         expected = b.state[q][name].to(value.device)
         plain = value.dtype == torch.float32
@@ -209,7 +209,11 @@ def in_graph(step: Callable[[], Any]) -> Callable[[], Any]:
     held = torch.cuda.CUDAGraph()
     with torch.cuda.graph(held):
         step()
-    replay: Callable[[], Any] = held.replay
+
+    def replay() -> Callable[[], Any]:
+        held.replay()
+        return step  # which keeps the optimizer, whose memory the graph uses
+
     return replay
 
 

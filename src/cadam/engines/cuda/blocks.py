@@ -66,7 +66,6 @@ def agreement(x, y):
 def decayed(g, p, factor):
     """g with coupled decay, for which there is nothing to do where the factor, which all elements share, is zero."""
     if factor != 0:
-        tl.debug_barrier()  # keeps it a branch, which is faster than to compute both and select
         g = g + p * factor
     return g
 

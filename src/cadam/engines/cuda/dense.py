@@ -40,7 +40,7 @@ from .launch import (
 BLOCK = 1024  # elements of one program
 # With coded moments a program is one warp, which needs no barriers to find the scale of the elements that share it. The
 # limit of registers has but the rare parts of its code use memory instead: blocks that are not whole.
-CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS = 2048, 4096, 1, 64
+CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS = 2048, 8192, 1, 64
 HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 
 
