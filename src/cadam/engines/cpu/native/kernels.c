@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#ifdef __F16C__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
@@ -388,25 +388,32 @@ INLINE bits_t choose(mask_t test, bits_t yes, bits_t no) { return ((bits_t)test 
 #define COUNTING FOUR(, 0)
 #endif
 #define UPPER(i) 2 * (i) + 1
-#define INTO_LOWER(i) (i) % 2 ? 0 : PAIR + (i) / 2
-#define INTO_UPPER(i) (i) % 2 ? PAIR + (i) / 2 : 0
-#define MORE_INTO_LOWER(i) (i) % 2 ? 0 : PAIR + LANES + (i) / 2
-#define MORE_INTO_UPPER(i) (i) % 2 ? PAIR + LANES + (i) / 2 : 0
 
+#if defined(__SSE2__) && !defined(__AVX2__) /* the compiler would take them one by one */
+INLINE words_t upper_halves(bits_t a, bits_t b)
+{
+    return (words_t)_mm_packs_epi32(_mm_srai_epi32((__m128i)a, 16), _mm_srai_epi32((__m128i)b, 16));
+}
+
+INLINE words_t mixed(words_t x, words_t y) { return (words_t)_mm_unpacklo_epi16((__m128i)x, (__m128i)y); }
+INLINE words_t mixed_more(words_t x, words_t y) { return (words_t)_mm_unpackhi_epi16((__m128i)x, (__m128i)y); }
+#else
+#define MIXED(i) (i) % 2 ? PAIR + (i) / 2 : (i) / 2
+#define MIXED_MORE(i) LANES + (MIXED(i))
 INLINE words_t upper_halves(bits_t a, bits_t b) { return SHUFFLE((words_t)a, (words_t)b, NUMBERS(UPPER)); }
+INLINE words_t mixed(words_t x, words_t y) { return SHUFFLE(x, y, NUMBERS(MIXED)); } /* one of x, one of y, the next of x... */
+INLINE words_t mixed_more(words_t x, words_t y) { return SHUFFLE(x, y, NUMBERS(MIXED_MORE)); }
+#endif
+
 INLINE pair_t from_upper_halves(words_t x)
 {
-    const words_t zero = {0};
-    return (pair_t){(floats_t)SHUFFLE(zero, x, NUMBERS(INTO_UPPER)), (floats_t)SHUFFLE(zero, x, NUMBERS(MORE_INTO_UPPER))};
+    return (pair_t){(floats_t)mixed((words_t){0}, x), (floats_t)mixed_more((words_t){0}, x)};
 }
 
 /* To the next word above or below: by the noise, which may carry into the upper halves. */
 INLINE words_t rounded(bits_t a, bits_t b, words_t noise)
 {
-    const words_t zero = {0};
-    a += (bits_t)SHUFFLE(zero, noise, NUMBERS(INTO_LOWER));
-    b += (bits_t)SHUFFLE(zero, noise, NUMBERS(MORE_INTO_LOWER));
-    return upper_halves(a, b);
+    return upper_halves(a + (bits_t)mixed(noise, (words_t){0}), b + (bits_t)mixed_more(noise, (words_t){0}));
 }
 
 /* What the compiler does not find by itself. What is compared has no sign. */
