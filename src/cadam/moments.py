@@ -14,8 +14,9 @@ smallest code, since the step divides by its square root.
 
 The random bits are a hash of the seed of the parameter, the step and the place of the element, so every engine and any
 number of threads finds the same. Two neighbours share 32 bits: of the first coded buffer of a rule, the one at an even
-place takes the lower 16 and the other one the upper; of the second buffer it is the other way round. So no moment has
-the bits of its neighbour, nor an element the same bits for both of its moments.
+place takes the lower 16 and the other one the upper; of the second buffer it is the other way round. So
+neighbours differ in the bits of each of their moments, and an element has other bits for its second moment than for its
+first.
 
 With e the shared exponent (that of the largest element, as float32 has it), a code q of k mantissa bits is the float32
 with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits.
