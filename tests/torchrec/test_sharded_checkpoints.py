@@ -360,7 +360,7 @@ result = trainer.result()
 if dist.get_rank() == 0:
     torch.save(result, folder / "result.pt")
 dist.barrier()
-os._exit(0)  # gloo's threads sometimes abort a process that takes its groups down, which torchrun counts as one more death
+os._exit(0)  # gloo sometimes aborts a process that takes its groups down, and torchrun counts that as a death
 """
 
 
