@@ -262,9 +262,9 @@ def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:
     return host
 
 
-def next_step(steps: Any) -> Any:
-    """The step counts after these: one more, as far as float32 can count; then the next number that it has."""
-    return np.where(steps < COUNTED, steps + 1, np.nextafter(steps, np.float32(np.inf)))
+def next_step(step: float) -> float:
+    """The step count after this one, as `codes.next_step` has it."""
+    return step + 1 if step < COUNTED else float(np.nextafter(np.float32(step), np.float32(np.inf)))
 
 
 class StepNumbers:
@@ -295,7 +295,10 @@ class StepNumbers:
         steps = self.counts
         if steps is None:
             raise AssertionError("these steps are counted on the device")
-        steps[:] = next_step(steps)
+        if steps.max() < COUNTED:
+            steps += 1
+        else:
+            steps[:] = [*map(next_step, steps.tolist())]
         different, owner = steps[:1], None
         if len(steps) > 1 and not (steps == steps[0]).all():
             different, owner = np.unique(steps, return_inverse=True)

@@ -322,7 +322,7 @@ class Coefficients:
         if steps is None or unseen:  # numpy would read a number out of a string: let the usual step refuse it
             self.row[0] = np.nan  # no step is the one before this
             return False
-        t = float(next_step(steps[0]))
+        t = next_step(float(steps[0]))
         values = self.update.general_coefficients(t, options, scalars.Scalars)
         self.row[: 1 + len(values)] = [t, *values.values()]
         self.lr = options["lr"]
