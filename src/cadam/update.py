@@ -83,10 +83,14 @@ class Update:
         """
         return Update(self.rule, confidence=True, decay="both", unscale=True)
 
+    @property
+    def neutral(self) -> dict[str, float]:
+        """The scalars of `general` beyond those of this update."""
+        return {"l2": 0.0, "shrink": 1.0, "unscale": 1.0, "threshold": 0.0 if self.confidence else math.nan}
+
     def general_coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
         """The scalars with which `general` computes this update, neutral where an option is off."""
-        neutral = {"l2": 0.0, "shrink": 1.0, "unscale": 1.0, "threshold": 0.0 if self.confidence else math.nan}
-        c = {**neutral, **self.coefficients(t, o, f, grad_scale)}
+        c = {**self.neutral, **self.coefficients(t, o, f, grad_scale)}
         if self.maximize:
             c["unscale"] = -c["unscale"]
         return c

@@ -27,7 +27,7 @@ from cadam.codegen import c as c_source
 from cadam.codegen.structure import Structure, structures
 from cadam.defaults import defaults
 from cadam.engines import choose
-from cadam.engines.cpu import build, library
+from cadam.engines.cpu import build, library, shared
 from cadam.engines.cpu import dense as native
 from cadam.engines.cpu import rows as cpu_rows
 from cadam.rules import ADAM, RULES, Rule, Step
@@ -122,7 +122,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (library.find, library.package_library, library._package_library, choose._warn)
+    found = (library.find, library.package_library, shared.package, choose._warn)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -176,7 +176,7 @@ def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path
     ):
         assert engine_of_a_step().engine == "native"
     assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so", ".sha256"]
-    for each in (library.find, library.package_library, library._package_library):
+    for each in (library.find, library.package_library, shared.package):
         each.cache_clear()  # another process
     compiler.unlink()
     with warnings.catch_warnings():
@@ -198,7 +198,7 @@ def damaged(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_a_damaged_library_is_not_loaded_but_compiled_anew(compiler: Path, damaged: Path) -> None:
     with pytest.warns(RuntimeWarning, match="is not what was built.*compiling the kernels anew"):
         assert engine_of_a_step().engine == "native"
-    for each in (library.find, library.package_library, library._package_library):
+    for each in (library.find, library.package_library, shared.package):
         each.cache_clear()  # another process
     (kept,) = damaged.glob("*.so")
     content = kept.read_bytes()
@@ -264,8 +264,8 @@ def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
     monkeypatch.setattr(build, "is_whole", is_whole_at_once)
     monkeypatch.setattr(build, "build", make)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: library._compiled("package", header), range(2)))
-    assert [one.c.cadam_fingerprint().decode() for one in found] == [build.fingerprint(header)] * 2
+        found = list(pool.map(lambda _: shared.compiled("package", header), range(2)))
+    assert [one.cadam_fingerprint().decode() for one in found] == [build.fingerprint(header)] * 2
     assert len(made) == 1
 
 

@@ -34,7 +34,7 @@ from jax_cases import (
 import cadam
 import cadam.jax
 from cadam.defaults import defaults
-from cadam.jax import transform
+from cadam.jax import native, transform
 from cadam.rules import RULES, Rule, Step
 from cadam.update import Scalars, Update
 from cadam.xla import of_step
@@ -172,6 +172,7 @@ def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
 def test_large_leaves_that_wait_for_each_other_move_the_same(jit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "enabled", False)
     tx = cadam.jax.cadam(LR)
     grads = {name: jax.random.normal(jax.random.key(i), (3, 4, 40 + i)) for i, name in enumerate("abc")}
     params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads)
@@ -182,7 +183,7 @@ def test_large_leaves_that_wait_for_each_other_move_the_same(jit: bool, monkeypa
         assert largest_difference(ours, theirs) < 1e-7
     mapped, _ = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(params, grads)
     assert all(map(jnp.allclose, jax.tree.leaves(mapped), jax.tree.leaves(alone[0])))
-    monkeypatch.setattr(transform, "_count", lambda aligned: jnp.uint32(2**32 - 1))  # which no leaf can have
+    monkeypatch.setattr(transform, "count_true", lambda aligned: jnp.uint32(2**32 - 1))  # which no leaf can have
     impossible, _ = trained(tx, params, grads, jit=jit)
     assert {name: bool(jnp.isnan(p).all()) for name, p in impossible.items()} == {"a": False, "b": False, "c": True}
 
@@ -209,7 +210,8 @@ import jax, numpy as np, optax, cadam.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
 assert jax.device_count() == 4
-cadam.jax.transform.LARGE = 1  # leaves wait for each other
+cadam.jax.transform.LARGE = cadam.jax.native.LEAST = 1  # leaves wait for each other
+assert "4 devices" in cadam.jax.explain()
 mesh = Mesh(np.array(jax.devices()), "d")
 for name in OF_RULES:
     run = followed(name, steps=20, shape=(2, 64))
@@ -257,7 +259,7 @@ def test_a_step_can_be_differentiated() -> None:
 
 
 def test_importing_it_imports_no_torch() -> None:
-    code = "import sys, cadam.jax; sys.exit('torch' in sys.modules)"
+    code = "import sys, cadam.jax; cadam.jax.explain(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 

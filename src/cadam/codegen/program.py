@@ -6,6 +6,7 @@ tensors, compiled engines print it as source.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -137,11 +138,11 @@ class Program:
     state: dict[str, Value]
     alignment: Value | None
 
-    def needed_for(self, *wanted: Value) -> list[Op]:
-        """The operations that these values are computed by, in order."""
+    def needed_for(self, *wanted: Value, known: Collection[str] = ()) -> list[Op]:
+        """The operations that these values are computed by, in order, if those of the names `known` are there."""
         names, found = {value.name for value in wanted}, []
         for op in reversed(self.ops):
-            if op.out.name in names:
+            if op.out.name in names and op.out.name not in known:
                 names |= {arg.name for arg in op.args if isinstance(arg, Value)}
                 found.append(op)
         return found[::-1]

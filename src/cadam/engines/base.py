@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..rules import Options
 from ..update import Update
+from .errors import UnavailableError as UnavailableError
 
 if TYPE_CHECKING:
     from .cuda.rows import RowGrad
@@ -22,10 +23,6 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 """Numbers of 8 bytes, as the kernels take them: addresses and sizes before all."""
 
 PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class UnavailableError(Exception):
-    """Something cannot be used here; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from .family import (
     sgdm,
     yogi,
 )
+from .native import explain
 from .state_dicts import from_torch, to_torch
 from .transform import RuleState, scale_by_rule
 
@@ -49,6 +50,7 @@ __all__ = [
     "cradam",
     "csgdm",
     "cyogi",
+    "explain",
     "from_torch",
     "lion",
     "radam",

@@ -15,7 +15,8 @@ import optax
 from ..defaults import check_ranges, defaults
 from ..rules import Options, Rule
 from ..update import Update
-from ..xla import Arrays, is_array, of_step
+from ..xla import Arrays, count_true, is_array, of_step
+from . import native
 
 LARGE = 2**16
 """From so many elements on, the leaves of a tree are updated one after the other on a CPU."""
@@ -81,8 +82,22 @@ def scale_by_rule(
         c = scalars(count)
         grads, tree = jax.tree.flatten(updates)
         buffers = {name: tree.flatten_up_to(moments) for name, moments in state.moments.items()}
-        steps, counts, last = [], [], None
+        steps: list[Any] = [None] * len(grads)
+        counts: list[jax.Array] = []
+        last = None
+        form = native.form(update, tuple(start), frozenset(c))
+        if not isinstance(form, str):
+            for group in native.groups(grads, buffers):
+                chosen = {name: [leaves[i] for i in group] for name, leaves in buffers.items()}
+                together = form([grads[i] for i in group], chosen, c, counts[-1:])
+                counts.append(together.aligned)
+                for place, i in enumerate(group):
+                    steps[i] = together.steps[place]
+                    for name, leaves in together.buffers.items():
+                        buffers[name][i] = leaves[place]
         for i, grad in enumerate(grads):
+            if steps[i] is not None:
+                continue
             old = {name: leaves[i] for name, leaves in buffers.items()}
             work = jnp.result_type(grad, jnp.float32, *old.values())
             is_large, grad = jnp.size(grad) >= LARGE, jnp.asarray(grad, work)
@@ -90,14 +105,14 @@ def scale_by_rule(
                 0.0,
                 _after(last, grad) if is_large and last is not None else grad,
                 {name: buffer.astype(work) for name, buffer in old.items()},
-                {name: value.astype(work) for name, value in c.items()},
+                {name: jnp.asarray(value, work) for name, value in c.items()},
                 Arrays,
             )
-            steps.append(moved.param)
+            steps[i] = moved.param
             for name, buffer in old.items():
                 buffers[name][i] = moved.state[name].astype(buffer.dtype)
             if track_alignment:
-                counts.append(counted := _count(moved.alignment > 0))
+                counts.append(counted := count_true(moved.alignment > 0))
                 if is_large:
                     last = counted > min(jnp.size(grad), 2**32 - 1)  # never, but XLA cannot know
         alignment = state.alignment
@@ -146,12 +161,3 @@ def _after(last: jax.Array, grad: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(
         last, grad, cpu=lambda last, grad: jnp.where(last, jnp.nan, grad), default=lambda last, grad: grad
     )
-
-
-def _count(aligned: jax.Array) -> jax.Array:
-    """How many are true. Rows of 32 are summed as bytes first: XLA sums a long axis on the CPU ten times slower."""
-    whole = jnp.shape(aligned)[-1] // 32 * 32 if jnp.ndim(aligned) else 0
-    if not whole:
-        return jnp.sum(aligned, dtype=jnp.uint32)
-    rows = aligned[..., :whole].reshape(*aligned.shape[:-1], whole // 32, 32).sum(-1, dtype=jnp.uint8)
-    return jnp.sum(rows, dtype=jnp.uint32) + jnp.sum(aligned[..., whole:], dtype=jnp.uint32)

@@ -95,7 +95,7 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
         parts.append((sources / "dispatch.c", [stamp]))
-        parts += [(sources / f"{name}.c", []) for name in ("tensors", "prepared", "events", "texts")]
+        parts += [(sources / f"{name}.c", []) for name in ("tensors", "prepared", "events", "texts", "xla")]
         return link(library, parts, extra)
 
 

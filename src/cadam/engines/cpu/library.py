@@ -1,13 +1,11 @@
-"""The compiled C kernels: where they are."""
+"""The compiled C kernels, called with tensors of torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -16,12 +14,8 @@ from ...codegen.structure import Structure
 from ...rules import RULES, Rule
 from ..base import NotThere, Words
 from ..base import UnavailableError as UnavailableError
-from . import build
+from . import shared
 from .symbols import REQUIRED, torch_symbols
-
-
-class StaleError(UnavailableError):
-    """The library was compiled from other sources than are there now, or is damaged."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +42,8 @@ def _required() -> Words:
     return found.addresses
 
 
-def _load(path: Path, fingerprint: str) -> Library:
-    if not build.is_whole(path):
-        raise StaleError(f"{path} is not what was built: it is damaged, or its checksum is missing")
-    try:
-        c = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise UnavailableError(f"the compiled kernels do not load: {error}") from error
-    if not hasattr(c, "cadam_fingerprint"):
-        raise StaleError(f"{path} has no fingerprint: it is no library of these kernels")
-    c.cadam_fingerprint.restype = ctypes.c_char_p
-    if c.cadam_fingerprint().decode() != fingerprint:
-        raise StaleError(f"{path} was compiled from other rules, C sources or flags than are there now")
+def _typed(c: ctypes.CDLL) -> Library:
+    """A library that was loaded, with the types of its functions."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
     c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
@@ -87,52 +71,16 @@ def _work_alone(here: int) -> None:
 @cache
 def package_library() -> Library:
     """The library of the package. Raises UnavailableError if it cannot be used."""
-    library = _package_library()
-    if isinstance(library, str):
-        raise UnavailableError(library)
-    return library
-
-
-@cache
-def _package_library() -> Library | str:
-    """The library that was built with the package, or after a rule or a source was edited one that is built now."""
-    if not build.LIBRARY.exists():
-        return (
-            "the package was installed without its compiled kernels "
-            "(no C compiler was there, or CADAM_WITHOUT_KERNELS was set)"
-        )
-    header = c_source.header()
-    try:
-        return _load(build.LIBRARY, build.fingerprint(header))
-    except StaleError as stale:
-        try:
-            return _compiled("package", header, f"{stale}: compiling the kernels anew, once, which may take a minute")
-        except UnavailableError as error:
-            return f"{stale}, and {error}. `python -m {build.__name__}` compiles the kernels"
-    except UnavailableError as error:
-        return str(error)
-
-
-def _compiled(name: str, header: str, announced: str = "") -> Library:
-    """Kernels for the rules of this header, compiled on first use and kept in the user's cache."""
-    fingerprint = build.fingerprint(header)
-
-    def make(path: Path) -> None:
-        if announced:
-            warnings.warn(f"cadam: {announced}", RuntimeWarning, 2)
-        build.build(header, path)
-
-    try:
-        path = build.cached(f"{name}-{fingerprint}.so", make)
-    except (build.BuildError, OSError) as error:
-        raise UnavailableError(f"no kernels could be compiled ({name}): {error}") from error
-    return _load(path, fingerprint)
+    c = shared.package()
+    if isinstance(c, str):
+        raise UnavailableError(c)
+    return _typed(c)
 
 
 @cache
 def _own(rule: Rule) -> Library:
     """Kernels for a rule that is not the package's own."""
-    return _compiled(rule.name, c_source.header([rule]))
+    return _typed(shared.compiled(rule.name, c_source.header([rule])))
 
 
 @cache

@@ -61,6 +61,7 @@ typedef struct {
     const char *name;      /* as the generator wrote it: the rule and its buffers */
     int buffers, coefficients;
     update_fn *dense[DTYPES];
+    update_fn *moments; /* float32, and the buffers alone: whatever the parameter is, it is neither read nor written */
     rows_fn *rows[DTYPES];
     coded_fn *coded[STORAGES]; /* or 0 */
     rows_fn *coded_rows[STORAGES];

@@ -42,6 +42,17 @@ static inline void close_F32(float *p, const float *x, int64_t n) { (void)p, (vo
 static inline double *open_F64(const double *p, double *room, int64_t n) { return (void)room, (void)n, (double *)p; }
 static inline void close_F64(double *p, const double *x, int64_t n) { (void)p, (void)x, (void)n; }
 
+/* No parameter: what would become of one that is 0 is computed for nobody, and the compiler leaves it out. */
+typedef float value_NONE;
+static inline float *open_NONE(const float *p, float *room, int64_t n)
+{
+    (void)p;
+    for (int64_t i = 0; i < n; i++)
+        room[i] = 0;
+    return room;
+}
+static inline void close_NONE(float *p, const float *x, int64_t n) { (void)p, (void)x, (void)n; }
+
 static inline float from_bits(uint32_t bits)
 {
     float x;
@@ -199,7 +210,8 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
     LOOP(rule, buffers, F32, F32, float, int32_t, rule##_f32)                                                      \
     LOOP(rule, buffers, F64, F64, double, int64_t, rule##_f64)                                                     \
     LOOP(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16)                                                   \
-    LOOP(rule, buffers, F16, F16, float, int32_t, rule##_f16)
+    LOOP(rule, buffers, F16, F16, float, int32_t, rule##_f16)                                                      \
+    LOOP(rule, buffers, NONE, F32, float, int32_t, rule##_moments)
 RULES(LOOPS)
 
 /* The traffic of an Adam step and next to no arithmetic: the speed limit that benchmarks measure against. */
@@ -959,6 +971,7 @@ STORED_RULES(ALL_STORED)
     {                                                                                                              \
         .name = #rule, .buffers = n_buffers, .coefficients = n_coefficients,                                       \
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
+        .moments = rule##_moments,                                                                                 \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
         STORED_##n_stored(rule) BY_ROW_##n_by_row(rule)                                                            \
     },
