@@ -123,7 +123,7 @@ typedef struct {
     leaf leaves[];
 } pass;
 
-enum { CHUNK = 1 << 17 };
+enum { CHUNK = 1 << 15 };
 
 static void leave(pass *all)
 {
