@@ -140,6 +140,7 @@ def {name}_dense(
     STOCHASTIC: tl.constexpr,
     BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
         block = tl.program_id(0)
@@ -153,7 +154,7 @@ def {name}_dense(
         first = (block - tl.load(row + 3)) * BLOCK
         agree = 0
 {vector}        if (first + BLOCK <= n) & ((({together}) & 15) == 0):
-            for k in range(0, BLOCK // 2, UNIT // 2):
+            for k in tl.range(0, BLOCK // 2, UNIT // 2, num_stages=STAGES):
                 start = first + 2 * k
                 p_ = stretch(p, start, PARAM, True, UNIT)
 {whole}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)

@@ -86,7 +86,7 @@ def divide_roughly(x, y):
 @triton.jit
 def moved(p, step, lr):
     """p - step * lr, rounded once."""
-    return tl.fma(-step, lr + tl.zeros_like(step), p)
+    return tl.fma(step, tl.zeros_like(step) - lr, p)
 
 
 @triton.jit

@@ -40,7 +40,7 @@ from .launch import (
 BLOCK = 1024  # elements of one program
 # With coded moments a program is one warp, which needs no barriers to find the scale of the elements that share it. The
 # limit of registers has but the rare parts of its code use memory instead: blocks that are not whole.
-CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS = 2048, 8192, 1, 64
+CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS, CODED_STAGES = 2048, 8192, 1, 64, 3
 HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 
 
@@ -191,9 +191,10 @@ class Batch:
                 "STOCHASTIC": randomly and first.param.dtype == torch.bfloat16,
                 "BLOCK": BLOCK,
                 "UNIT": BLOCK,
+                "STAGES": 1,
             }
             if self.coded:
-                constants |= {"BLOCK": HUGE_CODED_BLOCK if alone else CODED_BLOCK, "UNIT": moments.BLOCK}
+                constants |= {"BLOCK": HUGE_CODED_BLOCK if alone else CODED_BLOCK, "UNIT": moments.BLOCK, "STAGES": CODED_STAGES}
             how = (CODED_WARPS, CODED_REGISTERS) if self.coded else ()
             self.compiled[key] = Launch(self.kernel, constants, *how)
         return self.compiled[key]
