@@ -233,6 +233,6 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("case", ["dense", "rows", "distinct_rows", "row_steps"])
+@pytest.mark.parametrize("case", ["dense", "huge", "rows", "distinct_rows", "row_steps"])
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])
