@@ -996,13 +996,12 @@ typedef float code_ROW; /* one for all of them */
                                uint8_t *const *scales, int64_t n, uint64_t place, uint32_t key)                    \
     {                                                                                                              \
         int64_t i = 0, count = 0;                                                                                  \
-        for (; i < n; i += CODED_BLOCK, place += CODED_BLOCK) { /* of one row that begins at 0 */                  \
-            const uint32_t first = (uint32_t)place >> 1, inner = scramble((uint32_t)(place >> 32) ^ key);          \
-            if (i + CODED_BLOCK <= n)                                                                              \
-                BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, first, inner, 1, PAIR, &count); \
-            else                                                                                                   \
-                BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, first, inner, 1, 0, &count);       \
-        }                                                                                                          \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK, place += CODED_BLOCK) /* of one row that begins at 0 */      \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, (uint32_t)place >> 1,            \
+                     scramble((uint32_t)(place >> 32) ^ key), 1, PAIR, &count);                                    \
+        if (i < n)                                                                                                 \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, (uint32_t)place >> 1,                  \
+                     scramble((uint32_t)(place >> 32) ^ key), 1, 0, &count);                                       \
         return count;                                                                                              \
     }                                                                                                              \
     static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
