@@ -15,7 +15,7 @@ lint: $(VENV)/ready
 	$(RUN)/lint-imports
 
 unit: $(VENV)/ready
-	@echo "every test, on all cores: about six minutes on two"
+	@echo "every test, on all cores: about eight minutes on two"
 	$(RUN)/python -m pytest -q -n auto
 
 # The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_findings_are_of_every_archived_study_on_data() -> None:
     archived = [label for name, label in evidence.STREAMS.items() if published.is_archived(f"ab-{name}")]
     assert {each.study for each in evidence.as_they_are()} == set(archived)
     assert {each.condition for each in found if each.study == "VGG-16, CAdam"} == set(evidence.image_pairs())
-    assert all(math.isfinite(each.difference.mean) and each.rates in evidence.RATES_SAID for each in found)
+    assert all(math.isfinite(each.difference.mean) and each.rates in evidence.CHOSEN for each in found)
 
 
 def test_each_stream_counts_once_at_its_own_best_rates_where_those_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +99,22 @@ def test_a_figure_of_other_numbers_is_found_out(monkeypatch: pytest.MonkeyPatch)
     assert evidence.is_current(path)
     monkeypatch.setitem(evidence.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
     assert not evidence.is_current(path)
+
+
+def test_a_figure_shows_runs_away_from_the_best_rates_too() -> None:
+    pair = evidence.image_pairs()["without change"]
+    lowest, before = pair.baseline.rates[0], evidence.drawn({"a": pair})
+    assert lowest != pair.baseline.best()
+    changed = {**pair.baseline.values, lowest: dict.fromkeys(pair.baseline.seeds, 1.0)}
+    other = replace(pair, baseline=replace(pair.baseline, values=changed))
+    assert evidence.drawn({"a": other}) != before
+
+
+def test_advice_needs_most_comparisons_and_none_against() -> None:
+    def found(*gaps: float) -> Comparison:
+        return compare(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0), names=("CAdam", "Adam"), better="higher")
+
+    ahead, behind, unclear = found(1, 1.1, 0.9), found(-1, -1.1, -0.9), found(-1, 0, 1)
+    assert evidence.advised([ahead, ahead, unclear]) == "yes"
+    assert evidence.advised([behind, behind, unclear]) == "no"
+    assert evidence.advised([ahead, unclear]) == evidence.advised([ahead, ahead, behind]) == "unclear"

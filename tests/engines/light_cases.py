@@ -11,6 +11,7 @@ from triton_interpreter import run_named
 
 import cadam
 from cadam.engines import choose
+from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.rows import CudaRows
 
@@ -84,6 +85,12 @@ def dense() -> None:
         compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)
 
 
+def huge() -> None:
+    """Launches of their own, cut into chunks: three programs have whole ones, the fourth goes over the end."""
+    cuda.HUGE, cuda.HUGE_CODED = 1, (2048, 512, 72)
+    compare(cadam.CAdam, False, (16, 500), moments="int8", weight_decay=0.01)
+
+
 def rows() -> None:
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16")
     compare(cadam.CAdam, True, (40, 16), moments="int8")
@@ -92,6 +99,7 @@ def rows() -> None:
     compare(cadam.CAdam, True, (40, 1), moments="int8", second_moment="row")  # nothing to share
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)  # tiles of one row and of distinct ones
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
+    compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # wide ones
 
 
 def distinct_rows() -> None:
@@ -109,4 +117,4 @@ def row_steps() -> None:
 
 
 if __name__ == "__main__":
-    run_named({"dense": dense, "rows": rows, "distinct_rows": distinct_rows, "row_steps": row_steps})
+    run_named({"dense": dense, "huge": huge, "rows": rows, "distinct_rows": distinct_rows, "row_steps": row_steps})

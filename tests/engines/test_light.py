@@ -64,7 +64,10 @@ def test_the_c_kernels_give_the_codes_of_the_reference(rule: str, storage: str, 
 @needs_kernels
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
-def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(storage: str, rows: bool) -> None:
+@pytest.mark.parametrize("width", [16, 37])
+def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(
+    width: int, storage: str, rows: bool
+) -> None:
     shared: dict[str, Any] = {"second_moment": "row", "row_steps": True} if rows else {}
     found = []
     c = library.package_library().c
@@ -72,7 +75,7 @@ def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(stora
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
             c.cadam_use(level)
             for options in (dict[str, Any](), shared):
-                found.append(run("adam", rows, (3000, 37), threads, moments=storage, **options))
+                found.append(run("adam", rows, (3000, width), threads, moments=storage, **options))
     finally:
         c.cadam_use(-1)
     for number, (param, state, _) in enumerate(found):
@@ -190,19 +193,38 @@ def test_a_broken_gradient_shows_in_the_parameter(storage: str) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("width", [16, 20])
+def test_second_moments_below_the_smallest_code_have_it_as_in_the_reference(width: int, rows: bool) -> None:
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.zeros(40, width))
+        optimizer = cadam.CAdam([param], moments="int8", fused=fused)
+        for _ in range(3):
+            grad = torch.randn(40, width) * 1e-20
+            param.grad = grad.to_sparse(1) if rows else grad
+            optimizer.step()
+        found.append(optimizer.state[param]["exp_avg_sq"])
+    assert torch.equal(*found)
+    assert found[0].ne(0).float().mean() > 0.9
+
+
+@needs_kernels
 @pytest.mark.parametrize("large", [1e20, 1e30, 3e38, float("inf")], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("width", [16, 20])
 @pytest.mark.parametrize("rule", CODED)
 def test_a_moment_that_overflowed_stays_no_number_in_the_c_kernels_as_in_the_reference(
-    rule: str, rows: bool, large: float
+    rule: str, width: int, rows: bool, large: float
 ) -> None:
     found = []
     for fused in (True, False):
         torch.manual_seed(0)
-        param = torch.nn.Parameter(torch.zeros(2, 20))
+        param = torch.nn.Parameter(torch.zeros(2, width))
         optimizer = OF_RULE[rule, True]([param], lr=0.01, moments="int8", fused=fused)
         for value in (1.0, large, 1.0, -1.0):
-            grad = torch.ones(2, 20)
+            grad = torch.ones(2, width)
             grad[:, 0] = value
             grad[:, 1] = -value
             param.grad = grad.to_sparse(1) if rows else grad
@@ -233,6 +255,6 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("case", ["dense", "rows", "distinct_rows", "row_steps"])
+@pytest.mark.parametrize("case", ["dense", "huge", "rows", "distinct_rows", "row_steps"])
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])

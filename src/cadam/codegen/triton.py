@@ -52,7 +52,9 @@ import triton.language as tl
 from cadam.engines.cuda.blocks import (
     agreement,
     by_four,
+    chosen,
     coefficients_of,
+    columns_in_parts,
     columns_of,
     count,
     decayed,
@@ -74,8 +76,10 @@ from cadam.engines.cuda.blocks import (
     put_coded,
     put_rounded,
     reciprocal,
+    replaced,
     round_up_or_down,
     scaled,
+    scales_of,
     see,
     shared_noise,
     sign,
@@ -90,20 +94,20 @@ from cadam.engines.cuda.blocks import (
 
 MOVE = '''\
 @triton.jit
-def {name}_fetch(p_, {buffers_}{scales_}mask, rows, WHOLE: tl.constexpr):
+def {name}_fetch(p_, {buffers_}mask, rows, WHOLE: tl.constexpr):
     """The elements at these addresses with their buffers, as they are stored. `rows` have an element in `mask`."""
     p = fetch(p_, mask, WHOLE)
-{fetches}    return p, {buffers}{scales}
+{fetches}    return p, {buffers}
 
 
 @triton.jit
 def {name}_move(
-    p, {buffers}{scales}g, p_, {buffers_}{scales_}
+    p, {buffers}{scales}g, p_, {buffers_}
 {coefficients}
     start, word, column, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
-    """Move elements that were fetched from these addresses; 1 where momentum and gradient agree in sign.
+    """Move elements that were fetched from these addresses; where momentum and gradient agree in sign, and new scales.
 
     Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has. They
     are at these columns from `start` on, where the random bits are those of `word`.
@@ -116,7 +120,8 @@ def {name}_move(
     if STOCHASTIC:
         p = round_up_or_down(p, noise_at(key, start + column + {apart}, start + {apart}) & 0xFFFF)
     put(p_, p, mask, WHOLE)
-{noise}{puts}    return (alignment > 0) if WHOLE else (alignment > 0) & mask
+{noise}{puts}    aligned = (alignment > 0) if WHOLE else (alignment > 0) & mask
+    return aligned, {new_scales}
 '''
 
 DENSE = """\
@@ -140,6 +145,7 @@ def {name}_dense(
     STOCHASTIC: tl.constexpr,
     BLOCK: tl.constexpr,
     UNIT: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
         block = tl.program_id(0)
@@ -150,19 +156,20 @@ def {name}_dense(
         g = tl.load(grads + i)
 {addresses}        c = coefficients + i * stride
 {loads_dense}        key = noise_key({seed}, tl.load(c))
-        first = (block - tl.load(row + 3)) * BLOCK
+        first = (block - tl.load(row + 3)) * CHUNK
+        gap = (tl.num_programs(0) - 1).to(tl.int64) * CHUNK
         agree = 0
-{vector}        if (first + BLOCK <= n) & ((({together}) & 15) == 0):
-            for k in range(0, BLOCK // 2, UNIT // 2):
-                start = first + 2 * k
+{vector}        if (first + BLOCK + (BLOCK // CHUNK - 1) * gap <= n) & ((({together}) & 15) == 0):
+{all_scales}            start = first
+            for k in range(0, BLOCK, UNIT):
                 p_ = stretch(p, start, PARAM, True, UNIT)
 {whole}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
-                param, {values}= {name}_fetch(p_, {buffers_}{scales_}None, None, True)
-                aligned = {name}_move(
-                    param, {values}grad, p_, {buffers_}{scales_}
+                param, {values}= {name}_fetch(p_, {buffers_}None, None, True)
+                aligned, {new_scales}= {name}_move(
+                    param, {values}{values_of_scales}grad, p_, {buffers_}
 {given}
                     start{far},
-                    ((first & 0xFFFFFFFF) // 2 + k).to(tl.uint32),
+                    ((start & 0xFFFFFFFF) // 2).to(tl.uint32),
                     tl.arange(0, UNIT),
                     key,
                     None,
@@ -173,15 +180,16 @@ def {name}_dense(
                     WORK,
                     STOCHASTIC,
                 )
-{agree}        else:
+{keep_scales}                start += UNIT if CHUNK == BLOCK else tl.where((k + UNIT) % CHUNK == 0, gap + UNIT, UNIT)
+{agree}{put_scales}        else:
             for k in range(0, UNIT if UNIT == BLOCK else tl.minimum(n - first, BLOCK).to(tl.int32), UNIT):
-                start = first + k
+                start = first + k + k // CHUNK * gap
                 mask = tl.arange(0, UNIT) < tl.minimum(n - start, UNIT).to(tl.int32)
                 p_ = stretch(p, start, PARAM, False, UNIT)
 {masked}                grad = fetch(stretch(g, start, GRAD, False, UNIT), mask, False).to(WORK)
-                param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, start < n, False)
-                aligned = {name}_move(
-                    param, {values}grad, p_, {buffers_}{scales_}
+                param, {values}= {name}_fetch(p_, {buffers_}mask, start < n, False)
+{masked_scales}                aligned, {new_scales}= {name}_move(
+                    param, {values}{values_of_scales}grad, p_, {buffers_}
 {given}
                     start{far},
                     ((start & 0xFFFFFFFF) // 2).to(tl.uint32),
@@ -195,7 +203,7 @@ def {name}_dense(
                     WORK,
                     STOCHASTIC,
                 )
-                agree += tl.sum(aligned.to(tl.int32), 0)
+{masked_put}                agree += tl.sum(aligned.to(tl.int32), 0)
         if COUNT:
             counts = tl.load(row + 1).to(tl.pointer_type(tl.int64))
             count(counts, agree, tl.where(first == 0, n, 0))
@@ -227,33 +235,32 @@ def {name}_rows(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
-        column, there = columns_of(width, COLUMNS, EVEN)
+        column, there = columns_in_parts(width, COLUMNS, EVEN, PARTS)
         key, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
-        row = key.to(tl.int64)[:, None]
-        column = column[None, :]
+        row = key.to(tl.int64)[:, None, None]
         first = row * width
         place = first + column
-        there = there[None, :]
         mask = complete & there
         # While these come, the gradients are summed.
         p_ = p + place
-{at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
-        g = sum_duplicates(
+{at}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
+{row_scales}        g = sum_duplicates(
             values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
             WORK, DISTINCT, IN_BAGS, TILE, COLUMNS,
         )
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))
         if moving > 0:
-{loads}            aligned = {name}_move(
-                param, {values}g, p_, {buffers_}{scales_}
+{loads}            aligned, {new_scales}= {name}_move(
+                param, {values}{values_of_scales}g, p_, {buffers_}
 {given_rows}
                 first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
                 False, WORK, STOCHASTIC,
             )
-            if COUNT:
+{row_put}            if COUNT:
                 touched = moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
                 count(counts, tl.sum(aligned.to(tl.int32)), touched)
         if COUNT:
@@ -289,16 +296,16 @@ def {name}_seams(
 {as_row}        first = row * width
         place = first + column
         p_ = p + place
-{at}        param, {values}= {name}_fetch(p_, {buffers_}{scales_}mask, complete, False)
-        c = coefficients
+{at}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
+{row_scales}        c = coefficients
         if mine:
-{loads}            aligned = {name}_move(
-                param, {values}g, p_, {buffers_}{scales_}
+{loads}            aligned, {new_scales}= {name}_move(
+                param, {values}{values_of_scales}g, p_, {buffers_}
 {given_rows}
                 first, first.to(tl.uint32), column, noise_key(seed, tl.load(c)), mask, complete, there, width,
                 False, WORK, STOCHASTIC,
             )
-            if COUNT:
+{row_put}            if COUNT:
                 count(counts, tl.sum(aligned.to(tl.int32)), tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS))
 """
 
@@ -333,8 +340,8 @@ AGREE_CODED = """\
 """
 
 AS_ROW = """\
-        row, g, mask, column = row + tl.zeros((1, 1), tl.int64), g[None, :], mask[None, :], column[None, :]
-        there = there[None, :]
+        row, g, mask = row + tl.zeros((1, 1, 1), tl.int64), g[None, None, :], mask[None, None, :]
+        column, there = columns_in_parts(width, COLUMNS, EVEN, 1)
         complete = mine & (row == row)
 """
 
@@ -421,15 +428,14 @@ def kernels(structure: Structure) -> str:
         signed = structure.rule.moments.get(b) == "signed"
         half = f"{'half_between' if how == 'int8' else 'half'}(noise, column, {k > 0})"
         if how == "int8":
-            return f"    put_coded(s_{b}_, e_{b}_, s_{b}, {half}, mask, rows, there, WHOLE, {signed})\n"
+            return f"    new_{b} = put_coded(s_{b}_, s_{b}, {half}, mask, there, WHOLE, {signed})\n"
         if how == "bfloat16":
             return f"    put_rounded(s_{b}_, s_{b}, {half}, mask, WHOLE, {signed})\n"
         return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
 
     def pointers(whole: bool) -> str:
         how = "words" if structure.stored else "stretch"
-        codes = each(f"                s_{{b}}_ = {how}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
-        return codes + each_scale("                e_{b}_ = e_{b}.to(tl.pointer_type(tl.uint8)) + start // UNIT\n")
+        return each(f"                s_{{b}}_ = {how}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
 
     coefficients = [f"c_{name}" for name in structure.coefficients]
     loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(coefficients, 1)]
@@ -452,9 +458,23 @@ def kernels(structure: Structure) -> str:
         "row": 4 + len(buffers) + len(scaled) + bool(structure.stored),
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
-        "scales_": each_scale("e_{b}_, "),
+        "new_scales": each_scale("new_{b}, "),
+        "keep_scales": each_scale("                all_{b} = replaced(all_{b}, k // UNIT, new_{b})\n"),
+        "put_scales": each_scale("            tl.store(e_{b}_, all_{b})\n"),
+        "masked_put": each_scale("                put(e_{b}_, new_{b}, start < n, False)\n"),
+        "row_put": each_scale("            put(e_{b}_, new_{b}, complete, False)\n"),
         "scales": each_scale("e_{b}, "),
-        "fetches": "".join(fetches) + each_scale("    e_{b} = fetch(e_{b}_, rows, WHOLE)\n"),
+        "fetches": "".join(fetches),
+        "all_scales": each_scale(
+            "            e_{b}_ = scales_of(e_{b}, first, gap, BLOCK, UNIT, CHUNK)\n"
+            "            all_{b} = tl.load(e_{b}_)\n"
+        ),
+        "masked_scales": each_scale(
+            "                e_{b}_ = e_{b}.to(tl.pointer_type(tl.uint8)) + start // UNIT\n"
+            "                scale_{b} = fetch(e_{b}_, start < n, False)\n"
+        ),
+        "row_scales": each_scale("        scale_{b} = fetch(e_{b}_, complete, False)\n"),
+        "values_of_scales": each_scale("scale_{b}, "),
         "decoded": "".join(map(decoded, buffers, stored)),
         "loads": textwrap.indent("".join(loads), 12 * " "),
         "loads_dense": textwrap.indent("".join(loads), 8 * " "),
@@ -469,13 +489,13 @@ def kernels(structure: Structure) -> str:
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
         "together": " | ".join(["p", "g", *(f"s_{b}" for b in buffers)]),
-        "whole": pointers(True),
+        "whole": pointers(True) + each_scale("                scale_{b} = chosen(all_{b}, k // UNIT)\n"),
         "masked": pointers(False),
         "pointers": each("    s_{b},\n")
         + each_scale("    e_{b},\n")
         + "    row_steps,\n    by_step,\n" * structure.row_steps,
         "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row\n"),
-        "values": each("value_{b}, ") + each_scale("scale_{b}, "),
+        "values": each("value_{b}, "),
         "as_row": AS_ROW if structure.stored else "",
         # Coded moments have a seed for each parameter, and its elements noise apart from theirs.
         "seed": f"tl.load(row + {3 + len(buffers) + len(scaled) + 1})" if structure.stored else "seed",

@@ -86,7 +86,7 @@ def divide_roughly(x, y):
 @triton.jit
 def moved(p, step, lr):
     """p - step * lr, rounded once."""
-    return tl.fma(-step, lr + tl.zeros_like(step), p)
+    return tl.fma(step, tl.zeros_like(step) - lr, p)
 
 
 @triton.jit
@@ -203,6 +203,25 @@ def words(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
+def scales_of(address, first, gap, BLOCK: tl.constexpr, UNIT: tl.constexpr, CHUNK: tl.constexpr):
+    """Pointers to the scales of all units of a program: in each unit's turn, its scale would be waited for."""
+    k = tl.arange(0, BLOCK // UNIT) * UNIT
+    return address.to(tl.pointer_type(tl.uint8)) + (first + k + k // CHUNK * gap) // UNIT
+
+
+@triton.jit
+def chosen(x, i):
+    """One element of a vector."""
+    return tl.sum(tl.where(tl.arange(0, x.shape[0]) == i, x, 0), 0)
+
+
+@triton.jit
+def replaced(x, i, value):
+    """A vector with another element there."""
+    return tl.where(tl.arange(0, x.shape[0]) == i, value, x)
+
+
+@triton.jit
 def by_four(pointer):
     """Such a pointer from one that may be known to lie better."""
     type: tl.constexpr = pointer.dtype.element_ty
@@ -248,8 +267,8 @@ def put_rounded(pointers, x, noise, mask, WHOLE: tl.constexpr, SIGNED: tl.conste
 
 
 @triton.jit
-def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
-    """Code values, rounded by 16 bits of noise each, which are the two bytes in the middle.
+def put_coded(pointers, x, noise, mask, there, WHOLE: tl.constexpr, SIGNED: tl.constexpr):
+    """Code values, rounded by 16 bits of noise each, which are the two bytes in the middle; the exponents they share.
 
     What is above the smallest code is moved up, so that the code is the byte before these.
     """
@@ -265,19 +284,19 @@ def put_coded(pointers, scales, x, noise, mask, rows, there, WHOLE: tl.constexpr
         above |= bits.to(tl.uint32) & 0x80000000
     code = above >> 24
     put(pointers, code.to(tl.uint8), mask, WHOLE)
-    put(scales, exponent.to(tl.uint8), rows, WHOLE)
+    return exponent.to(tl.uint8)
 
 
 @triton.jit
 def largest_of(x):
     """The largest element of a block, or of each row of a tile."""
-    return tl.max(x, 0) if len(x.shape) == 1 else tl.max(x, 1, keep_dims=True)
+    return tl.max(x, 0) if len(x.shape) == 1 else tl.max(tl.max(x, 1, keep_dims=True), 2, keep_dims=True)
 
 
 @triton.jit
 def mean_square(x, there, width):
     """The mean of the squares of each row."""
-    total = tl.sum(tl.where(there, x * x, 0.0), 1, keep_dims=True)
+    total = tl.sum(tl.sum(tl.where(there, x * x, 0.0), 1, keep_dims=True), 2, keep_dims=True)
     return divide(total, tl.zeros_like(total) + width)
 
 
@@ -367,11 +386,22 @@ def columns_of(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def columns_in_parts(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr):
+    """The same in the shape of a tile: rows, parts of the columns, columns of a part.
+
+    A thread has four columns of each part: the more parts, the more of a row it has, and the less it does twice.
+    """
+    part = (tl.arange(0, PARTS) * (COLUMNS // PARTS))[None, :, None]
+    column = tl.program_id(1) * COLUMNS + part + tl.arange(0, COLUMNS // PARTS)[None, None, :]
+    return column, tl.full(column.shape, True, tl.int1) if EVEN else column < width
+
+
+@triton.jit
 def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
     """One tile of the sorted keys. Where all are distinct, a row begins and ends wherever there is a key.
 
     Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
-    tile, and, as a column, is a row complete there that began in this one.
+    tile, and, shaped as a tile, is a row complete there that began in this one.
     """
     tile = tl.program_id(0)
     at = tile * TILE + tl.arange(0, TILE)
@@ -384,7 +414,7 @@ def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
         starts = key != tl.load(keys + at - 1, mask=here & (at > 0), other=-1)
         ends = key != tl.load(keys + at + 1, mask=at + 1 < n, other=-1)
         goes_on = key == tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
-    return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None]
+    return key, inside, starts, ends, goes_on, (inside & ends & ~goes_on)[:, None, None]
 
 
 @triton.jit
@@ -418,8 +448,8 @@ def sum_duplicates(
     source = at.to(tl.int64) if DISTINCT else tl.load(order + at, mask=here, other=0)
     if IN_BAGS:
         source = tl.load(sources + source, mask=here, other=0).to(tl.int64)
-    wanted = inside[:, None] & there
-    g = tl.load(values + source[:, None] * width + column, mask=wanted, other=0).to(WORK)
+    wanted = inside[:, None, None] & there
+    g = tl.load(values + source[:, None, None] * width + column, mask=wanted, other=0).to(WORK)
     if DISTINCT:
         sums = g
     else:
@@ -427,14 +457,14 @@ def sum_duplicates(
         if inner == TILE - 1:
             sums = g
         elif inner == 0:
-            sums = tl.sum(g, 0)[None, :] + tl.zeros_like(g)
+            sums = tl.sum(g, 0, keep_dims=True) + tl.zeros_like(g)
         else:
-            flags = tl.broadcast_to(starts[:, None].to(tl.int32), (TILE, COLUMNS))
+            flags = tl.broadcast_to(starts[:, None, None].to(tl.int32), g.shape)
             _, sums = tl.associative_scan((flags, g), 0, _in_segment)
         last = tl.arange(0, TILE) == TILE - 1
         partial = (goes_on & (ends | last)) | (last & ~ends)
         slot = 2 * tile.to(tl.int64) + tl.where(goes_on, 0, 1)
-        tl.store(partials + slot[:, None] * width + column, sums, mask=wanted & partial[:, None])
+        tl.store(partials + slot[:, None, None] * width + column, sums, mask=wanted & partial[:, None, None])
     return sums
 
 
@@ -494,8 +524,7 @@ def row_squares(
     EVEN: tl.constexpr,
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
-    column, there = columns_of(width, COLUMNS, EVEN)
-    column, there = column[None, :], there[None, :]
+    column, there = columns_in_parts(width, COLUMNS, EVEN, 1)
     _, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
     g = sum_duplicates(
         values,

@@ -39,8 +39,11 @@ from .launch import (
 
 BLOCK = 1024  # elements of one program
 # With coded moments a program is one warp, which needs no barriers to find the scale of the elements that share it. The
-# limit of registers has but the rare parts of its code use memory instead: blocks that are not whole.
-CODED_BLOCK, HUGE_CODED_BLOCK, CODED_WARPS, CODED_REGISTERS = 2048, 8192, 1, 64
+# limit of registers has but the rare parts of its code use memory instead: blocks that are not whole. A huge tensor is
+# cut into chunks, of which neighbours are done at the same time by several programs: memory is faster where what all
+# read at a time lies together.
+CODED_WARPS = 1
+CODED, HUGE_CODED = (2048, 2048, 64), (8192, 1024, 72)  # elements of a program, of a chunk, registers
 HUGE = 1 << 24  # elements from which a tensor gets a launch of its own
 
 
@@ -114,7 +117,7 @@ class Batch:
         buffers = [[item.state[name] for item in items] for name in structure.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
         huge = sizes >= HUGE
-        block, alone = (CODED_BLOCK, HUGE_CODED_BLOCK) if structure.stored else (BLOCK, BLOCK)
+        block, alone = (CODED[0], HUGE_CODED[0]) if structure.stored else (BLOCK, BLOCK)
         blocks = np.where(huge, 0, -(-sizes // block))
         counts = [0 if item.counts is None else item.counts.data_ptr() for item in items]
         columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
@@ -191,11 +194,14 @@ class Batch:
                 "STOCHASTIC": randomly and first.param.dtype == torch.bfloat16,
                 "BLOCK": BLOCK,
                 "UNIT": BLOCK,
+                "CHUNK": BLOCK,
             }
+            how: dict[str, Any] = {}
             if self.coded:
-                constants |= {"BLOCK": HUGE_CODED_BLOCK if alone else CODED_BLOCK, "UNIT": moments.BLOCK}
-            how = (CODED_WARPS, CODED_REGISTERS) if self.coded else ()
-            self.compiled[key] = Launch(self.kernel, constants, *how)
+                block, chunk, registers = HUGE_CODED if alone else CODED
+                constants |= {"BLOCK": block, "UNIT": moments.BLOCK, "CHUNK": chunk}
+                how = {"warps": CODED_WARPS, "registers": registers}
+            self.compiled[key] = Launch(self.kernel, constants, **how)
         return self.compiled[key]
 
     def _laid_out(self, job: Job) -> tuple[Words, list[Tensor]]:

@@ -47,6 +47,9 @@ from .launch import (
 
 ELEMENTS = 1024  # of one tile: sorted ids times columns
 WARPS, REGISTERS = 4, 80  # more registers would leave room for fewer programs at a time
+# Wide rows of coded moments with raw ids: a thread has more elements of a row, so that it does less twice.
+WIDE = 64  # columns
+WIDE_ELEMENTS, WIDE_REGISTERS, WIDE_PARTS = 2048, 96, 4
 COLUMNS = 128  # at most, of one tile
 WIDEST = 1024  # columns of rows that share something, which are all in one tile
 SPAN = 32  # tiles whose parts of a row are added at a time
@@ -480,9 +483,9 @@ class Cut:
     """Is the width a multiple of the columns?"""
 
     @classmethod
-    def of(cls, width: int, most: int = COLUMNS) -> Cut:
+    def of(cls, width: int, most: int = COLUMNS, elements: int = ELEMENTS) -> Cut:
         columns = min(most, 1 << (width - 1).bit_length())
-        return cls(max(1, ELEMENTS // columns), columns, width % columns == 0)
+        return cls(max(1, elements // columns), columns, width % columns == 0)
 
     def grid(self, n: int, width: int) -> tuple[int, int]:
         return -(-n // self.tile), -(-width // self.columns)
@@ -490,11 +493,6 @@ class Cut:
     @property
     def constants(self) -> dict[str, int]:
         return {"TILE": self.tile, "COLUMNS": self.columns, "EVEN": self.even}
-
-    @property
-    def warps(self) -> int:
-        """Of the kernel that sums over tiles, which has one row to do."""
-        return 1 if self.columns <= 16 else 4
 
 
 @cache
@@ -504,8 +502,13 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
     kind = {"WORK": triton_type(work)}
     return (
         Launch(row_squares, {**kind, "DISTINCT": False, "IN_BAGS": False, **cut.constants}, WARPS),
-        Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, cut.warps),
+        Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, seam_warps(cut)),
     )
+
+
+def seam_warps(cut: Cut, coded: bool = False) -> int:
+    """Of the kernel that sums over tiles, which has one row to do."""
+    return 1 if cut.columns <= (64 if coded else 16) else WARPS
 
 
 @dataclass(frozen=True)
@@ -532,7 +535,11 @@ def _launches(
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    cut = Cut.of(width, WIDEST if structure.stored or structure.row_steps else COLUMNS)
+    most = WIDEST if structure.stored or structure.row_steps else COLUMNS
+    coded = bool({"bfloat16", "int8"} & set(structure.stored))
+    wide = coded and not distinct and width >= WIDE
+    cut = Cut.of(width, most, WIDE_ELEMENTS if wide else ELEMENTS)
+    parts, registers = (WIDE_PARTS, WIDE_REGISTERS) if wide else (1, REGISTERS)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before = {"WORK": triton_type(work)}
     return Launches(
@@ -540,11 +547,15 @@ def _launches(
         cut,
         Launch(
             kernel(structure, "rows"),
-            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **cut.constants},
+            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **cut.constants, "PARTS": parts},
             WARPS,
-            REGISTERS,
+            registers,
         ),
-        Launch(kernel(structure, "seams"), {**before, **flags, **cut.constants, "SPAN": SPAN}, cut.warps),
+        Launch(
+            kernel(structure, "seams"),
+            {**before, **flags, **cut.constants, "SPAN": SPAN},
+            seam_warps(cut, coded),
+        ),
     )
 
 

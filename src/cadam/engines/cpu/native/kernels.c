@@ -27,7 +27,8 @@ static inline void prefetch(const void *p, int64_t i, int64_t size)
 static inline void prefetch_row(const void *first, int64_t row, int64_t bytes)
 {
     const uintptr_t begin = (uintptr_t)first + (uintptr_t)(row * bytes), end = begin + (uintptr_t)bytes;
-    for (uintptr_t line = begin & ~(uintptr_t)63; line < end; line += 64)
+    __builtin_prefetch((const void *)begin, 0, 2);
+    for (uintptr_t line = (begin | 63) + 1; line < end; line += 64)
         __builtin_prefetch((const void *)line, 0, 2);
 }
 
@@ -559,18 +560,13 @@ INLINE float sum_of(const floats_t *x) /* in the order of AVX-512 */
     }
 MOVE(floats, floats_t, float)
 MOVE(some_words, words_t, uint16_t)
-MOVE(some_bytes, bytes_t, uint8_t)
+MOVE(bytes, bytes_t, uint8_t)
 
 /* Half of a vector, which the compiler would take through memory: rows of 16 have no more. */
 #ifdef __AVX512F__
 INLINE words_t read_words(const uint16_t *x, int64_t n)
 {
     return n == LANES ? (words_t)_mm512_zextsi256_si512(_mm256_loadu_si256((const void *)x)) : read_some_words(x, n);
-}
-
-INLINE bytes_t read_bytes(const uint8_t *x, int64_t n)
-{
-    return n == LANES ? (bytes_t)_mm256_zextsi128_si256(_mm_loadu_si128((const void *)x)) : read_some_bytes(x, n);
 }
 
 INLINE void write_words(uint16_t *x, words_t lanes, int64_t n)
@@ -581,18 +577,9 @@ INLINE void write_words(uint16_t *x, words_t lanes, int64_t n)
         write_some_words(x, lanes, n);
 }
 
-INLINE void write_bytes(uint8_t *x, bytes_t lanes, int64_t n)
-{
-    if (n == LANES)
-        _mm_storeu_si128((void *)x, _mm256_castsi256_si128((__m256i)lanes));
-    else
-        write_some_bytes(x, lanes, n);
-}
 #else
 #define read_words read_some_words
-#define read_bytes read_some_bytes
 #define write_words write_some_words
-#define write_bytes write_some_bytes
 #endif
 
 INLINE pair_t read_pair(const float *x, int64_t n)
@@ -706,13 +693,22 @@ INLINE words_t to_bfloat16(pair_t x, words_t noise)
     return rounded((bits_t)x.a, (bits_t)x.b, noise);
 }
 
-/* The exponent that values share: that of the largest, or the next if that could be rounded out of its octave. */
-INLINE uint32_t shared_exponent(words_t sizes, uint32_t shift)
+/* The exponent that values share, from the upper half of the largest: its own, or the next if it could be rounded out of its
+ * octave. */
+INLINE uint32_t shared_exponent(uint32_t largest, uint32_t shift)
 {
-    const bits_t both = (bits_t)sizes;
-    const uint32_t exponent = (largest_of(larger(both >> 16, both & 0xffff)) + (1u << (shift - 16))) >> 7;
+    const uint32_t exponent = (largest + (1u << (shift - 16))) >> 7;
     return exponent < 32 ? 32 : exponent >= 254 ? 255 : exponent;
 }
+
+INLINE uint32_t largest_of_words(words_t sizes)
+{
+    const bits_t both = (bits_t)sizes;
+    return largest_of(larger(both >> 16, both & 0xffff));
+}
+
+/* What is taken off the rounded upper bits of floats to make codes. */
+#define LEAST(exponent, kind) ((exponent) == 255 ? 240 : (exponent)-31) << (23 - SHIFT_##kind)
 
 INLINE uint32_t scramble(uint32_t x)
 {
@@ -741,6 +737,77 @@ INLINE words_t noise0_at(uint32_t word, uint32_t inner, const int is_multiple)
 
 INLINE words_t swapped(words_t noise) { return (words_t)((bits_t)noise << 16 | (bits_t)noise >> 16); }
 
+/* One vector of moments in codes of one byte, its elements as they are: where a row has no more than that, nothing must be
+ * kept until its largest element is known. */
+#ifdef __AVX512F__
+INLINE floats_t decode_one_signed(const uint8_t *codes, uint32_t scale)
+{
+    const __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)codes));
+    const __mmask16 any = _mm512_test_epi32_mask(x, _mm512_set1_epi32(0x7f));
+    if (__builtin_expect(scale == 255, 0))
+        return (floats_t)_mm512_maskz_set1_epi32(any, 0x7fc00000);
+    const __m512i moved = _mm512_and_epi32(_mm512_slli_epi32(x, SHIFT_signed), _mm512_set1_epi32((int)0x8fffffff));
+    return (floats_t)_mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+}
+
+INLINE floats_t decode_one_positive(const uint8_t *codes, uint32_t scale)
+{
+    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)codes));
+    const __mmask16 any = _mm512_test_epi32_mask(x, x);
+    if (__builtin_expect(scale == 255, 0))
+        return (floats_t)_mm512_maskz_set1_epi32(any, 0x7fc00000);
+    const __m512i moved = _mm512_slli_epi32(x, SHIFT_positive);
+    return (floats_t)_mm512_maskz_add_epi32(any, moved, _mm512_set1_epi32((int)((scale - 31) << 23)));
+}
+
+/* As noise0_at and swapped: 16 bits for each element. */
+INLINE __m256i noise0_of_one(uint32_t word, uint32_t inner)
+{
+    const uint32_t first = word ^ inner;
+    __m256i x = _mm256_xor_si256(_mm256_setr_epi32(EIGHT(, 0)), _mm256_set1_epi32((int)(first ^ first >> 16)));
+    x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)0x85EBCA6Bu));
+    x = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 13)), _mm256_set1_epi32((int)0xC2B2AE35u));
+    return _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+}
+
+INLINE __m256i swapped_one(__m256i noise) { return _mm256_rol_epi32(noise, 16); }
+
+/* Rounded, less the base; not below zero. */
+INLINE __m512i round_one(bits_t size, unsigned shift, __m256i noise, uint32_t base)
+{
+    const __m512i sum = _mm512_add_epi32(_mm512_srli_epi32((__m512i)size, shift - 16), _mm512_cvtepu16_epi32(noise));
+    return _mm512_subs_epu16(_mm512_srli_epi32(sum, 16), _mm512_set1_epi32((int)base));
+}
+
+INLINE void code_one_signed(uint8_t *codes, floats_t x, bits_t size, __m256i noise, uint32_t base)
+{
+    const bits_t code = (bits_t)round_one(size, SHIFT_signed, noise, base) | ((bits_t)x >> 24 & 0x80);
+    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8((__m512i)code));
+}
+
+INLINE void code_one_positive(uint8_t *codes, floats_t x, bits_t size, __m256i noise, uint32_t base)
+{
+    (void)x;
+    const bits_t code = larger((bits_t)round_one(size, SHIFT_positive, noise, base), (bits_t){0} + 1);
+    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8((__m512i)where_any(size, code)));
+}
+
+/* The sizes of one buffer in the upper halves, and those of another in the lower ones: the largest of both at once. */
+INLINE bits_t in_halves(bits_t upper, bits_t lower)
+{
+    return (bits_t)_mm512_mask_mov_epi16((__m512i)upper, 0x55555555, (__m512i)(lower >> 16));
+}
+
+INLINE uint32_t largest_halves(bits_t x)
+{
+    const __m256i y = _mm256_max_epu16(_mm512_castsi512_si256((__m512i)x), _mm512_extracti64x4_epi64((__m512i)x, 1));
+    __m128i z = _mm_max_epu16(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+    z = _mm_max_epu16(z, _mm_shuffle_epi32(z, 0x4e));
+    z = _mm_max_epu16(z, _mm_shuffle_epi32(z, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(z);
+}
+#endif
+
 /* What is done to each buffer: its number, how it is stored, its kind, and which half of the noise it takes. */
 #define EACH_1(DO, how, kind, which) DO(0, how, kind, which)
 #define EACH_2(DO, how, kind, which, ...) DO(0, how, kind, which) LAST_1(DO, 1, __VA_ARGS__)
@@ -760,7 +827,7 @@ INLINE words_t swapped(words_t noise) { return (words_t)((bits_t)noise << 16 | (
 #define FETCH_ROW(k, how, kind, which)                                                                              \
     prefetch_row(rows->s[k], next, SPAN_##how);                                                                    \
     if (sizeof(code_##how) == 1)                                                                                   \
-        prefetch_row(rows->scales[k], next, 1);
+        __builtin_prefetch(rows->scales[k] + next, 0, 2);
 
 #define FIRST_OF(k) , &x##k.a
 #define SECOND_OF(k) , &x##k.b
@@ -794,9 +861,9 @@ typedef uint8_t code_INT8;
     pair_t x##k = from_upper_halves(decode_##kind(read_bytes(CODES(k, INT8), left), base##k, kept##k));
 #define ENCODE_INT8(k, kind, which) room##k[j / PAIR] = round_##kind(x##k, noise##which, &sizes##k);
 #define FINISH_INT8(k, kind)                                                                                       \
-    const uint32_t new##k = shared_exponent(sizes##k, SHIFT_##kind);                                               \
-    const uint16_t from##k = (uint16_t)((new##k == 255 ? 240 : new##k - 31) << (23 - SHIFT_##kind));               \
-    if (new##k != old##k) /* most of the time it is not, and its cache line need not be written back */             \
+    const uint32_t new##k = shared_exponent(largest_of_words(sizes##k), SHIFT_##kind);                             \
+    const uint16_t from##k = (uint16_t)(LEAST(new##k, kind));                                                      \
+    if (!is_dense || new##k != old##k) /* of a row, whether it changed cannot be foreseen */                       \
         scales[k][at] = (uint8_t)new##k;
 #define LATER_INT8 || 1
 #define CODE_INT8(k, kind) write_bytes(CODES(k, INT8), code_##kind(room##k[j / PAIR], from##k), left);
@@ -832,19 +899,77 @@ typedef float code_ROW; /* one for all of them */
 #define GIVEN_0
 #define GIVEN_1 , mean_square
 
+/* A row that is one vector. */
+#ifdef __AVX512F__
+#define READ(k, how, kind, which) READ_##how(k, kind)
+#define WEIGH(k, how, kind, which) WEIGH_##how(k, which)
+#define WRITE(k, how, kind, which) WRITE_##how(k, kind, which)
+#define ONE_OF(k) , &x##k
+#define NOISE_ONE(which) (which ? swapped_one(noise) : noise)
+
+#define READ_F32(k, kind) floats_t x##k = read_floats((float *)s[k] + i, LANES);
+#define WEIGH_F32(k, which)
+#define WRITE_F32(k, kind, which) write_floats((float *)s[k] + i, x##k, LANES);
+
+#define READ_BF16(k, kind) floats_t x##k = from_upper_halves(read_words((uint16_t *)s[k] + i, LANES)).a;
+#define WEIGH_BF16(k, which)
+#define WRITE_BF16(k, kind, which)                                                                                 \
+    const words_t words##k = (words_t)_mm512_zextsi256_si512(NOISE_ONE(which));                                    \
+    write_words((uint16_t *)s[k] + i, to_bfloat16((pair_t){x##k, x##k}, words##k), LANES);
+
+#define READ_INT8(k, kind) floats_t x##k = decode_one_##kind((uint8_t *)s[k] + i, scales[k][at]);
+#define WEIGH_INT8(k, which)                                                                                       \
+    const bits_t size##k = (bits_t)x##k & 0x7fffffff;                                                              \
+    sizes = which ? in_halves(sizes, size##k) : size##k;
+#define WRITE_INT8(k, kind, which)                                                                                 \
+    const uint32_t new##k = shared_exponent(which ? largest & 0xffff : largest >> 16, SHIFT_##kind);               \
+    scales[k][at] = (uint8_t)new##k;                                                                               \
+    code_one_##kind((uint8_t *)s[k] + i, x##k, size##k, NOISE_ONE(which), LEAST(new##k, kind));
+
+#define READ_ROW(k, kind) floats_t x##k = (floats_t){0} + ((float *)s[k])[at];
+#define WEIGH_ROW(k, which)
+#define WRITE_ROW(k, kind, which) ((float *)s[k])[at] = x##k[0];
+
+#define MEAN_ONE_0(element, n_buffers)
+#define MEAN_ONE_1(element, n_buffers)                                                                             \
+    floats_t squared, mean_square = {0};                                                                           \
+    element##_squared_lanes(c, &p_, g_ BUFFERS_##n_buffers(ONE_OF), &squared);                                     \
+    squared *= squared;                                                                                            \
+    mean_square += sum_of(&squared) / (float)LANES;
+
+#define UPDATE_ONE(element, by_row, n_buffers, ...)                                                                \
+    if (whole == LANES) {                                                                                          \
+        floats_t p_ = read_floats(p, LANES), alignment;                                                            \
+        const floats_t g_ = read_floats(g, LANES);                                                                 \
+        EACH_##n_buffers(READ, __VA_ARGS__)                                                                        \
+        MEAN_ONE_##by_row(element, n_buffers)                                                                      \
+        element##_lanes(c, &p_, g_ BUFFERS_##n_buffers(ONE_OF) GIVEN_##by_row, &alignment);                        \
+        *count += count_positive(alignment);                                                                       \
+        write_floats(p, p_, LANES);                                                                                \
+        const __m256i noise = noise0_of_one(first, inner);                                                         \
+        bits_t sizes = {0};                                                                                        \
+        EACH_##n_buffers(WEIGH, __VA_ARGS__)                                                                       \
+        const uint32_t largest = largest_halves(sizes);                                                            \
+        (void)noise, (void)largest;                                                                                \
+        EACH_##n_buffers(WRITE, __VA_ARGS__)                                                                       \
+        return;                                                                                                    \
+    }
+#else
+#define UPDATE_ONE(element, by_row, n_buffers, ...)
+#endif
+
 /* Of a pair of vectors, the elements that there are: as many in each, which the compiler knows, or what is left. */
 #define LEFT whole ? whole : m - j
 
 /* Update m elements from i on, at most WIDEST, that share their scales number `at`; what shares a scale is coded when all of
- * them are known. */
+ * them are known. `first` and `inner` are what noise0_at takes. */
 #define STORED(element, by_row, n_buffers, NAME, ...)                                                              \
     INLINE void NAME(const struct element##_lanes_c *c, float *restrict p, const float *restrict g, void *const *s, \
-                     uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint64_t place, uint32_t key, \
-                     const int is_dense, const int64_t whole, int64_t *count)                   \
+                     uint8_t *const *scales, int64_t i, int64_t at, const int64_t m, uint32_t first, uint32_t inner, \
+                     const int is_dense, const int64_t whole, int64_t *count)                                      \
     {                                                                                                              \
-        const uint32_t inner = scramble((uint32_t)(place >> 32) ^ key);                                            \
-        const uint32_t first = (uint32_t)place >> is_dense; /* a dense parameter is one row that begins at 0 */     \
-        (void)scales, (void)at;                                                                        \
+        (void)scales, (void)at;                                                                                    \
+        UPDATE_ONE(element, by_row, n_buffers, __VA_ARGS__)                                                        \
         EACH_##n_buffers(PREPARE, __VA_ARGS__)                                                                     \
         MEAN_##by_row(element, n_buffers, __VA_ARGS__)                                                             \
         for (int64_t j = 0; j < m; j += PAIR) {                                                                    \
@@ -883,10 +1008,12 @@ typedef float code_ROW; /* one for all of them */
                                uint8_t *const *scales, int64_t n, uint64_t place, uint32_t key)                    \
     {                                                                                                              \
         int64_t i = 0, count = 0;                                                                                  \
-        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK)                                                             \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, place + (uint64_t)i, key, 1, PAIR, &count); \
+        for (; i + CODED_BLOCK <= n; i += CODED_BLOCK, place += CODED_BLOCK) /* of one row that begins at 0 */      \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, CODED_BLOCK, (uint32_t)place >> 1,            \
+                     scramble((uint32_t)(place >> 32) ^ key), 1, PAIR, &count);                                    \
         if (i < n)                                                                                                 \
-            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, place + (uint64_t)i, key, 1, 0, &count); \
+            BLOCK_OF(c, p + i, g + i, s, scales, i, i / CODED_BLOCK, n - i, (uint32_t)place >> 1,                  \
+                     scramble((uint32_t)(place >> 32) ^ key), 1, 0, &count);                                       \
         return count;                                                                                              \
     }                                                                                                              \
     static int64_t NAME(float *p, const float *g, void *const *s, uint8_t *const *scales, int64_t n, uint64_t place, \
@@ -911,12 +1038,12 @@ typedef float code_ROW; /* one for all of them */
     INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole)      \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
-        struct element##_lanes_c values = *(const struct element##_lanes_c *)c_;                                   \
-        const struct element##_lanes_c *c = &values;                                                               \
+        const struct element##_lanes_c *c = c_;                                                                    \
         const float *grads = rows->grads;                                                                          \
         const int64_t last = rows->count ? rows->ends[rows->count - 1] : 0;                                        \
-        int64_t begin = 0;                                                                                         \
-        int64_t count = 0;                                                                                         \
+        int64_t begin = 0, count = 0;                                                                              \
+        uint64_t upper = 0;                                                                                        \
+        uint32_t inner = scramble(rows->key);                                                                      \
         float sums[WIDEST] __attribute__((aligned(64)));                                                             \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
             prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
@@ -934,11 +1061,14 @@ typedef float code_ROW; /* one for all of them */
             if (begin + GRADS_AHEAD < last)                                                                        \
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
             if (rows->steps)                                                                                       \
-                values = *(const struct element##_lanes_c *)count_step(rows, c_, row);                             \
+                c = count_step(rows, c_, row);                                                                     \
+            const uint64_t place = rows->place + (uint64_t)(row * width);                                          \
+            if (upper != place >> 32)                                                                              \
+                upper = place >> 32, inner = scramble((uint32_t)upper ^ rows->key);                                \
             int64_t i = 0;                                                                                         \
             STRIPS(SUM_ROW, 0)                                                                                     \
             BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     rows->place + (uint64_t)(row * width), rows->key, 0, whole, &count);                           \
+                     (uint32_t)place, inner, 0, whole, &count);                                                    \
             begin = end;                                                                                           \
         }                                                                                                          \
         return count;                                                                                              \
