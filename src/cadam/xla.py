@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .host import OnHost
-from .rules import Options
+from .rules import Options, Rule
 from .update import Update
 
 EARLY = 1024
@@ -77,6 +77,12 @@ def _of_step(update: Update, count: Any, o: Options) -> dict[str, Any]:
         )
 
     return {name: chosen(name) for name in early}
+
+
+def check_rule(rule: Any) -> None:
+    """Raise TypeError for what is no rule, such as the name of one."""
+    if not isinstance(rule, Rule):
+        raise TypeError(f"a rule is needed, such as cadam.rules.RULES['adam'], got {rule!r}")
 
 
 def count_true(aligned: jax.Array) -> jax.Array:

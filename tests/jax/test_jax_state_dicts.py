@@ -156,6 +156,8 @@ def test_what_does_not_fit_is_refused() -> None:
     net = model()
     params, tx = nested(values(net)), cadam.jax.cadam(LR)
     unnamed, named = cadam.CAdam(net.parameters()), cadam.CAdam(net.named_parameters())
+    with pytest.raises(ValueError, match="the state has no moments of a rule"):
+        cadam.jax.from_torch({"state": {}, "param_groups": []}, optax.adam(LR).init({"w": jnp.ones(2)}))
     with pytest.raises(ValueError, match=r"group 0 has no names: construct the torch optimizer with model.named"):
         cadam.jax.from_torch(unnamed.state_dict(), tx.init(params))
     with pytest.raises(ValueError, match=r"no exp_avg of '0.bias'; there are '0.weight', '0.bias'"):

@@ -414,6 +414,15 @@ def test_what_cannot_be_optimized_is_refused() -> None:
         cadam.jax.cadam(LR, eps_root=1e-8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
         cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
+    needs_rule: list[Any] = [cadam.jax.explain, cadam.jax.scale_by_rule]
+    for wanted in needs_rule:
+        with pytest.raises(TypeError, match=r"a rule is needed, such as cadam.rules.RULES\['adam'\], got 'lion'"):
+            wanted("lion")
+    for rate in (-1e-3, float("nan"), "1e-3"):
+        with pytest.raises(
+            ValueError, match=f"learning_rate must be a finite number >= 0, or a schedule, got {rate!r}"
+        ):
+            cadam.jax.cadam(rate)
     with pytest.raises(ValueError, match="Nesterov momentum requires"):
         cadam.jax.csgdm(LR, momentum=0.0, nesterov=True)
 

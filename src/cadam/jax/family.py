@@ -15,6 +15,7 @@ Defaults are those of the classes of `cadam`, so the numbers are the same in eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec
@@ -66,6 +67,9 @@ def _chain(
     confidence: bool,
     **options: Any,
 ) -> Transformation:
+    for name, value in {"learning_rate": learning_rate, "weight_decay": weight_decay}.items():
+        if isinstance(value, str) or (isinstance(value, (int, float)) and not 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a finite number >= 0, or a schedule, got {value!r}")
     step = scale_by_rule(rule, confidence=confidence, **options)
     rate = optax.scale_by_learning_rate(learning_rate)
     if isinstance(weight_decay, (int, float)) and weight_decay == 0:

@@ -22,7 +22,7 @@ from ..engines.cpu import shared
 from ..rules import RULES, Rule
 from ..rules.adam import ADAM
 from ..update import Scalars, Update
-from ..xla import Arrays, count_true
+from ..xla import Arrays, check_rule, count_true
 
 LEAST = 2**13
 """From so many elements on, leaves go there."""
@@ -58,6 +58,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 def explain(rule: Rule = ADAM) -> str:
     """What makes the moments of large float32 leaves under a rule with confidence: ``C``, or ``XLA`` and why not C."""
+    check_rule(rule)
     o = {**defaults(rule), "weight_decay": 0.0}
     update = Update.of(rule, True, o)
     found = form(update, tuple(rule.state(o)), frozenset(update.coefficients(2.0, o, Scalars)))

@@ -41,7 +41,8 @@ def update(
         ids: row numbers in any order; repeated ones have their gradients summed. Those that are no row of the table
             are left out, so a batch can be padded with -1.
         grads: a row of gradient for each id.
-        optimizer: of the family, or another of optax's that treats elements one by one.
+        optimizer: the one that made the state, ``cadam(1e-3)`` by default: of the family, or another of optax's that
+            treats elements one by one.
     """
     _check(table, ids, grads)
     table, state = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (table, state))

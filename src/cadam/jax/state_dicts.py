@@ -57,6 +57,8 @@ def from_torch(state_dict: Mapping[str, Any], state: Any, *, rename: Callable[[s
         count = jnp.asarray(next(iter(steps.values()), of_rule.count), jnp.int32)
         return of_rule._replace(count=count, moments=moments)
 
+    if not any(map(_is_of_rule, jax.tree.leaves(state, is_leaf=_is_of_rule))):
+        raise ValueError("the state has no moments of a rule: pass what `init` of an optimizer of cadam.jax returns")
     return jax.tree.map(lambda x: filled(x) if _is_of_rule(x) else x, state, is_leaf=_is_of_rule)
 
 

@@ -15,7 +15,7 @@ import optax
 from ..defaults import check_ranges, defaults
 from ..rules import Options, Rule
 from ..update import Update
-from ..xla import Arrays, count_true, is_array, of_step
+from ..xla import Arrays, check_rule, count_true, is_array, of_step
 from . import native
 
 LARGE = 2**16
@@ -58,6 +58,7 @@ def scale_by_rule(
 
     The update takes ``touched=`` as an extra argument: how many elements the gradient really holds, if not all.
     """
+    check_rule(rule)
     unknown = sorted(options.keys() - rule.defaults.keys() | options.keys() & {"lr"})
     if unknown:
         known = ", ".join(name for name in rule.defaults if name != "lr")
