@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_cases import LR, OF_RULES, alignment, arrays, followed, largest_difference, optimizer, rule_of, trained
 
 import cadam.jax
@@ -216,6 +216,17 @@ def test_switched_off_a_step_can_be_exported(monkeypatch: pytest.MonkeyPatch) ->
     assert cadam.jax.explain() == "XLA: cadam.jax.native.enabled is False"
     exported = jax.export.export(jax.jit(lambda g: steps(cadam.jax.cadam(LR), g)[0]))(GRADS)
     assert largest_difference(exported.call(GRADS), np.asarray(steps(cadam.jax.cadam(LR))[0])) < 1e-6
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_moments_on_a_mesh_of_one_device_keep_their_sharding(kind: AxisType, jit: bool) -> None:
+    """Outside the mesh's context too, where only the arrays know of it."""
+    sharding = NamedSharding(jax.make_mesh((1,), ("x",), axis_types=(kind,)), PartitionSpec("x"))
+    grads, tx = jax.device_put(GRADS[0], sharding), cadam.jax.cadam(LR)
+    _, state = (jax.jit(tx.update) if jit else tx.update)(grads, tx.init(grads))
+    moments = jax.tree.leaves(optax.tree_utils.tree_get(state, "moments"))
+    assert [moment.sharding for moment in moments] == [sharding] * 2
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "int32"), ("float64", "float32"), ("float32",)], ids=str)

@@ -168,11 +168,14 @@ class Form:
 
 
 def groups(grads: Sequence[Any], buffers: Mapping[str, Sequence[Any]]) -> Iterator[list[int]]:
-    """The places of leaves that a C form moves, by call: float32 alone, of the same shape as their buffers."""
+    """The places of leaves that a C form moves, by call: float32 alone, of the same shape as their buffers.
+
+    Those on a mesh, if only of one device, would lose their shardings there.
+    """
     group: list[int] = []
     for i, leaf in enumerate(zip(grads, *buffers.values(), strict=True)):
-        kinds = {(jnp.shape(array), jnp.result_type(array) == jnp.float32) for array in leaf}
-        if jnp.size(leaf[0]) < LEAST or kinds != {(jnp.shape(leaf[0]), True)}:
+        kinds = {(x.shape, x.dtype == jnp.float32, x.sharding.mesh.empty) for x in map(jax.typeof, leaf)}
+        if jnp.size(leaf[0]) < LEAST or kinds != {(jnp.shape(leaf[0]), True, True)}:
             continue
         if group and sum(jnp.size(grads[j]) for j in group) + jnp.size(leaf[0]) > MOST:
             yield group
