@@ -6,12 +6,23 @@ tensors, compiled engines print it as source.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from ..update import Update
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "reciprocal": lambda x: 1 / x,
+}
+"""The operations that Python's operators do, on whatever has them; the others are those of a framework."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ temporaries take.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..codegen.inplace import Instruction, placed
+from ..codegen.program import ARITHMETIC
 from ..update import Update
 from . import scalars
 from .base import PLAIN, Item, Job, fills_memory
@@ -86,12 +86,7 @@ LISTS: Forms = {
     "hold": (_holds, _holds_),
 }
 _SCALARS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "reciprocal": lambda x: 1 / x,
+    **ARITHMETIC,
     "sqrt": scalars.Scalars.sqrt,
     "maximum": scalars.Scalars.maximum,
 }

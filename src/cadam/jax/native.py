@@ -6,7 +6,6 @@ Here it makes only the step, from the new moments, in the loop that adds it to t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..codegen.program import Value, record
+from ..codegen.program import ARITHMETIC, Value, record
 from ..codegen.structure import Structure, structures
 from ..defaults import defaults
 from ..engines.cpu import shared
@@ -43,12 +42,7 @@ class Together(NamedTuple):
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "reciprocal": lambda x: 1 / x,
+    **ARITHMETIC,
     "sqrt": Arrays.sqrt,
     "sign": Arrays.sign,
     "maximum": Arrays.maximum,

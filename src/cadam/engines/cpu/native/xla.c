@@ -106,7 +106,7 @@ typedef struct {
     } attributes;
 } call;
 
-enum { VERSION_QUERY = 1, BUFFER = 1, NUMBER = 3, S64 = 5, U32 = 8, FLOAT = 11, INVALID_ARGUMENT = 3 }; /* XLA's codes */
+enum { VERSION_QUERY = 1, NUMBER = 3, S64 = 5, U32 = 8, FLOAT = 11, INVALID_ARGUMENT = 3 }; /* XLA's codes */
 
 typedef struct {
     const float *g;
