@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose
+from cadam.engines import choose, codes
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.rows import CudaRows
@@ -19,6 +19,7 @@ REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows",
 FUSED: tuple[Any, ...] = (Cuda(), CudaRows())
 for engine in FUSED:
     engine.device = "cpu"
+codes.SIDE_BY_SIDE = "cpu"
 
 
 def run(
@@ -102,6 +103,13 @@ def rows() -> None:
     compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # wide ones
 
 
+def rows_apart() -> None:
+    """Buffers that do not lie side by side, as those that were loaded may."""
+    codes.SIDE_BY_SIDE = "elsewhere"
+    compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
+    compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
+
+
 def distinct_rows() -> None:
     """Gradients whose ids are known to be distinct, in several tiles."""
     compare(cadam.CAdam, True, (400, 16), moments="int8", coalesced=True)
@@ -117,4 +125,4 @@ def row_steps() -> None:
 
 
 if __name__ == "__main__":
-    run_named({"dense": dense, "huge": huge, "rows": rows, "distinct_rows": distinct_rows, "row_steps": row_steps})
+    run_named({case.__name__: case for case in (dense, huge, rows, rows_apart, distinct_rows, row_steps)})

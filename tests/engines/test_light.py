@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from family import OF_RULE
 from torch import Tensor
-from triton_interpreter import needs_triton, run_cases
+from triton_interpreter import needs_triton, on_cuda, run_cases
 
 import cadam
 from cadam import moments
@@ -254,7 +255,102 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         assert held == 1000 * size
 
 
+def share_storage(state: dict[str, Tensor]) -> bool:
+    return len({state[name].untyped_storage().data_ptr() for name in ("exp_avg", "exp_avg_sq")}) == 1
+
+
+def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    ids = torch.randperm(shape[0])[: shape[0] // 2]
+    return torch.sparse_coo_tensor(ids[None], torch.randn(len(ids), *shape[1:]), shape, check_invariants=True)
+
+
+@pytest.mark.parametrize("shape", [(30, 16), (30,), (1, 5), (12, 2, 3)], ids=str)
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
+    storage: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do on CUDA; also where a gradient is dense."""
+    found = []
+    for where in ("cpu", "elsewhere"):
+        monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(shape))
+        optimizer = cadam.CAdam([param], lr=1e-2, moments=storage, fused=False, foreach=False)
+        together = []
+        for grad in (sparse(shape, 1), sparse(shape, 2), torch.ones(shape), sparse(shape, 3)):
+            param.grad = grad
+            optimizer.step()
+            together.append(share_storage(optimizer.state[param]))
+        assert together == [where == "cpu" and len(param) > 1] * 4
+        found.append((param.detach(), optimizer.state[param]))
+    (one, state), (other, apart) = found
+    assert torch.equal(one, other)
+    assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+@needs_kernels
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_a_state_saved_where_rows_lie_side_by_side_is_loaded_for_the_c_kernels(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for where in ("cpu", "elsewhere"):
+        monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(30, 16))
+        optimizer = cadam.CAdam([param], moments=storage)
+        param.grad = sparse((30, 16), 1)
+        optimizer.step()
+        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        monkeypatch.setattr(codes, "SIDE_BY_SIDE", "elsewhere")
+        resumed = cadam.CAdam([param], moments=storage)
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+        param.grad = sparse((30, 16), 2)
+        resumed.step()
+        assert resumed.explain()[0].engine == "native-rows"
+        found.append((param.detach(), resumed.state[param]))
+    (_, state), (_, apart) = found
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+@on_cuda
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: str, tmp_path: Path) -> None:
+    """Whatever becomes of the optimizer between steps."""
+
+    def saved(optimizer: cadam.Optimizer, param: Tensor, **how: Any) -> cadam.Optimizer:
+        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        resumed = cadam.CAdam([param], lr=1e-2, moments=storage)
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt", **how))
+        return resumed
+
+    shape, found = (300, 16), []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(shape).to(device))
+        optimizer: cadam.Optimizer = cadam.CAdam([param], lr=1e-2, moments=storage)
+        together = []
+        for k in range(6):
+            param.grad = sparse(shape, k).to(device)
+            optimizer.step()
+            together.append(share_storage(optimizer.state[param]))
+            assert optimizer.explain()[0].engine == ("cuda-rows" if device == "cuda" else "native-rows")
+            if k == 1:
+                optimizer, param = copy.deepcopy((optimizer, param))
+            elif k == 2:
+                optimizer = saved(optimizer, param)
+            elif k == 3:
+                optimizer = saved(optimizer, param, map_location="cpu")
+        assert together == [device == "cuda"] * 6
+        found.append((param.detach().cpu(), optimizer.state[param]))
+    (one, state), (other, apart) = found
+    torch.testing.assert_close(one, other)
+    assert all(torch.equal(buffer, apart[name].cpu()) for name, buffer in state.items())
+
+
 @needs_triton
-@pytest.mark.parametrize("case", ["dense", "huge", "rows", "distinct_rows", "row_steps"])
+@pytest.mark.parametrize("case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "row_steps"])
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])

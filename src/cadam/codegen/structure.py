@@ -46,6 +46,11 @@ class Structure:
         return "_".join([self.rule.name, *more, *(f"without_{b}" for b in usual.buffers if b not in self.buffers)])
 
     @property
+    def coded(self) -> tuple[str, ...]:
+        """The buffers that are stored in fewer bytes than those of the arithmetic."""
+        return tuple(b for b, how in zip(self.buffers, self.stored, strict=False) if how in ("bfloat16", "int8"))
+
+    @property
     def plain(self) -> Structure:
         """The same with plain buffers: C has one kernel for all storages."""
         return replace(self, stored=(), row_steps=False)

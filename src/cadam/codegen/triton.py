@@ -235,6 +235,7 @@ def {name}_rows(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
+    PITCH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
@@ -287,6 +288,7 @@ def {name}_seams(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
+    PITCH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     if proceed(found_inf, GUARD):
@@ -450,7 +452,7 @@ def kernels(structure: Structure) -> str:
     ]
     where = {"row": "s_{0} + row", "plain": "s_{0} + place"}
     at = [
-        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}) + place').format(b)}\n"
+        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}) + (first * PITCH + column)').format(b)}\n"
         for b, how in zip(buffers, stored, strict=True)
     ]
     values = {
@@ -484,7 +486,7 @@ def kernels(structure: Structure) -> str:
         "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n" if structure.stored else "",
         "agree": AGREE_CODED if structure.stored else "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
         "of_rows": "\n        there, width," if structure.stored else "",
-        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool({"bfloat16", "int8"} & set(stored)),
+        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool(structure.coded),
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
@@ -494,7 +496,7 @@ def kernels(structure: Structure) -> str:
         "pointers": each("    s_{b},\n")
         + each_scale("    e_{b},\n")
         + "    row_steps,\n    by_step,\n" * structure.row_steps,
-        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row\n"),
+        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row * PITCH\n"),
         "values": each("value_{b}, "),
         "as_row": AS_ROW if structure.stored else "",
         # Coded moments have a seed for each parameter, and its elements noise apart from theirs.

@@ -13,10 +13,12 @@ from .. import moments
 from ..memory import filled_like
 from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
 from ..rules import Options, Rule
-from .base import Item
+from .base import Item, fills_memory
 
 NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
+SIDE_BY_SIDE = "cuda"
+"""The kind of device on which the coded moments of a row lie side by side."""
 
 
 # One block, or many -----------------------------------------------------------------------------------------------
@@ -104,6 +106,20 @@ def coded(item: Item) -> list[str]:
     return [name for name, buffer in item.state.items() if not is_by_row(buffer, item.param)]
 
 
+def pitch(item: Item) -> int | None:
+    """How many rows further each row of the coded buffers begins: 2 where two of them have their rows side by side.
+
+    Scales lie as their buffers do. None where one lies otherwise than another.
+    """
+    buffers, width = [item.state[name] for name in coded(item)], item.param.shape[1:].numel()
+    if not buffers or not width:
+        return 1
+    found = buffers[0].stride(0) // width
+    expected = (found * width, *item.param.stride()[1:])
+    same = all(x.stride() == expected for x in buffers) and all(x.stride(0) == found for x in item.scales.values())
+    return found if same else None
+
+
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
     """The moments of all elements, or of the rows `where`, in the dtype of the arithmetic."""
     found = {}
@@ -137,7 +153,8 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         values, kind = values.float(), item.kinds[name]
         if item.moments == "bfloat16":
             if where is None:
-                flat(buffer).copy_(to_bfloat16(flat(_laid_out(values, item.param)), noise))
+                rounded = to_bfloat16(flat(_laid_out(values, item.param)), noise)
+                buffer.copy_(rounded.as_strided(values.shape, item.param.stride()))
             else:
                 buffer[where] = to_bfloat16(values, noise.view(values.shape))
         elif where is None:
@@ -168,7 +185,8 @@ def _noise(item: Item, where: tuple[Tensor, ...] | None, step: Tensor | int) -> 
 
 
 def flat(x: Tensor) -> Tensor:
-    """The elements in the order in which they lie in memory, which they fill."""
+    """The elements in the order in which they lie in memory, which they must fill."""
+    assert fills_memory(x)
     return x.as_strided((x.numel(),), (1,))
 
 
@@ -240,6 +258,7 @@ def complete(
     `rows`: is it a table, whose gradients are sparse? Then scales, second moments and step counts may be those of rows.
     `number` tells parameters apart whose roundings are to differ.
     """
+    new = _side_by_side(state, param, rule, o) if rows else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
@@ -259,27 +278,62 @@ def complete(
                 state[name] = _plain(kind, state[name], state.pop(scale_of(name))).to(dtype)
             elif name not in state:
                 fill = complex(start, start) if param.is_complex() else start
-                state[name] = filled_like(param, fill, dtype)
+                state[name] = new[name].fill_(fill) if name in new else filled_like(param, fill, dtype)
             elif state[name].dtype != dtype and (SEED in state or o["moments"] != "float32"):
                 state[name] = state[name].to(dtype)
             continue
         if scale is not None and (scale.dim() == 2 or not rows):
             continue
         values = _plain(kind, state[name], scale) if name in state else None
-        blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
-        codes = filled_like(param, 0, torch.uint8)
-        scales = torch.full(blocks, LOWEST, dtype=torch.uint8, device=param.device)
+        if name in new:
+            codes, scales = new[name].zero_(), new[scale_of(name)].fill_(LOWEST)
+        else:
+            blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
+            codes = filled_like(param, 0, torch.uint8)
+            scales = torch.full(blocks, LOWEST, dtype=torch.uint8, device=param.device)
         if values is None and start:
             values = filled_like(param, start, torch.float32)
         if values is not None:
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
         state[name], state[scale_of(name)] = codes, scales
+    state.update({name: room.copy_(state[name]) for name, room in new.items() if state[name] is not room})
+    if param.device.type != SIDE_BY_SIDE:  # loaded, perhaps, from where they lie side by side
+        for name in (each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state):
+            if not fills_memory(state[name]):
+                state[name] = state[name].contiguous()
     if o["moments"] == "float32":
         state.pop(SEED, None)
     elif needs_seed(state, rule, o):
         state[SEED] = new_seed(number)
     if o["row_steps"] and rows and ROW_STEPS not in state:
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+
+
+def _side_by_side(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> dict[str, Tensor]:
+    """Memory for the coded moments of a table and for their scales, those of a row side by side.
+
+    Rows lie far apart: on CUDA it takes as long to reach a few bytes as a hundred, and so they are reached together.
+    Empty where there is but one buffer, where they lie so, or where those that exist leave no room for a copy.
+    """
+    names = [name for name in rule.state(o) if not shares(param, rule.moments.get(name), o)]
+    if param.device.type != SIDE_BY_SIDE or o["moments"] == "float32" or len(names) < 2 or len(param) < 2:
+        return {}
+    if all(name in state and not state[name].is_contiguous() for name in names):
+        return {}
+    dtype = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
+    shapes = [param.shape[1:], torch.Size([1])] if o["moments"] == "int8" else [param.shape[1:]]
+    try:
+        rooms = [torch.empty((len(param), len(names), *shape), dtype=dtype, device=param.device) for shape in shapes]
+    except torch.OutOfMemoryError:
+        if any(name in state for name in names):
+            return {}
+        raise
+    every = (names, list(map(scale_of, names)))
+    return {
+        name: part
+        for of, room in zip(every, rooms, strict=False)
+        for name, part in zip(of, room.unbind(1), strict=True)
+    }
 
 
 def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:

@@ -24,9 +24,8 @@ from ...codegen.structure import Structure
 from ...defaults import defaults
 from ...moments import COUNTED
 from ...rules import Options
-from .. import scalars
+from .. import codes, scalars
 from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
-from ..codes import is_by_row
 
 WARPS = 4
 THREADS = 32  # of a program that computes coefficients
@@ -115,8 +114,10 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
         return "the second moment is that of rows, and the gradient is dense"
     if any((scales.dim() == 2) != rows for scales in item.scales.values()):
         return "the moments have a scale for each row, and the gradient is dense"
-    if any(not scales.is_contiguous() for scales in item.scales.values()):
+    if not rows and any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
+    if rows and codes.pitch(item) is None:
+        return "its moments and their scales do not all lie in memory in the same way"
     return None
 
 
@@ -147,8 +148,8 @@ def lacking(device: torch.device) -> str | None:
     return None if major >= 8 else f"needs compute capability 8.0 or later, and {device} has {major}.{minor}"
 
 
-def refusal(item: Item, options: Options) -> str | None:
-    """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
+def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
+    """Why the kernels, those of `rows` or the others, cannot serve a parameter; None if they can."""
     param = item.param
     for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
         if options[option] is unwanted:
@@ -159,7 +160,7 @@ def refusal(item: Item, options: Options) -> str | None:
     reason = unreadable(item)
     if reason:
         return reason
-    by_row = {name for name, buffer in item.state.items() if is_by_row(buffer, param)}
+    by_row = {name for name, buffer in item.state.items() if codes.is_by_row(buffer, param)}
     dtypes = {buffer.dtype for name, buffer in item.state.items() if name not in by_row}
     wanted = CODES.get(item.moments)
     if wanted is not None and dtypes - {wanted}:
@@ -171,10 +172,12 @@ def refusal(item: Item, options: Options) -> str | None:
         return "the buffers of the state differ in dtype"
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
+    side_by_side = codes.coded(item) if rows else ()
     for name, buffer in item.state.items():
         if name in by_row and not buffer.is_contiguous():
             return f"{name} is not contiguous"
-        if name not in by_row and (buffer.shape != param.shape or buffer.stride() != param.stride()):
+        alike = buffer.stride() == param.stride() or name in side_by_side
+        if name not in by_row and (buffer.shape != param.shape or not alike):
             return f"{name} does not lie in memory as the parameter does"
     where = param.device if scalars.stay_on_device(options) else torch.device("cpu")
     if item.step.device != where or item.step.dtype != torch.float32:

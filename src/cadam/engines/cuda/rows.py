@@ -83,7 +83,7 @@ class CudaRows(CudaEngine):
             return f"serves up to {LONGEST} ids at a time"
         if item.row_steps is not None and StepTable.settled(update, options) is None:
             return f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
-        return refusal(item, options)
+        return refusal(item, options, rows=True)
 
     def stale(self, jobs: Sequence[Job]) -> bool:
         return any(
@@ -210,7 +210,7 @@ class StepTable:
 def _layout(item: Item, grad: Tensor) -> Any:
     """What the kernels take for granted. The ids are looked at by the kernels, the addresses in every step."""
     tensors = (item.param, *item.state.values(), *item.scales.values())
-    same = [(x.nbytes, x.is_contiguous(), x.dtype, x.is_neg()) for x in tensors]
+    same = [(x.nbytes, x.stride(), x.dtype, x.is_neg()) for x in tensors]
     return same, item.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
 
 
@@ -420,10 +420,14 @@ def launches_for(
     """
     tensors = [param, *state.values()]
     rows = param.shape[0]
+    width = param.numel() // rows
+    # All that are coded have the same.
+    pitch = max((state[f"s_{b}"].stride(0) // width for b in structure.coded), default=1)
     how = _launches(
         structure,
         tuple(x.dtype for x in tensors),
-        param.numel() // rows,
+        width,
+        pitch,
         counts is not None,
         found_inf is not None,
         distinct,
@@ -526,6 +530,7 @@ def _launches(
     structure: Structure,
     dtypes: tuple[torch.dtype, ...],
     width: int,
+    pitch: int,
     counted: bool,
     guarded: bool,
     distinct: bool,
@@ -536,24 +541,24 @@ def _launches(
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
     most = WIDEST if structure.stored or structure.row_steps else COLUMNS
-    coded = bool({"bfloat16", "int8"} & set(structure.stored))
+    coded = bool(structure.coded)
     wide = coded and not distinct and width >= WIDE
     cut = Cut.of(width, most, WIDE_ELEMENTS if wide else ELEMENTS)
     parts, registers = (WIDE_PARTS, WIDE_REGISTERS) if wide else (1, REGISTERS)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
-    before = {"WORK": triton_type(work)}
+    before, after = {"WORK": triton_type(work)}, {**cut.constants, "PITCH": pitch}
     return Launches(
         work,
         cut,
         Launch(
             kernel(structure, "rows"),
-            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **cut.constants, "PARTS": parts},
+            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **after, "PARTS": parts},
             WARPS,
             registers,
         ),
         Launch(
             kernel(structure, "seams"),
-            {**before, **flags, **cut.constants, "SPAN": SPAN},
+            {**before, **flags, **after, "SPAN": SPAN},
             seam_warps(cut, coded),
         ),
     )
