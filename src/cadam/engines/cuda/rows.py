@@ -510,9 +510,9 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
     )
 
 
-def seam_warps(cut: Cut, coded: bool = False) -> int:
-    """Of the kernel that sums over tiles, which has one row to do."""
-    return 1 if cut.columns <= (64 if coded else 16) else WARPS
+def seam_warps(cut: Cut, whole: bool = False) -> int:
+    """Of the kernel that sums over tiles, which has one row to do, or a part of it unless rows must be `whole`."""
+    return 1 if cut.columns <= (64 if whole else 16) else WARPS
 
 
 @dataclass(frozen=True)
@@ -559,7 +559,7 @@ def _launches(
         Launch(
             kernel(structure, "seams"),
             {**before, **flags, **after, "SPAN": SPAN},
-            seam_warps(cut, coded),
+            seam_warps(cut, bool(structure.stored)),
         ),
     )
 
