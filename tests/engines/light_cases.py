@@ -101,6 +101,7 @@ def rows() -> None:
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)  # tiles of one row and of distinct ones
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
     compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # wide ones
+    compare(cadam.CAdam, True, (50, 70), second_moment="row", hot=50)
 
 
 def rows_apart() -> None:

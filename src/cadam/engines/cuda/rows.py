@@ -47,7 +47,7 @@ from .launch import (
 
 ELEMENTS = 1024  # of one tile: sorted ids times columns
 WARPS, REGISTERS = 4, 80  # more registers would leave room for fewer programs at a time
-# Wide rows of coded moments with raw ids: a thread has more elements of a row, so that it does less twice.
+# Wide rows of moments that are coded or shared, with raw ids: a thread has more elements of a row, so that it does less twice.
 WIDE = 64  # columns
 WIDE_ELEMENTS, WIDE_REGISTERS, WIDE_PARTS = 2048, 96, 4
 COLUMNS = 128  # at most, of one tile
@@ -541,8 +541,7 @@ def _launches(
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
     most = WIDEST if structure.stored or structure.row_steps else COLUMNS
-    coded = bool(structure.coded)
-    wide = coded and not distinct and width >= WIDE
+    wide = bool(structure.stored) and not distinct and width >= WIDE
     cut = Cut.of(width, most, WIDE_ELEMENTS if wide else ELEMENTS)
     parts, registers = (WIDE_PARTS, WIDE_REGISTERS) if wide else (1, REGISTERS)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
