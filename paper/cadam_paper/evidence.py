@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,6 +85,16 @@ def image_pairs(name: str = "fig-rates") -> dict[str, Pair]:
     """Curves over rates, by condition: of those of which the archive has every run."""
     found = part(name)
     return image_rates.pairs(found.results, IMAGE_CURVES[name], found.missing)
+
+
+MODELS = {"VGG-16": "fig-rates", "ResNet-18": "fig-rates-resnet"}
+"""The models of which Adam and CAdam were run over rates, and where."""
+
+
+@cache
+def adam_pairs() -> dict[tuple[str, str], Pair]:
+    """The curves of CAdam and Adam on images, by model and condition."""
+    return {(model, label): pair for model, name in MODELS.items() for label, pair in image_pairs(name).items()}
 
 
 @cache
@@ -189,10 +199,7 @@ KINDS_SAID: Mapping[str, str] = {
 
 def answer() -> list[str]:
     """Does CAdam help? In five sentences."""
-    pairs = image_pairs()
-    own = {name: pair.own for name, pair in pairs.items()}
-    turning = [found.difference.mean for name, found in own.items() if name.startswith(TURNING) and _ahead(found)]
-    still = {name: found for name, found in own.items() if not name.startswith(TURNING)}
+    pairs = adam_pairs()
     high = _above(pairs)
     times = [round(pair.treatment.best() / pair.baseline.best()) for pair in pairs.values()]
     clicks, calm = clicks_by_drift()
@@ -207,10 +214,9 @@ def answer() -> list[str]:
         "each at its own best rate" if all(each.rates == OWN for each in streams) else "at rates chosen early on"
     )
     return [
-        f"1. **Yes, where the data change.** On CIFAR-10 images that turn, CAdam gains {_span(turning)} points of "
+        f"1. **Yes, where the data change.** On CIFAR-10 images that turn, CAdam gains {_turning()} points of "
         f"accuracy over Adam, in the mean over epochs, each at its own best learning rate. {_in_the_last_epoch()}",
-        f"2. **{'Little' if any(map(_ahead, still.values())) else 'Not'} elsewhere, as far as we saw.** "
-        f"{_elsewhere(still)}{_calm(calm)}.",
+        f"2. **Little elsewhere, as far as we saw.** {_elsewhere()}{_calm(calm)}.",
         f"3. **On event streams it is mostly ahead.** On generated clicks that drift it gains {drift} points of AUC, "
         f"clearly in {clear} of {len(clicks)} kinds of drift{always}. On {len(ahead)} of {len(streams)} real streams "
         f"its GAUC is higher by {gains} points over seeds, {own_rates}. Over users and time as well that is certain on "
@@ -230,22 +236,31 @@ def _ahead(found: Comparison) -> bool:
     return found.kind == "better"
 
 
+def _turning() -> str:
+    """How much is gained on images that turn, by model."""
+    gains: dict[str, list[float]] = {}
+    for (model, label), pair in adam_pairs().items():
+        if label.startswith(TURNING) and _ahead(pair.own):
+            gains.setdefault(model, []).append(pair.own.difference.mean)
+    return " and ".join(f"{_span(means)} ({model})" for model, means in gains.items())
+
+
 def _in_the_last_epoch() -> str:
     """What is left at the end of training on images that turn, each at its best rate in the mean over epochs."""
     clear = []
-    for name, pair in image_pairs().items():
-        if not name.startswith(TURNING):
+    for (model, label), pair in adam_pairs().items():
+        if not label.startswith(TURNING):
             continue
-        runs = request("fig-rates").results.tests().where(condition=str(image_rates.CONDITIONS[name]))
+        runs = request(MODELS[model]).results.tests().where(condition=str(image_rates.CONDITIONS[label]))
         last = [
             runs.where(optimizer=curve.arm, lr=curve.best()).metric("last_accuracy")
             for curve in (pair.treatment, pair.baseline)
         ]
         found = compare(*last, names=images.ARMS, better="higher")
-        clear += [f"{name} {in_brackets(found.difference)}"] if found.kind != "inconclusive" else []
-    return (
-        f"In the last epoch: {'; '.join(clear)}." if clear else "In the last epoch alone no clear difference was seen."
-    )
+        clear += [f"{model}, {label} {in_brackets(found.difference)}"] if found.kind != "inconclusive" else []
+    if not clear:
+        return "In the last epoch alone no clear difference was seen."
+    return f"In the last epoch alone a clear difference was seen in {len(clear)} case: {'; '.join(clear)}."
 
 
 def _certain(streams: Sequence[Finding]) -> str:
@@ -254,16 +269,21 @@ def _certain(streams: Sequence[Finding]) -> str:
     return f"{len(names)} of them" + (f" ({', '.join(names)})" if names else "")
 
 
-def _elsewhere(still: Mapping[str, Comparison]) -> str:
+def _elsewhere() -> str:
     """What came out on images that do not turn."""
+    still = {key: pair.own for key, pair in adam_pairs().items() if not key[1].startswith(TURNING)}
+    ahead = {key: found for key, found in still.items() if _ahead(found)}
+    if not ahead:
+        return "No clear difference was found on images that do not turn"
     said = [
-        f"With {name} it gains {found.difference.mean:.1f} points of accuracy"
-        f"{'' if holds_among(found, CONDITIONS) else ', which may be chance: four conditions were tried'}. "
-        for name, found in still.items()
-        if _ahead(found)
+        f"{model} gains {found.difference.mean:.1f} points of accuracy {'' if label.startswith('without') else 'with '}"
+        f"{label}"
+        for (model, label), found in ahead.items()
     ]
-    level = [name for name, found in still.items() if not _ahead(found)]
-    return f"{''.join(said)}No clear difference was found on images {_listed(level)}"
+    unsure = [f"{model}'s" for (model, _), found in ahead.items() if not _holds(found)]
+    which = "that" if len(unsure) == len(ahead) else " and ".join(unsure)
+    chance = f". With {len(adam_pairs())} comparisons made, {which} may be chance" if unsure else ""
+    return f"Where images do not turn, {' and '.join(said)}{chance}"
 
 
 def _calm(calm: Sequence[Finding]) -> str:
@@ -275,14 +295,16 @@ def _calm(calm: Sequence[Finding]) -> str:
     return f". On clicks that do not drift a clear gain, {most}, was found in {len(ahead)} of {len(calm)} studies"
 
 
-CONDITIONS = len(image_rates.CONDITIONS)
-
-
 def holds_among(found: Comparison, comparisons: int) -> bool:
     """Does a difference hold as one of so many (Bonferroni): does its interval at 1 - 0.05 / number exclude 0?"""
     d = found.difference
     wider = t_quantile(1 - 0.05 / comparisons, d.count - 1) / t_quantile(0.95, d.count - 1)
     return abs(d.mean) > wider * d.half_width
+
+
+def _holds(found: Comparison) -> bool:
+    """As one of all that were made with Adam and CAdam on images."""
+    return holds_among(found, len(adam_pairs()))
 
 
 def _gains(pair: Pair) -> float:
@@ -314,12 +336,6 @@ def _span(values: Sequence[float], digits: int = 1) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _listed(words: Sequence[str]) -> str:
-    named = [word if word.startswith("without") else f"with {word}" for word in words]
-    *first, last = named
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 ADVICE: Mapping[str, str] = {
     "better": "yes",
     "worse": "no",
@@ -332,7 +348,7 @@ ADVICE: Mapping[str, str] = {
 def switch() -> list[str]:
     """Should I switch? By situation."""
     rows = head("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
-    pairs = image_pairs()
+    pairs = adam_pairs()
     streams, (drifting, _) = as_they_are(), clicks_by_drift()
     ahead = [each for each in streams if each.ahead]
     rows.append(
@@ -365,14 +381,15 @@ def switch() -> list[str]:
         "images that do not change": "without change",
     }
     for situation, name in situations.items():
-        rows.append(_situation(situation, pairs[name].own, "accuracy", f"VGG-16, {name}, each at its own best rate"))
+        rows.append(_on_every_model(situation, name))
     for situation, name in {
         "clicks that do not drift": "no drift",
         "clicks that do not drift, a few labels wrong": "no drift, 1% noise",
     }.items():
         if name in click_pairs():
             own = click_pairs()[name].own
-            rows.append(_situation(situation, own, "AUC", f"DeepFM, {name}, each at its own best rate"))
+            said = f"{in_brackets(own.difference)} points of AUC"
+            rows.append(line(situation, ADVICE[own.kind], said, f"DeepFM, {name}, each at its own best rate"))
     for situation, where, at in (
         ("a rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _above),
         ("a rate that may be too low", "the next rate below Adam's best", _below),
@@ -383,18 +400,18 @@ def switch() -> list[str]:
                 situation,
                 f"{advised(on_images)} for images, {advised(on_clicks)} for clicks",
                 f"{_signed(_means(on_images))} points of accuracy, {_signed(_means(on_clicks))} of AUC, at {where}",
-                f"VGG-16: {_counted(on_images)} conditions; DeepFM: {_counted(on_clicks)}",
+                f"{' and '.join(MODELS)}: {_counted(on_images)} cases; DeepFM: {_counted(on_clicks)}",
             )
         )
     return rows
 
 
-def _above(pairs: Mapping[str, Pair]) -> list[Comparison]:
+def _above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
     """The differences at about three times the baseline's best rate."""
     return [pair.at(pair.baseline.above(pair.baseline.best())) for pair in pairs.values()]
 
 
-def _below(pairs: Mapping[str, Pair]) -> list[Comparison]:
+def _below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
     """The differences at the next rate below the baseline's best."""
     found = []
     for pair in pairs.values():
@@ -426,11 +443,17 @@ def _counted(found: Sequence[Comparison]) -> str:
     return f"clearly ahead in {ahead}, behind in {behind} of {len(found)}"
 
 
-def _situation(situation: str, found: Comparison, unit: str, evidence: str) -> str:
-    said = f"{in_brackets(found.difference)} points of {unit}"
-    if _ahead(found) and not holds_among(found, CONDITIONS):
-        return line(situation, "try it", said, f"{evidence}; may be chance, as {CONDITIONS} conditions were tried")
-    return line(situation, ADVICE[found.kind], said, evidence)
+def _on_every_model(situation: str, label: str) -> str:
+    """The row of images under one condition: what to do, and what came out for each model."""
+    own = {model: pair.own for (model, of), pair in adam_pairs().items() if of == label}
+    ahead, clear = any(map(_ahead, own.values())), any(_ahead(found) and _holds(found) for found in own.values())
+    behind = any(found.kind == "worse" for found in own.values())
+    advice = (
+        "unclear" if behind and ahead else "no" if behind else "yes" if clear else "try it" if ahead else "no need to"
+    )
+    said = ", ".join(f"{model} {in_brackets(found.difference)}" for model, found in own.items())
+    chance = f"; may be chance, as {len(adam_pairs())} comparisons were made" if ahead and not clear else ""
+    return line(situation, advice, f"{said} points of accuracy", f"{label}, each at its own best rate{chance}")
 
 
 def _signed(values: Sequence[float]) -> str:

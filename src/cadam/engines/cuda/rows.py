@@ -47,7 +47,7 @@ from .launch import (
 
 ELEMENTS = 1024  # of one tile: sorted ids times columns
 WARPS, REGISTERS = 4, 80  # more registers would leave room for fewer programs at a time
-# Wide rows of moments that are coded or shared, with raw ids: a thread has more elements of a row, so that it does less twice.
+# Wide rows of coded or shared moments with raw ids: a thread has more elements of a row, so that it does less twice.
 WIDE = 64  # columns
 WIDE_ELEMENTS, WIDE_REGISTERS, WIDE_PARTS = 2048, 96, 4
 COLUMNS = 128  # at most, of one tile
