@@ -32,7 +32,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 import cadam
-from cadam.torchrec import BagSharder
+from cadam.torchrec import BagSharder, leave
 
 BATCH, IDS, WIDTH = 4096, 8, 32
 FBGEMM = {"FBGEMM Adagrad": EmbOptimType.EXACT_ADAGRAD, "FBGEMM row-wise Adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
@@ -145,7 +145,7 @@ def main() -> None:
             )
     if given.json and dist.get_rank() == 0:
         given.json.write_text(json.dumps({"ranks": dist.get_world_size(), "milliseconds": found}, indent=1))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
             recent.zero_()
         if given.folder and (step % 100 == 0 or step == given.steps):
             tables.save(given.folder, step, model, optimizer)
-    dist.destroy_process_group()
+    tables.leave()
 
 
 if __name__ == "__main__":

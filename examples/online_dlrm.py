@@ -29,7 +29,7 @@ from torchrec.models.dlrm import DLRM
 
 from cadam.online import Console, LinesSource, Schema, StreamMetrics
 from cadam.online.commands import stopping
-from cadam.online.distributed import DistributedLearner, join
+from cadam.online.distributed import DistributedLearner, join, leave
 from cadam.torchrec import BagSharder
 
 ROWS, WIDTH, RATE = 10_000, 16, 1e-2
@@ -114,7 +114,7 @@ def main() -> None:
     with stopping(learner):
         learner.run(share)
     learner.close()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

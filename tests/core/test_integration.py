@@ -26,6 +26,7 @@ from torch.testing import assert_close
 
 import cadam
 from cadam import clip
+from cadam.online.ranks import leave
 from cadam.optimizer import _check_grad
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
@@ -389,7 +390,7 @@ def worker(rank: int, folder: str) -> None:
         except Exception:
             Path(folder, f"{name}.{rank}").write_text(traceback.format_exc())
         dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_processes_together_equal_one_alone(tmp_path: Path) -> None:

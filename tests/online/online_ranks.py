@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cadam import CAdam
 from cadam.online import Batch, Labels, Learner, LinesSource, StreamMetrics
 from cadam.online.commands import stopping
-from cadam.online.distributed import DistributedLearner, join
+from cadam.online.distributed import DistributedLearner, join, leave
 from cadam.online.events import concatenated, from_columns
 
 WIDTH, RATE = 4, 0.05
@@ -248,7 +248,7 @@ def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
     ours.close()
     (folder / f"outcome-{rank}.new").write_text(json.dumps(outcome))
     (folder / f"outcome-{rank}.new").rename(folder / f"outcome-{rank}.json")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 # torchrun and what it starts, watched from outside -----------------------------------------------------------------

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pkgutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +205,94 @@ def test_ranks_of_torchrun_meet(nodes: int, monkeypatch: pytest.MonkeyPatch, cap
     assert devices == [1]
     assert groups[1] == ("cpu:gloo,cuda:nccl", {"store": ("attempt 2", "agent"), "rank": 3, "world_size": 4})
     assert ("set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text) == (nodes > 1)
+
+
+# Ending ------------------------------------------------------------------------------------------------------------
+
+LATE = """
+import atexit
+
+def release_late():
+    print("at exit")
+    sys.setswitchinterval(100)
+    size = 1 << 24  # so large that it takes longer than the call
+    dist.all_gather([torch.empty(size)], torch.ones(size), async_op=True, group=group)
+    until = time.perf_counter() + 0.5
+    while time.perf_counter() < until:
+        pass
+
+atexit.register(release_late)  # before all others, so that it is called last
+import sys, time
+import torch, torch.distributed as dist
+from cadam.online.distributed import join, leave
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)  # in the middle of a shutdown, and without the GIL
+
+slow = Slow()
+join("gloo")
+slow.group = group = dist.new_group(backend="gloo")
+print("all work is done")
+leave()
+"""
+
+
+def test_a_rank_ends_well_though_a_thread_of_gloo_is_not_done() -> None:
+    """The thread still has a tensor to release, and gets no GIL for it before the end: a shutdown of Python aborts."""
+    given = {name: value for name, value in os.environ.items() if name != "RANK"}
+    rank = subprocess.run([sys.executable, "-c", LATE], env=given, capture_output=True, text=True, timeout=120)
+    assert (rank.returncode, rank.stdout) == (0, "all work is done\nat exit\n"), rank.stderr
+
+
+ENDS = """
+import sys, time
+from cadam.online.distributed import join, leave
+
+join("gloo")
+if sys.argv[1] == "fails":
+    raise SystemExit(3)
+if sys.argv[1] == "is late":
+    time.sleep(3)
+print(time.monotonic())
+leave()
+"""
+
+
+def end_of_two(second: str) -> tuple[list[int], list[str], float]:
+    """Exit codes and output of two ranks of which the first has nothing to do, and when that one had ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, does],
+            env={**os.environ, **where, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, does in enumerate(["nothing", second])
+    ]
+    try:
+        printed = [processes[0].communicate(timeout=120)[0]]
+        ended = time.monotonic()
+        printed.append(processes[1].communicate(timeout=120)[0])
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], printed, ended
+
+
+def test_ranks_end_together() -> None:
+    codes, (_, late), ended = end_of_two("is late")
+    assert codes == [0, 0]
+    assert ended > float(late)
+
+
+def test_a_rank_that_fails_lets_the_others_fail() -> None:
+    codes, _, _ = end_of_two("fails")
+    assert codes == [1, 3]
 
 
 # Killed and stopped ------------------------------------------------------------------------------------------------

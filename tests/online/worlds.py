@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from cadam.online.ranks import leave
+
 
 def worker(
     rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
@@ -29,7 +31,7 @@ def worker(
     except Exception:
         Path(folder, f"error.{rank}").write_text(traceback.format_exc())
         raise
-    dist.destroy_process_group()
+    leave()
 
 
 def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:

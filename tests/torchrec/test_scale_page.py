@@ -30,10 +30,11 @@ TRAIN, SERVE, SLOTS, ONLINE = (
 
 
 def execute(code: str, folder: str) -> dict[str, Any]:
-    """Run code of the page; the ranks have met already."""
+    """Run code of the page; the ranks have met already, and go on after it."""
     os.chdir(folder)
     for module in (cadam.torchrec, cadam.online.distributed):
         module.join = lambda backend: None  # type: ignore[attr-defined]
+        module.leave = lambda: None  # type: ignore[attr-defined]
     names: dict[str, Any] = {"__name__": "page"}
     exec(code, names)
     return names

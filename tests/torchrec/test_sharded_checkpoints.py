@@ -340,7 +340,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch, torch.distributed as dist
 from torchrec_model import Setting, furthest, sharded
-from cadam.torchrec import join, load, save
+from cadam.torchrec import join, leave, load, save
 
 folder, kills, steps = Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
@@ -359,8 +359,7 @@ while trainer.position < steps:
 result = trainer.result()
 if dist.get_rank() == 0:
     torch.save(result, folder / "result.pt")
-dist.barrier()
-os._exit(0)  # gloo sometimes aborts a process that takes its groups down, and torchrun counts that as a death
+leave()
 """
 
 

@@ -20,10 +20,10 @@ from .before_0_2 import Metrics, rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
 from .progress import NONE
-from .ranks import RankCheckpoints, everywhere, join, load_tensors, saved_options, tensors_of
+from .ranks import RankCheckpoints, everywhere, join, leave, load_tensors, saved_options, tensors_of
 from .tables import table_alignments, table_optimizer
 
-__all__ = ["DistributedLearner", "join"]
+__all__ = ["DistributedLearner", "join", "leave"]
 
 logger = logging.getLogger("cadam.online")
 

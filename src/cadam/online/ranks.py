@@ -1,4 +1,4 @@
-"""Processes that work on one job, its ranks: how they meet, and the one checkpoint that they write together.
+"""Processes that work on one job, its ranks: how they meet and end, and the one checkpoint they write together.
 
 A checkpoint is a folder: every tensor of the model in torch.distributed.checkpoint, sharded or not; in
 `shared.safetensors` what is the same on all ranks, in `rank-N.safetensors` what each has of its own; in
@@ -9,15 +9,18 @@ and the one before it is used.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
@@ -26,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ..exits import DONE
 from ..options import HOW_IT_RUNS
 from .checkpoint import Checkpoints, before, lock, read, rename_damaged, settle, write
 from .tables import table_optimizer
@@ -62,6 +66,27 @@ def join(backend: str = "gloo") -> None:
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = dist.PrefixStore(f"attempt {attempt}", agent)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+
+def leave() -> NoReturn:
+    """End this process with exit code 0 once all ranks have called this: the last line of a program that called `join`.
+
+    Threads are waited for, functions registered with `atexit` are called, and output is flushed, as at any other end.
+    If another rank has failed, this one fails too, with the RuntimeError of the barrier.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    # Here Python would shut the interpreter down, and that sometimes aborts the process ("terminate called without an
+    # active exception"). A gloo group has threads that release the tensors of a collective after its caller has gone
+    # on, and need the GIL for it. Python ends a thread that asks for the GIL during a shutdown, and C++ calls terminate
+    # if that happens in a destructor (pytorch issue 190489). destroy_process_group ends the threads of a group only if
+    # nothing refers to it any more, and models and learners do. So this does what Python does before a shutdown, and
+    # then ends the process without one.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(DONE)
 
 
 def lock_for_all(folder: Path, group: Any = None) -> TextIO | None:

@@ -12,7 +12,7 @@ from .versions import problem
 if reason := problem():
     raise ImportError(reason)
 
-from ..online.ranks import join
+from ..online.ranks import join, leave
 from ..online.tables import register_alignment
 from .checkpoint import Saved, checkpoints, load, save
 from .serving import Changed, apply_, changed_rows, track_changes
@@ -32,6 +32,7 @@ __all__ = [
     "changed_rows",
     "checkpoints",
     "join",
+    "leave",
     "load",
     "save",
     "tables_of",
