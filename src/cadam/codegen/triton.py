@@ -389,12 +389,8 @@ def faster(structure: Structure) -> dict[str, str]:
         op = made_by.get(value.name) if isinstance(value, Value) else None
         return op.args if op is not None and op.kind == kind else ()
 
-    exact, rest = set(), [*program.state.values(), program.alignment]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, Value) and value.name in made_by and value.name not in exact:
-            exact.add(value.name)
-            rest += made_by[value.name].args
+    assert program.alignment is not None
+    exact = {op.out.name for op in program.needed_for(*program.state.values(), program.alignment)}
     found = {}
     for name, op in made_by.items():
         if op.kind == "add" and (decay := arguments(op.args[1], "scaled")):
