@@ -255,6 +255,23 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         assert held == 1000 * size
 
 
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_a_parameter_with_gaps_in_memory_has_the_codes_of_one_without(storage: str) -> None:
+    found = []
+    for whole in (torch.ones(6, 3), torch.ones(6, 10)[:, :3]):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(whole)
+        optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
+        for _ in range(3):
+            param.grad = torch.randn(6, 3)
+            optimizer.step()
+        found.append((param, optimizer.state[param]))
+    (one, state), (other, with_gaps) = found
+    assert other.stride() == (10, 1)
+    assert torch.equal(one, other)
+    assert all(torch.equal(buffer, with_gaps[name]) for name, buffer in state.items())
+
+
 def share_storage(state: dict[str, Tensor]) -> bool:
     return len({state[name].untyped_storage().data_ptr() for name in ("exp_avg", "exp_avg_sq")}) == 1
 

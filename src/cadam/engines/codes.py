@@ -153,8 +153,8 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         values, kind = values.float(), item.kinds[name]
         if item.moments == "bfloat16":
             if where is None:
-                rounded = to_bfloat16(flat(_laid_out(values, item.param)), noise)
-                buffer.copy_(rounded.as_strided(values.shape, item.param.stride()))
+                laid_out = _laid_out(values, item.param)
+                buffer.copy_(to_bfloat16(flat(laid_out), noise).as_strided(laid_out.shape, laid_out.stride()))
             else:
                 buffer[where] = to_bfloat16(values, noise.view(values.shape))
         elif where is None:
