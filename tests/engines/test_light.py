@@ -287,7 +287,7 @@ def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
 def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     storage: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they do on CUDA; also where a gradient is dense."""
+    """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
     for where in ("cpu", "elsewhere"):
         monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
@@ -299,11 +299,97 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
             param.grad = grad
             optimizer.step()
             together.append(share_storage(optimizer.state[param]))
-        assert together == [where == "cpu" and len(param) > 1] * 4
+        side_by_side = where == "cpu" and len(param) > 1
+        assert together == [side_by_side, side_by_side, False, side_by_side]
         found.append((param.detach(), optimizer.state[param]))
     (one, state), (other, apart) = found
     assert torch.equal(one, other)
     assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+def table_side_by_side(monkeypatch: pytest.MonkeyPatch, storage: str) -> tuple[cadam.Optimizer, Tensor]:
+    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "cpu")
+    param = torch.nn.Parameter(torch.ones(30, 16))
+    optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
+    param.grad = sparse((30, 16), 1)
+    optimizer.step()
+    assert share_storage(optimizer.state[param])
+    return optimizer, param
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_moments_that_become_those_of_rows_leave_no_memory_behind(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, storage)
+    optimizer.param_groups[0]["second_moment"] = "row"
+    optimizer.step()
+    for buffer in optimizer.state[param].values():
+        assert buffer.untyped_storage().nbytes() == buffer.nbytes
+
+
+def test_moments_lie_side_by_side_as_soon_as_they_are_stored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    for storage in ("bfloat16", "int8", "float32", "int8"):
+        optimizer.param_groups[0]["moments"] = storage
+        optimizer.step()
+        assert share_storage(optimizer.state[param]) == (storage != "float32")
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq_scale"])
+def test_one_that_was_replaced_lies_with_the_others_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    optimizer.state[param][name] = optimizer.state[param][name].clone()
+    optimizer.step()
+    item = optimizer._item(param, optimizer.param_groups[0], "")
+    assert codes.pitch(item) == 2
+
+
+def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
+    assert codes.pitch_of(torch.ones(1, 7).t()) == 1
+    assert codes.pitch_of(torch.ones(5, 1).t()) == 1
+    assert codes.pitch_of(torch.ones(5, 3, 4)[:, 1]) == 3
+    assert codes.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
+    assert codes.pitch_of(torch.ones(4, 5).t()) is None
+    assert codes.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay of the graph would copy those again that were there when it was captured."""
+    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    if dense:
+        param.grad = torch.ones(30, 16)
+    else:
+        optimizer.load_state_dict(optimizer.state_dict())
+    before = dict(optimizer.state[param])
+    monkeypatch.setattr(codes, "capturing", lambda device: True)
+    optimizer.step()
+    assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
+
+
+def test_plain_moments_in_memory_of_the_users_stay_there() -> None:
+    memory = torch.zeros(30, 2, 16)
+    param = torch.nn.Parameter(torch.ones(30, 16))
+    optimizer = cadam.CAdam([param])
+    for grad in (torch.ones(30, 16), sparse((30, 16), 1)):
+        param.grad = grad
+        optimizer.step()
+        optimizer.state[param].update(exp_avg=memory[:, 0], exp_avg_sq=memory[:, 1])
+        memory.zero_()
+        optimizer.step()
+        assert memory.any(2).any(0).all()
+
+
+@needs_kernels
+def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_the_c_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer, _ = table_side_by_side(monkeypatch, "int8")
+    optimizer.param_groups[0].update(fused=None, foreach=None)
+    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "elsewhere")
+    optimizer.step()
+    assert optimizer.explain()[0].engine == "native-rows"
 
 
 @needs_kernels
