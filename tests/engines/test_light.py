@@ -255,6 +255,35 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         assert held == 1000 * size
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0), (0,), (0, 2, 3)], ids=str)
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("second", ["element", "row"])
+def test_a_table_without_elements_takes_any_gradient(
+    storage: str, second: str, shape: tuple[int, ...], fused: bool | None
+) -> None:
+    param = torch.nn.Parameter(torch.ones(shape))
+    optimizer = cadam.CAdam([param], moments=storage, second_moment=second, fused=fused)
+    none, ids = torch.zeros(shape), torch.zeros(1, 0 if shape[0] == 0 else 3, dtype=torch.int64)
+    rows = torch.sparse_coo_tensor(ids, torch.ones(ids.shape[1], *shape[1:]), shape, check_invariants=True)
+    for grad in (none, rows, none, rows.coalesce(), rows):
+        param.grad = grad
+        optimizer.step()
+        optimizer.explain()
+    assert not any(buffer.isnan().any() for buffer in optimizer.state[param].values())
+
+
+def test_a_table_that_was_coded_for_a_dense_gradient_is_explained() -> None:
+    param = torch.nn.Parameter(torch.ones(6, 3))
+    optimizer = cadam.CAdam([param], second_moment="row")
+    param.grad = torch.ones(6, 3).to_sparse(1)
+    optimizer.step()
+    optimizer.param_groups[0]["moments"] = "int8"
+    param.grad = torch.ones(6, 3)
+    optimizer.step()
+    assert optimizer.explain()[0].warning is None
+
+
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_a_parameter_with_gaps_in_memory_has_the_codes_of_one_without(storage: str) -> None:
     found = []

@@ -88,6 +88,16 @@ def by_row(param: Tensor) -> tuple[int, ...]:
     return (*param.shape[:1], *[1] * (param.dim() - 1))
 
 
+def by_rows(x: Tensor) -> Tensor:
+    """Its elements, those of a row in a row."""
+    return x.reshape(len(x), x.shape[1:].numel())
+
+
+def mean_of_rows(x: Tensor) -> Tensor:
+    """That of each row, in the shape of such a buffer; zero where a row has no elements."""
+    return (by_rows(x).mean(1) if x.numel() else x.new_zeros(len(x))).view(by_row(x))
+
+
 def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     """What an `Item` says of how its moments are stored."""
     return {
@@ -135,8 +145,7 @@ def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> di
         if name in item.scales:
             scales = item.scales[name]
             if where is not None:
-                blocks = part.reshape(len(part), -1)
-                part = decode(item.kinds[name], blocks, scales[where[0], 0]).view(part.shape)
+                part = decode(item.kinds[name], by_rows(part), scales[where[0], 0]).view(part.shape)
             else:
                 part = _decoded(item.kinds[name], buffer, scales)
         found[name] = part.to(dtype)
@@ -167,7 +176,7 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         elif where is None:
             _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
         else:
-            codes, exponents = encode(kind, values.reshape(len(values), -1), noise)
+            codes, exponents = encode(kind, by_rows(values), noise)
             buffer[where] = codes.view(values.shape)
             item.scales[name][where[0], 0] = exponents
 
@@ -204,7 +213,7 @@ def _laid_out(values: Tensor, like: Tensor) -> Tensor:
 def _blocks(x: Tensor, scales: Tensor) -> Tensor:
     """The elements of whole blocks: rows if the scales are of rows, else stretches of memory, the last padded."""
     if scales.dim() == 2:
-        return x.reshape(len(x), -1)
+        return by_rows(x)
     x = flat(x)
     return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
 
@@ -236,11 +245,13 @@ SAMPLE = 1000
 
 def mixed_scales(item: Item) -> str | None:
     """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
-    by_rows = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
-    first = next((name for name in item.state if name not in by_rows), None)
-    if not by_rows or first is None or item.planned or item.param.dim() != 2:
+    shared = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
+    first = next((name for name in item.state if name not in shared), None)
+    if not shared or first is None or item.planned or item.param.dim() != 2 or not item.param.numel():
         return None
-    updated = item.state[by_rows[0]].flatten().nonzero()[:SAMPLE, 0]
+    if any(scales.dim() != 2 for scales in item.scales.values()):  # the last gradient was dense
+        return None
+    updated = item.state[shared[0]].flatten().nonzero()[:SAMPLE, 0]
     if not len(updated):
         return None
     sizes = load(item, (updated,), torch.float32)[first].square().mean(0).sqrt()
@@ -275,7 +286,7 @@ def complete(
                 state[name] = torch.full(by_row(param), start, dtype=torch.float32, device=param.device)
             elif not is_by_row(state[name], param):
                 whole = _plain(kind, state[name], state.pop(scale_of(name), None))
-                state[name] = whole.reshape(len(whole), -1).mean(1).view(by_row(param))
+                state[name] = mean_of_rows(whole)
             continue
         if name in state and is_by_row(state[name], param):
             if o["second_moment"] == "row":
