@@ -397,6 +397,33 @@ def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pyte
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
 
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_without_room_for_a_copy_moments_that_were_loaded_stay_apart(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, storage)
+    reference, other = copy.deepcopy((optimizer, param))
+    optimizer.load_state_dict(optimizer.state_dict())
+    for one, table in ((optimizer, param), (reference, other)):
+        table.grad = sparse((30, 16), 2)
+        with monkeypatch.context() as patched:
+            if one is optimizer:
+                patched.setattr(torch, "empty", no_room)
+            one.step()
+    assert not share_storage(optimizer.state[param])
+    assert torch.equal(param, other)
+    assert all(torch.equal(buffer, reference.state[other][name]) for name, buffer in optimizer.state[param].items())
+    new = cadam.CAdam([param], moments=storage)
+    monkeypatch.setattr(torch, "empty", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        new.step()
+    assert param not in new.state
+
+
+def no_room(*_: Any, **__: Any) -> Tensor:
+    raise torch.OutOfMemoryError("no room")
+
+
 def test_plain_moments_in_memory_of_the_users_stay_there() -> None:
     memory = torch.zeros(30, 2, 16)
     param = torch.nn.Parameter(torch.ones(30, 16))
