@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import cadam
 from cadam import moments
 from cadam.engines import codes
 from cadam.engines.cpu import library
+from cadam.engines.cuda.dense import Cuda
 from cadam.rules import RULES
+from cadam.update import Update
 
 CODED = [name for name, rule in RULES.items() if rule.moments]
 KERNELS = cadam.CAdam([torch.zeros(1)]).explain()[0].engine == "native"
@@ -381,6 +384,30 @@ def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element
     assert codes.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
     assert codes.pitch_of(torch.ones(4, 5).t()) is None
     assert codes.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
+def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the bytes between its rows, or behind the last, for its own."""
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    item = optimizer._item(param, optimizer.param_groups[0], "")
+    assert codes.pitch(item) == 2
+    apart = {name: optimizer.state[param][name].clone()}
+    buffers = {each: apart.get(each, buffer) for each, buffer in item.state.items()}
+    scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
+    assert codes.pitch(replace(item, state=buffers, scales=scales)) is None
+
+
+@needs_triton
+def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
+    engine.device = "cpu"
+    update, item = Update.of(optimizer.rule, optimizer.confidence, group), optimizer._item(param, group, "")
+    dense = torch.ones(30, 16)
+    assert "does not lie in memory" in (engine.refuses(update, item, dense, group) or "")
+    param.grad = dense
+    assert engine.refuses(update, optimizer._item(param, group, ""), dense, group) is None
 
 
 @pytest.mark.parametrize("dense", [False, True])
