@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import cadam
 from cadam import moments
 from cadam.engines import codes
 from cadam.engines.cpu import library
+from cadam.engines.cuda.dense import Cuda
 from cadam.rules import RULES
+from cadam.update import Update
 
 CODED = [name for name, rule in RULES.items() if rule.moments]
 KERNELS = cadam.CAdam([torch.zeros(1)]).explain()[0].engine == "native"
@@ -255,6 +258,52 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         assert held == 1000 * size
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0), (0,), (0, 2, 3)], ids=str)
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("second", ["element", "row"])
+def test_a_table_without_elements_takes_any_gradient(
+    storage: str, second: str, shape: tuple[int, ...], fused: bool | None
+) -> None:
+    param = torch.nn.Parameter(torch.ones(shape))
+    optimizer = cadam.CAdam([param], moments=storage, second_moment=second, fused=fused)
+    none, ids = torch.zeros(shape), torch.zeros(1, 0 if shape[0] == 0 else 3, dtype=torch.int64)
+    rows = torch.sparse_coo_tensor(ids, torch.ones(ids.shape[1], *shape[1:]), shape, check_invariants=True)
+    for grad in (none, rows, none, rows.coalesce(), rows):
+        param.grad = grad
+        optimizer.step()
+        optimizer.explain()
+    assert not any(buffer.isnan().any() for buffer in optimizer.state[param].values())
+
+
+def test_a_table_that_was_coded_for_a_dense_gradient_is_explained() -> None:
+    param = torch.nn.Parameter(torch.ones(6, 3))
+    optimizer = cadam.CAdam([param], second_moment="row")
+    param.grad = torch.ones(6, 3).to_sparse(1)
+    optimizer.step()
+    optimizer.param_groups[0]["moments"] = "int8"
+    param.grad = torch.ones(6, 3)
+    optimizer.step()
+    assert optimizer.explain()[0].warning is None
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_a_parameter_with_gaps_in_memory_has_the_codes_of_one_without(storage: str) -> None:
+    found = []
+    for whole in (torch.ones(6, 3), torch.ones(6, 10)[:, :3]):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(whole)
+        optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
+        for _ in range(3):
+            param.grad = torch.randn(6, 3)
+            optimizer.step()
+        found.append((param, optimizer.state[param]))
+    (one, state), (other, with_gaps) = found
+    assert other.stride() == (10, 1)
+    assert torch.equal(one, other)
+    assert all(torch.equal(buffer, with_gaps[name]) for name, buffer in state.items())
+
+
 def share_storage(state: dict[str, Tensor]) -> bool:
     return len({state[name].untyped_storage().data_ptr() for name in ("exp_avg", "exp_avg_sq")}) == 1
 
@@ -270,7 +319,7 @@ def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
 def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     storage: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they do on CUDA; also where a gradient is dense."""
+    """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
     for where in ("cpu", "elsewhere"):
         monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
@@ -282,11 +331,148 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
             param.grad = grad
             optimizer.step()
             together.append(share_storage(optimizer.state[param]))
-        assert together == [where == "cpu" and len(param) > 1] * 4
+        side_by_side = where == "cpu" and len(param) > 1
+        assert together == [side_by_side, side_by_side, False, side_by_side]
         found.append((param.detach(), optimizer.state[param]))
     (one, state), (other, apart) = found
     assert torch.equal(one, other)
     assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+def table_side_by_side(monkeypatch: pytest.MonkeyPatch, storage: str) -> tuple[cadam.Optimizer, Tensor]:
+    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "cpu")
+    param = torch.nn.Parameter(torch.ones(30, 16))
+    optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
+    param.grad = sparse((30, 16), 1)
+    optimizer.step()
+    assert share_storage(optimizer.state[param])
+    return optimizer, param
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_moments_that_become_those_of_rows_leave_no_memory_behind(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, storage)
+    optimizer.param_groups[0]["second_moment"] = "row"
+    optimizer.step()
+    for buffer in optimizer.state[param].values():
+        assert buffer.untyped_storage().nbytes() == buffer.nbytes
+
+
+def test_moments_lie_side_by_side_as_soon_as_they_are_stored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    for storage in ("bfloat16", "int8", "float32", "int8"):
+        optimizer.param_groups[0]["moments"] = storage
+        optimizer.step()
+        assert share_storage(optimizer.state[param]) == (storage != "float32")
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq_scale"])
+def test_one_that_was_replaced_lies_with_the_others_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    optimizer.state[param][name] = optimizer.state[param][name].clone()
+    optimizer.step()
+    item = optimizer._item(param, optimizer.param_groups[0], "")
+    assert codes.pitch(item) == 2
+
+
+def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
+    assert codes.pitch_of(torch.ones(1, 7).t()) == 1
+    assert codes.pitch_of(torch.ones(5, 1).t()) == 1
+    assert codes.pitch_of(torch.ones(5, 3, 4)[:, 1]) == 3
+    assert codes.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
+    assert codes.pitch_of(torch.ones(4, 5).t()) is None
+    assert codes.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
+def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the bytes between its rows, or behind the last, for its own."""
+    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    item = optimizer._item(param, optimizer.param_groups[0], "")
+    assert codes.pitch(item) == 2
+    apart = {name: optimizer.state[param][name].clone()}
+    buffers = {each: apart.get(each, buffer) for each, buffer in item.state.items()}
+    scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
+    assert codes.pitch(replace(item, state=buffers, scales=scales)) is None
+
+
+@needs_triton
+def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
+    engine.device = "cpu"
+    update, item = Update.of(optimizer.rule, optimizer.confidence, group), optimizer._item(param, group, "")
+    dense = torch.ones(30, 16)
+    assert "does not lie in memory" in (engine.refuses(update, item, dense, group) or "")
+    param.grad = dense
+    assert engine.refuses(update, optimizer._item(param, group, ""), dense, group) is None
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay of the graph would copy those again that were there when it was captured."""
+    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    if dense:
+        param.grad = torch.ones(30, 16)
+    else:
+        optimizer.load_state_dict(optimizer.state_dict())
+    before = dict(optimizer.state[param])
+    monkeypatch.setattr(codes, "capturing", lambda device: True)
+    optimizer.step()
+    assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_without_room_for_a_copy_moments_that_were_loaded_stay_apart(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, storage)
+    reference, other = copy.deepcopy((optimizer, param))
+    optimizer.load_state_dict(optimizer.state_dict())
+    for one, table in ((optimizer, param), (reference, other)):
+        table.grad = sparse((30, 16), 2)
+        with monkeypatch.context() as patched:
+            if one is optimizer:
+                patched.setattr(torch, "empty", no_room)
+            one.step()
+    assert not share_storage(optimizer.state[param])
+    assert torch.equal(param, other)
+    assert all(torch.equal(buffer, reference.state[other][name]) for name, buffer in optimizer.state[param].items())
+    new = cadam.CAdam([param], moments=storage)
+    monkeypatch.setattr(torch, "empty", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        new.step()
+    assert param not in new.state
+
+
+def no_room(*_: Any, **__: Any) -> Tensor:
+    raise torch.OutOfMemoryError("no room")
+
+
+def test_plain_moments_in_memory_of_the_users_stay_there() -> None:
+    memory = torch.zeros(30, 2, 16)
+    param = torch.nn.Parameter(torch.ones(30, 16))
+    optimizer = cadam.CAdam([param])
+    for grad in (torch.ones(30, 16), sparse((30, 16), 1)):
+        param.grad = grad
+        optimizer.step()
+        optimizer.state[param].update(exp_avg=memory[:, 0], exp_avg_sq=memory[:, 1])
+        memory.zero_()
+        optimizer.step()
+        assert memory.any(2).any(0).all()
+
+
+@needs_kernels
+def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_the_c_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer, _ = table_side_by_side(monkeypatch, "int8")
+    optimizer.param_groups[0].update(fused=None, foreach=None)
+    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "elsewhere")
+    optimizer.step()
+    assert optimizer.explain()[0].engine == "native-rows"
 
 
 @needs_kernels

@@ -267,6 +267,11 @@ def unreadable(item: Item) -> str | None:
     return None
 
 
+def capturing(device: torch.device) -> bool:
+    """Is a CUDA graph being captured there?"""
+    return device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
+
+
 def fills_memory(x: Tensor) -> bool:
     """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
     if x.is_contiguous():

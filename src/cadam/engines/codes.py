@@ -13,7 +13,7 @@ from .. import moments
 from ..memory import filled_like
 from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
 from ..rules import Options, Rule
-from .base import Item, fills_memory
+from .base import Item, capturing, fills_memory
 
 NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
@@ -88,6 +88,16 @@ def by_row(param: Tensor) -> tuple[int, ...]:
     return (*param.shape[:1], *[1] * (param.dim() - 1))
 
 
+def by_rows(x: Tensor) -> Tensor:
+    """Its elements, those of a row in a row."""
+    return x.reshape(len(x), x.shape[1:].numel())
+
+
+def mean_of_rows(x: Tensor) -> Tensor:
+    """That of each row, in the shape of such a buffer; zero where a row has no elements."""
+    return (by_rows(x).mean(1) if x.numel() else x.new_zeros(len(x))).view(by_row(x))
+
+
 def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     """What an `Item` says of how its moments are stored."""
     return {
@@ -111,13 +121,20 @@ def pitch(item: Item) -> int | None:
 
     Scales lie as their buffers do. None where one lies otherwise than another.
     """
-    buffers, width = [item.state[name] for name in coded(item)], item.param.shape[1:].numel()
-    if not buffers or not width:
+    param, buffers = item.param, [item.state[name] for name in coded(item)]
+    if not buffers or not param.numel():
         return 1
-    found = buffers[0].stride(0) // width
-    expected = (found * width, *item.param.stride()[1:])
-    same = all(x.stride() == expected for x in buffers) and all(x.stride(0) == found for x in item.scales.values())
-    return found if same else None
+    found = pitch_of(buffers[0])
+    alike = all(pitch_of(x) == found for x in (*buffers, *item.scales.values()))
+    return found if alike else None
+
+
+def pitch_of(x: Tensor) -> int | None:
+    """How many rows further each of its rows begins; None if a row is not contiguous, or begins in another."""
+    if len(x) < 2:
+        return 1 if x.is_contiguous() else None
+    found, rest = divmod(x.stride(0), x[0].numel())
+    return found if found and not rest and x[0].is_contiguous() else None
 
 
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -128,8 +145,7 @@ def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> di
         if name in item.scales:
             scales = item.scales[name]
             if where is not None:
-                blocks = part.reshape(len(part), -1)
-                part = decode(item.kinds[name], blocks, scales[where[0], 0]).view(part.shape)
+                part = decode(item.kinds[name], by_rows(part), scales[where[0], 0]).view(part.shape)
             else:
                 part = _decoded(item.kinds[name], buffer, scales)
         found[name] = part.to(dtype)
@@ -153,14 +169,14 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         values, kind = values.float(), item.kinds[name]
         if item.moments == "bfloat16":
             if where is None:
-                rounded = to_bfloat16(flat(_laid_out(values, item.param)), noise)
-                buffer.copy_(rounded.as_strided(values.shape, item.param.stride()))
+                laid_out = _laid_out(values, item.param)
+                buffer.copy_(to_bfloat16(flat(laid_out), noise).as_strided(laid_out.shape, laid_out.stride()))
             else:
                 buffer[where] = to_bfloat16(values, noise.view(values.shape))
         elif where is None:
             _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
         else:
-            codes, exponents = encode(kind, values.reshape(len(values), -1), noise)
+            codes, exponents = encode(kind, by_rows(values), noise)
             buffer[where] = codes.view(values.shape)
             item.scales[name][where[0], 0] = exponents
 
@@ -197,7 +213,7 @@ def _laid_out(values: Tensor, like: Tensor) -> Tensor:
 def _blocks(x: Tensor, scales: Tensor) -> Tensor:
     """The elements of whole blocks: rows if the scales are of rows, else stretches of memory, the last padded."""
     if scales.dim() == 2:
-        return x.reshape(len(x), -1)
+        return by_rows(x)
     x = flat(x)
     return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
 
@@ -229,11 +245,13 @@ SAMPLE = 1000
 
 def mixed_scales(item: Item) -> str | None:
     """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
-    by_rows = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
-    first = next((name for name in item.state if name not in by_rows), None)
-    if not by_rows or first is None or item.planned or item.param.dim() != 2:
+    shared = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
+    first = next((name for name in item.state if name not in shared), None)
+    if not shared or first is None or item.planned or item.param.dim() != 2 or not item.param.numel():
         return None
-    updated = item.state[by_rows[0]].flatten().nonzero()[:SAMPLE, 0]
+    if any(scales.dim() != 2 for scales in item.scales.values()):  # the last gradient was dense
+        return None
+    updated = item.state[shared[0]].flatten().nonzero()[:SAMPLE, 0]
     if not len(updated):
         return None
     sizes = load(item, (updated,), torch.float32)[first].square().mean(0).sqrt()
@@ -258,7 +276,8 @@ def complete(
     `rows`: is it a table, whose gradients are sparse? Then scales, second moments and step counts may be those of rows.
     `number` tells parameters apart whose roundings are to differ.
     """
-    new = _side_by_side(state, param, rule, o) if rows else {}
+    pair = _pair(param, rule, o) if rows else []
+    new = _side_by_side(state, param, pair, o)
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
@@ -267,7 +286,7 @@ def complete(
                 state[name] = torch.full(by_row(param), start, dtype=torch.float32, device=param.device)
             elif not is_by_row(state[name], param):
                 whole = _plain(kind, state[name], state.pop(scale_of(name), None))
-                state[name] = whole.reshape(len(whole), -1).mean(1).view(by_row(param))
+                state[name] = mean_of_rows(whole)
             continue
         if name in state and is_by_row(state[name], param):
             if o["second_moment"] == "row":
@@ -297,10 +316,8 @@ def complete(
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
         state[name], state[scale_of(name)] = codes, scales
     state.update({name: room.copy_(state[name]) for name, room in new.items() if state[name] is not room})
-    if param.device.type != SIDE_BY_SIDE:  # loaded, perhaps, from where they lie side by side
-        for name in (each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state):
-            if not fills_memory(state[name]):
-                state[name] = state[name].contiguous()
+    if not pair and (SEED in state or o["moments"] != "float32") and not capturing(param.device):
+        _set_apart(state, param, rule, o)
     if o["moments"] == "float32":
         state.pop(SEED, None)
     elif needs_seed(state, rule, o):
@@ -309,31 +326,55 @@ def complete(
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
 
 
-def _side_by_side(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> dict[str, Tensor]:
-    """Memory for the coded moments of a table and for their scales, those of a row side by side.
+def _pair(param: Tensor, rule: Rule, o: Options) -> list[str]:
+    """The coded moments of a table whose rows are to lie side by side: two or more, else none.
 
     Rows lie far apart: on CUDA it takes as long to reach a few bytes as a hundred, and so they are reached together.
-    Empty where there is but one buffer, where they lie so, or where those that exist leave no room for a copy.
     """
+    if param.device.type != SIDE_BY_SIDE or o["moments"] == "float32" or len(param) < 2 or not param.numel():
+        return []
     names = [name for name in rule.state(o) if not shares(param, rule.moments.get(name), o)]
-    if param.device.type != SIDE_BY_SIDE or o["moments"] == "float32" or len(names) < 2 or len(param) < 2:
-        return {}
-    if all(name in state and not state[name].is_contiguous() for name in names):
-        return {}
+    return names if len(names) > 1 else []
+
+
+def _side_by_side(state: Mapping[str, Any], param: Tensor, pair: list[str], o: Options) -> dict[str, Tensor]:
+    """Memory for these moments and for their scales, those of a row side by side.
+
+    Empty where they lie so, or where those that exist leave no room for a copy. In a capture of a CUDA graph they stay
+    where they are: each replay would copy them anew.
+    """
     dtype = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
-    shapes = [param.shape[1:], torch.Size([1])] if o["moments"] == "int8" else [param.shape[1:]]
+    every = [pair, list(map(scale_of, pair))] if o["moments"] == "int8" else [pair]
+    exist = any(name in state for name in pair)
+    found = [state.get(name) for of in every for name in of]
+    if all(x is not None and x.dtype == dtype and not x.is_contiguous() for x in found):
+        return {}
+    if exist and capturing(param.device):
+        return {}
     try:
-        rooms = [torch.empty((len(param), len(names), *shape), dtype=dtype, device=param.device) for shape in shapes]
+        rooms = [
+            torch.empty((len(param), len(pair), *shape), dtype=dtype, device=param.device)
+            for shape, _ in zip((param.shape[1:], (1,)), every, strict=False)
+        ]
     except torch.OutOfMemoryError:
-        if any(name in state for name in names):
+        if exist:
             return {}
         raise
-    every = (names, list(map(scale_of, names)))
-    return {
-        name: part
-        for of, room in zip(every, rooms, strict=False)
-        for name, part in zip(of, room.unbind(1), strict=True)
-    }
+    parts = [part for room in rooms for part in room.unbind(1)]
+    return dict(zip((name for of in every for name in of), parts, strict=True))
+
+
+def _set_apart(state: dict[str, Any], param: Tensor, rule: Rule, o: Options) -> None:
+    """Give moments that lie side by side memory of their own.
+
+    They may come from another device, the gradient may be dense, or one of them may now be that of rows.
+    """
+    for name in (each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state):
+        buffer = state[name]
+        if not fills_memory(buffer):
+            alike = buffer.shape == param.shape
+            room = torch.empty_like(param if alike else buffer, dtype=buffer.dtype, requires_grad=False)
+            state[name] = room.copy_(buffer)
 
 
 def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:

@@ -18,7 +18,7 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import PLAIN, Item, Job, Words
+from ..base import PLAIN, Item, Job, Words, capturing
 from ..cpu.watch import CHANGED, Watched, lay_out, watched_grads
 from .launch import (
     TYPES,
@@ -27,7 +27,6 @@ from .launch import (
     Launch,
     StepNumbers,
     Stream,
-    capturing,
     keep,
     kernel,
     lacks_storage,

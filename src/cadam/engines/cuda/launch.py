@@ -25,7 +25,19 @@ from ...defaults import defaults
 from ...moments import COUNTED
 from ...rules import Options
 from .. import codes, scalars
-from ..base import Containers, Engine, Item, Job, NotThere, PreparedStep, Words, Work, fills_memory, unreadable
+from ..base import (
+    Containers,
+    Engine,
+    Item,
+    Job,
+    NotThere,
+    PreparedStep,
+    Words,
+    Work,
+    capturing,
+    fills_memory,
+    unreadable,
+)
 
 WARPS = 4
 THREADS = 32  # of a program that computes coefficients
@@ -197,10 +209,6 @@ def stochastic(options: Options) -> bool:
 
 
 # To the device -------------------------------------------------------------------------------------------------
-
-
-def capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def keep(what: Any, device: torch.device) -> None:

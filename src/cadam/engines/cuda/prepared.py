@@ -27,13 +27,13 @@ from torch import Tensor
 
 from ...options import switch
 from .. import scalars
-from ..base import Containers, Job, UnavailableError, Words, Work
+from ..base import Containers, Job, UnavailableError, Words, Work, capturing
 from ..cpu.library import Library
 from ..cpu.symbols import address as address_of
 from ..cpu.symbols import torch_symbols
 from ..cpu.watch import CompiledLook, Watched, compiled_look
 from .dense import Batch, Cuda
-from .launch import Launch, capturing, mark_in_use, next_step, stochastic
+from .launch import Launch, mark_in_use, next_step, stochastic
 from .rows import (
     KEYS,
     LONGEST,

@@ -25,7 +25,7 @@ from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
 from .. import scalars
-from ..base import Item, Job
+from ..base import Item, Job, capturing
 from ..codes import shares_moments
 from .launch import (
     TYPES,
@@ -33,7 +33,6 @@ from .launch import (
     Launch,
     StepNumbers,
     Stream,
-    capturing,
     keep,
     kernel,
     lacking,
@@ -421,8 +420,8 @@ def launches_for(
     tensors = [param, *state.values()]
     rows = param.shape[0]
     width = param.numel() // rows
-    # All that are coded have the same.
-    pitch = max((state[f"s_{b}"].stride(0) // width for b in structure.coded), default=1)
+    # All that are coded have the same, see `codes.pitch`; of a single row it says nothing.
+    pitch = state[f"s_{structure.coded[0]}"].stride(0) // width if structure.coded and rows > 1 else 1
     how = _launches(
         structure,
         tuple(x.dtype for x in tensors),
