@@ -424,6 +424,25 @@ def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pyte
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
+    dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay would write to memory that is no longer theirs."""
+    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    if not dense:
+        optimizer.load_state_dict(optimizer.state_dict())
+    with monkeypatch.context() as patched:
+        patched.setattr(codes, "capturing", lambda device: True)
+        optimizer.step()
+    before = dict(optimizer.state[param])
+    assert share_storage(before) == dense
+    param.grad = torch.ones(30, 16) if dense else sparse((30, 16), 2)
+    optimizer._plan = None  # what would be planned anew
+    optimizer.step()
+    assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
+
+
 @pytest.mark.parametrize("storage", ["bfloat16", "int8"])
 def test_without_room_for_a_copy_moments_that_were_loaded_stay_apart(
     storage: str, monkeypatch: pytest.MonkeyPatch

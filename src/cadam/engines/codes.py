@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import moments
 from ..memory import filled_like
@@ -19,6 +20,9 @@ NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
 SIDE_BY_SIDE = "cuda"
 """The kind of device on which the coded moments of a row lie side by side."""
+
+# Coded moments and scales that captured CUDA graphs reach.
+_in_graphs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
 # One block, or many -----------------------------------------------------------------------------------------------
@@ -137,6 +141,17 @@ def pitch_of(x: Tensor) -> int | None:
     return found if found and not rest and x[0].is_contiguous() else None
 
 
+def stay_for_graphs(item: Item) -> None:
+    """Have coded moments stay where they are, if a CUDA graph is being captured: it is going to reach them there."""
+    if item.moments != "float32" and capturing(item.param.device):
+        _in_graphs.update(dict.fromkeys((*item.state.values(), *item.scales.values()), True))
+
+
+def _must_stay(state: Mapping[str, Any], names: Iterable[str], device: torch.device) -> bool:
+    """Is there a graph, or one being captured, that reaches some of these?"""
+    return capturing(device) or any(state[name] in _in_graphs for name in names if name in state)
+
+
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
     """The moments of all elements, or of the rows `where`, in the dtype of the arithmetic."""
     found = {}
@@ -154,6 +169,7 @@ def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> di
 
 def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int) -> None:
     """Keep new moments of all elements, or of the rows `where`, rounded by the noise of this step."""
+    stay_for_graphs(item)
     names = coded(item)
     both = _noise(item, where, step) if names else None
     for name, values in new.items():
@@ -316,7 +332,7 @@ def complete(
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
         state[name], state[scale_of(name)] = codes, scales
     state.update({name: room.copy_(state[name]) for name, room in new.items() if state[name] is not room})
-    if not pair and (SEED in state or o["moments"] != "float32") and not capturing(param.device):
+    if not pair and (SEED in state or o["moments"] != "float32"):
         _set_apart(state, param, rule, o)
     if o["moments"] == "float32":
         state.pop(SEED, None)
@@ -340,8 +356,7 @@ def _pair(param: Tensor, rule: Rule, o: Options) -> list[str]:
 def _side_by_side(state: Mapping[str, Any], param: Tensor, pair: list[str], o: Options) -> dict[str, Tensor]:
     """Memory for these moments and for their scales, those of a row side by side.
 
-    Empty where they lie so, or where those that exist leave no room for a copy. In a capture of a CUDA graph they stay
-    where they are: each replay would copy them anew.
+    Empty where they lie so, where those that exist leave no room for a copy, or where a CUDA graph reaches them.
     """
     dtype = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
     every = [pair, list(map(scale_of, pair))] if o["moments"] == "int8" else [pair]
@@ -349,7 +364,7 @@ def _side_by_side(state: Mapping[str, Any], param: Tensor, pair: list[str], o: O
     found = [state.get(name) for of in every for name in of]
     if all(x is not None and x.dtype == dtype and not x.is_contiguous() for x in found):
         return {}
-    if exist and capturing(param.device):
+    if exist and _must_stay(state, (name for of in every for name in of), param.device):
         return {}
     try:
         rooms = [
@@ -367,9 +382,13 @@ def _side_by_side(state: Mapping[str, Any], param: Tensor, pair: list[str], o: O
 def _set_apart(state: dict[str, Any], param: Tensor, rule: Rule, o: Options) -> None:
     """Give moments that lie side by side memory of their own.
 
-    They may come from another device, the gradient may be dense, or one of them may now be that of rows.
+    They may come from another device, the gradient may be dense, or one of them may now be that of rows. Those that a
+    CUDA graph reaches stay.
     """
-    for name in (each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state):
+    names = [each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state]
+    if _must_stay(state, names, param.device):
+        return
+    for name in names:
         buffer = state[name]
         if not fills_memory(buffer):
             alike = buffer.shape == param.shape

@@ -17,7 +17,7 @@ from ... import moments
 from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
-from .. import scalars
+from .. import codes, scalars
 from ..base import PLAIN, Item, Job, Words, capturing
 from ..cpu.watch import CHANGED, Watched, lay_out, watched_grads
 from .launch import (
@@ -72,6 +72,8 @@ class Cuda(CudaEngine):
             batches = job.memo.get("cuda") or Batch.split(job)
             for batch in batches:
                 batch.step(job)
+                for item in batch.items if batch.coded else ():
+                    codes.stay_for_graphs(item)
                 keep((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
             if not any(batch.in_capture for batch in batches):  # what was made in a capture is filled at replays only
                 job.memo["cuda"] = batches

@@ -26,7 +26,7 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import Item, Job, capturing
-from ..codes import shares_moments
+from ..codes import shares_moments, stay_for_graphs
 from .launch import (
     TYPES,
     CudaEngine,
@@ -223,6 +223,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     known: dict[Any, tuple[Tensor, Sorted]] = {}
     for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
         grad = grads[i]
+        stay_for_graphs(item)
         ids, rows = grad.ids.contiguous(), item.param.shape[0]
         # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
         same = (ids.data_ptr(), len(ids), rows, grad.distinct)
