@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose, codes
+from cadam.engines import choose, placement
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.rows import CudaRows
@@ -19,7 +19,7 @@ REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows",
 FUSED: tuple[Any, ...] = (Cuda(), CudaRows())
 for engine in FUSED:
     engine.device = "cpu"
-codes.SIDE_BY_SIDE = "cpu"
+placement.SIDE_BY_SIDE = "cpu"
 
 
 def run(
@@ -106,7 +106,7 @@ def rows() -> None:
 
 def rows_apart() -> None:
     """Buffers that do not lie side by side, as those that were loaded may."""
-    codes.SIDE_BY_SIDE = "elsewhere"
+    placement.SIDE_BY_SIDE = "elsewhere"
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
 

@@ -15,7 +15,7 @@ from triton_interpreter import needs_triton, on_cuda, run_cases
 
 import cadam
 from cadam import moments
-from cadam.engines import codes
+from cadam.engines import codes, placement
 from cadam.engines.cpu import library
 from cadam.engines.cuda.dense import Cuda
 from cadam.rules import RULES
@@ -322,7 +322,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
+        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape))
         optimizer = cadam.CAdam([param], lr=1e-2, moments=storage, fused=False, foreach=False)
@@ -340,7 +340,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
 
 
 def table_side_by_side(monkeypatch: pytest.MonkeyPatch, storage: str) -> tuple[cadam.Optimizer, Tensor]:
-    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "cpu")
+    monkeypatch.setattr(placement, "SIDE_BY_SIDE", "cpu")
     param = torch.nn.Parameter(torch.ones(30, 16))
     optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
     param.grad = sparse((30, 16), 1)
@@ -378,12 +378,12 @@ def test_one_that_was_replaced_lies_with_the_others_again(name: str, monkeypatch
 
 
 def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
-    assert codes.pitch_of(torch.ones(1, 7).t()) == 1
-    assert codes.pitch_of(torch.ones(5, 1).t()) == 1
-    assert codes.pitch_of(torch.ones(5, 3, 4)[:, 1]) == 3
-    assert codes.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
-    assert codes.pitch_of(torch.ones(4, 5).t()) is None
-    assert codes.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert placement.pitch_of(torch.ones(1, 7).t()) == 1
+    assert placement.pitch_of(torch.ones(5, 1).t()) == 1
+    assert placement.pitch_of(torch.ones(5, 3, 4)[:, 1]) == 3
+    assert placement.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
+    assert placement.pitch_of(torch.ones(4, 5).t()) is None
+    assert placement.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
@@ -419,7 +419,7 @@ def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pyte
     else:
         optimizer.load_state_dict(optimizer.state_dict())
     before = dict(optimizer.state[param])
-    monkeypatch.setattr(codes, "capturing", lambda device: True)
+    monkeypatch.setattr(placement, "capturing", lambda device: True)
     optimizer.step()
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
@@ -433,7 +433,7 @@ def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
     if not dense:
         optimizer.load_state_dict(optimizer.state_dict())
     with monkeypatch.context() as patched:
-        patched.setattr(codes, "capturing", lambda device: True)
+        patched.setattr(placement, "capturing", lambda device: True)
         optimizer.step()
     before = dict(optimizer.state[param])
     assert share_storage(before) == dense
@@ -489,7 +489,7 @@ def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_t
 ) -> None:
     optimizer, _ = table_side_by_side(monkeypatch, "int8")
     optimizer.param_groups[0].update(fused=None, foreach=None)
-    monkeypatch.setattr(codes, "SIDE_BY_SIDE", "elsewhere")
+    monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
     optimizer.step()
     assert optimizer.explain()[0].engine == "native-rows"
 
@@ -501,14 +501,14 @@ def test_a_state_saved_where_rows_lie_side_by_side_is_loaded_for_the_c_kernels(
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(codes, "SIDE_BY_SIDE", where)
+        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, 16))
         optimizer = cadam.CAdam([param], moments=storage)
         param.grad = sparse((30, 16), 1)
         optimizer.step()
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-        monkeypatch.setattr(codes, "SIDE_BY_SIDE", "elsewhere")
+        monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
         resumed = cadam.CAdam([param], moments=storage)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
         param.grad = sparse((30, 16), 2)

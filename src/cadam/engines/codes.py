@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import moments
 from ..memory import filled_like
 from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
 from ..rules import Options, Rule
-from .base import Item, capturing, fills_memory
+from . import placement
+from .base import Item, fills_memory
 
 NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
-SIDE_BY_SIDE = "cuda"
-"""The kind of device on which the coded moments of a row lie side by side."""
-
-# Coded moments and scales that captured CUDA graphs reach.
-_in_graphs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
 # One block, or many -----------------------------------------------------------------------------------------------
@@ -125,31 +120,8 @@ def pitch(item: Item) -> int | None:
 
     Scales lie as their buffers do. None where one lies otherwise than another.
     """
-    param, buffers = item.param, [item.state[name] for name in coded(item)]
-    if not buffers or not param.numel():
-        return 1
-    found = pitch_of(buffers[0])
-    alike = all(pitch_of(x) == found for x in (*buffers, *item.scales.values()))
-    return found if alike else None
-
-
-def pitch_of(x: Tensor) -> int | None:
-    """How many rows further each of its rows begins; None if a row is not contiguous, or begins in another."""
-    if len(x) < 2:
-        return 1 if x.is_contiguous() else None
-    found, rest = divmod(x.stride(0), x[0].numel())
-    return found if found and not rest and x[0].is_contiguous() else None
-
-
-def stay_for_graphs(item: Item) -> None:
-    """Have coded moments stay where they are, if a CUDA graph is being captured: it is going to reach them there."""
-    if item.moments != "float32" and capturing(item.param.device):
-        _in_graphs.update(dict.fromkeys((*item.state.values(), *item.scales.values()), True))
-
-
-def _must_stay(state: Mapping[str, Any], names: Iterable[str], device: torch.device) -> bool:
-    """Is there a graph, or one being captured, that reaches some of these?"""
-    return capturing(device) or any(state[name] in _in_graphs for name in names if name in state)
+    buffers = [item.state[name] for name in coded(item)]
+    return placement.pitch([*buffers, *item.scales.values()]) if item.param.numel() else 1
 
 
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -169,7 +141,7 @@ def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> di
 
 def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int) -> None:
     """Keep new moments of all elements, or of the rows `where`, rounded by the noise of this step."""
-    stay_for_graphs(item)
+    placement.stay_for_graphs(item)
     names = coded(item)
     both = _noise(item, where, step) if names else None
     for name, values in new.items():
@@ -292,8 +264,9 @@ def complete(
     `rows`: is it a table, whose gradients are sparse? Then scales, second moments and step counts may be those of rows.
     `number` tells parameters apart whose roundings are to differ.
     """
-    pair = _pair(param, rule, o) if rows else []
-    new = _side_by_side(state, param, pair, o)
+    beside = _beside(param, rule, o) if rows else []
+    coded_in = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
+    new = placement.side_by_side(state, param, beside, coded_in) if beside else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
@@ -332,8 +305,8 @@ def complete(
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
         state[name], state[scale_of(name)] = codes, scales
     state.update({name: room.copy_(state[name]) for name, room in new.items() if state[name] is not room})
-    if not pair and (SEED in state or o["moments"] != "float32"):
-        _set_apart(state, param, rule, o)
+    if not beside and (SEED in state or o["moments"] != "float32"):
+        placement.set_apart(state, [*rule.state(o), *map(scale_of, rule.state(o))], param)
     if o["moments"] == "float32":
         state.pop(SEED, None)
     elif needs_seed(state, rule, o):
@@ -342,58 +315,14 @@ def complete(
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
 
 
-def _pair(param: Tensor, rule: Rule, o: Options) -> list[str]:
-    """The coded moments of a table whose rows are to lie side by side: two or more, else none.
-
-    Rows lie far apart: on CUDA it takes as long to reach a few bytes as a hundred, and so they are reached together.
-    """
-    if param.device.type != SIDE_BY_SIDE or o["moments"] == "float32" or len(param) < 2 or not param.numel():
+def _beside(param: Tensor, rule: Rule, o: Options) -> list[list[str]]:
+    """The coded moments of a table that are to lie side by side, then their scales if they have any."""
+    if param.device.type != placement.SIDE_BY_SIDE or o["moments"] == "float32" or len(param) < 2 or not param.numel():
         return []
     names = [name for name in rule.state(o) if not shares(param, rule.moments.get(name), o)]
-    return names if len(names) > 1 else []
-
-
-def _side_by_side(state: Mapping[str, Any], param: Tensor, pair: list[str], o: Options) -> dict[str, Tensor]:
-    """Memory for these moments and for their scales, those of a row side by side.
-
-    Empty where they lie so, where those that exist leave no room for a copy, or where a CUDA graph reaches them.
-    """
-    dtype = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
-    every = [pair, list(map(scale_of, pair))] if o["moments"] == "int8" else [pair]
-    exist = any(name in state for name in pair)
-    found = [state.get(name) for of in every for name in of]
-    if all(x is not None and x.dtype == dtype and not x.is_contiguous() for x in found):
-        return {}
-    if exist and _must_stay(state, (name for of in every for name in of), param.device):
-        return {}
-    try:
-        rooms = [
-            torch.empty((len(param), len(pair), *shape), dtype=dtype, device=param.device)
-            for shape, _ in zip((param.shape[1:], (1,)), every, strict=False)
-        ]
-    except torch.OutOfMemoryError:
-        if exist:
-            return {}
-        raise
-    parts = [part for room in rooms for part in room.unbind(1)]
-    return dict(zip((name for of in every for name in of), parts, strict=True))
-
-
-def _set_apart(state: dict[str, Any], param: Tensor, rule: Rule, o: Options) -> None:
-    """Give moments that lie side by side memory of their own.
-
-    They may come from another device, the gradient may be dense, or one of them may now be that of rows. Those that a
-    CUDA graph reaches stay.
-    """
-    names = [each for buffer in rule.state(o) for each in (buffer, scale_of(buffer)) if each in state]
-    if _must_stay(state, names, param.device):
-        return
-    for name in names:
-        buffer = state[name]
-        if not fills_memory(buffer):
-            alike = buffer.shape == param.shape
-            room = torch.empty_like(param if alike else buffer, dtype=buffer.dtype, requires_grad=False)
-            state[name] = room.copy_(buffer)
+    if len(names) < 2:
+        return []
+    return [names, list(map(scale_of, names))] if o["moments"] == "int8" else [names]
 
 
 def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:

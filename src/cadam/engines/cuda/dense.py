@@ -17,9 +17,10 @@ from ... import moments
 from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
-from .. import codes, scalars
+from .. import scalars
 from ..base import PLAIN, Item, Job, Words, capturing
 from ..cpu.watch import CHANGED, Watched, lay_out, watched_grads
+from ..placement import stay_for_graphs
 from .launch import (
     TYPES,
     Channel,
@@ -73,7 +74,7 @@ class Cuda(CudaEngine):
             for batch in batches:
                 batch.step(job)
                 for item in batch.items if batch.coded else ():
-                    codes.stay_for_graphs(item)
+                    stay_for_graphs(item)
                 keep((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
             if not any(batch.in_capture for batch in batches):  # what was made in a capture is filled at replays only
                 job.memo["cuda"] = batches

@@ -26,7 +26,8 @@ from ...rules import Options
 from ...update import Update
 from .. import scalars
 from ..base import Item, Job, capturing
-from ..codes import shares_moments, stay_for_graphs
+from ..codes import shares_moments
+from ..placement import stay_for_graphs
 from .launch import (
     TYPES,
     CudaEngine,
