@@ -125,9 +125,13 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
 
 def _of_rows(job: Job, row_steps: Tensor, ids: Tensor) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
     """The sets of coefficients of the steps that these rows take, and by step the number of its set."""
-    steps = row_steps.view(-1)[ids.view(-1)].numpy() + 1
-    few = steps.size and steps.max() <= MANY
-    steps = np.flatnonzero(np.bincount(steps)) if few else np.unique(steps)
+    steps = row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
+    if steps.size and steps.max() <= MANY:
+        taken = np.zeros(steps.max() + 1, bool)
+        taken[steps] = True
+        steps = np.flatnonzero(taken)
+    else:
+        steps = np.unique(steps)
     set_of = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
     set_of[steps] = np.arange(len(steps))
     return sets(job, steps.astype(np.float64)), set_of
