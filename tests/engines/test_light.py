@@ -555,6 +555,37 @@ def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: st
     assert all(torch.equal(buffer, apart[name].cpu()) for name, buffer in state.items())
 
 
+@on_cuda
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(dense: bool) -> None:
+    """A step with another kind of gradient, or one after a load, comes between two replays."""
+    shape, found = (300, 16), []
+    for graph in (False, True):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(shape).cuda())
+        optimizer = cadam.CAdam([param], lr=1e-2, moments="bfloat16", capturable=True)
+        rows, other = sparse(shape, 1).cuda(), torch.ones(shape).cuda() if dense else sparse(shape, 2).cuda()
+        param.grad = rows
+        optimizer.step()
+        if not dense:
+            optimizer.load_state_dict(optimizer.state_dict())
+        held = torch.cuda.CUDAGraph()
+        if graph:
+            with torch.cuda.graph(held):
+                optimizer.step()
+        for grad in (rows, other, rows):
+            if graph and grad is rows:
+                held.replay()
+            else:
+                param.grad = grad
+                optimizer.step()
+        torch.cuda.synchronize()
+        found.append((param.detach().clone(), dict(optimizer.state[param])))
+    (one, state), (other_one, others) = found
+    torch.testing.assert_close(one, other_one)
+    assert all(torch.equal(buffer, others[name]) for name, buffer in state.items())
+
+
 @needs_triton
 @pytest.mark.parametrize("case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "row_steps"])
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
