@@ -259,15 +259,13 @@ def _in_the_last_epoch() -> str:
     """What is left at the end of training on images that turn, each at its best rate in the mean over epochs."""
     found = {key: _over(*key, slice(-1, None)) for key in adam_pairs() if key[1].startswith(TURNING)}
     clear = [
-        f"{model}, {label} {in_brackets(one.difference)}" for (model, label), one in found.items() if is_clear(one)
+        f"{model}, {label} {in_brackets(one.difference)}"
+        for (model, label), one in found.items()
+        if one.kind != "inconclusive"
     ]
     if not clear:
         return "In the last epoch alone no clear difference was seen."
     return f"In the last epoch alone a clear difference was seen here: {'; '.join(clear)}."
-
-
-def is_clear(found: Comparison) -> bool:
-    return found.kind != "inconclusive"
 
 
 def _over(model: str, label: str, epochs: slice) -> Comparison:
@@ -433,11 +431,8 @@ def switch() -> list[str]:
         rows.append(_on_every_model(situation, name))
     calm = {name: pair.own for name, pair in click_pairs().items() if name.startswith("no drift")}
     said = ", ".join(f"{in_brackets(own.difference)} ({name})" for name, own in calm.items())
-    clear = any(map(_ahead, calm.values()))
-    about = f"{said} points of AUC"
-    rows.append(
-        line("clicks that do not drift", "yes" if clear else "no need to", about, "DeepFM, each at its own best rate")
-    )
+    to_do = "yes" if any(map(_ahead, calm.values())) else "no need to"
+    rows.append(line("clicks that do not drift", to_do, f"{said} points of AUC", "DeepFM, each at its own best rate"))
     for situation, where, at in (
         ("a rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _above),
         ("a rate that may be too low", "the next rate below Adam's best", _below),
@@ -512,12 +507,12 @@ def _on_every_model(situation: str, label: str) -> str:
     own = {model: pair.own for (model, of), pair in adam_pairs().items() if of == label}
     ahead = [model for model, found in own.items() if _ahead(found)]
     unsure = [model for model in ahead if not _holds(own[model])]
-    advice = "yes" if len(unsure) < len(ahead) else "no need to"
+    to_do = "yes" if len(unsure) < len(ahead) else "no need to"
     if any(found.kind == "worse" for found in own.values()):
-        advice = "unclear" if ahead else "no"
+        to_do = "unclear" if ahead else "no"
     said = ", ".join(f"{model} {in_brackets(found.difference)}" for model, found in own.items())
     chance = f"; {' and '.join(unsure)} may be chance, as {len(adam_pairs())} comparisons were made" if unsure else ""
-    return line(situation, advice, f"{said} points of accuracy", f"{label}, each at its own best rate{chance}")
+    return line(situation, to_do, f"{said} points of accuracy", f"{label}, each at its own best rate{chance}")
 
 
 def _signed(values: Sequence[float]) -> str:

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cadam.trials.experiment import Row
+from cadam.trials.experiment import Results, Row
+from cadam.trials.rate_pairs import Pair
 from cadam.trials.statistics import Comparison, Interval, compare
 from cadam.trials.verdict import Kind
 from cadam_paper import claims, evidence, published
+from cadam_paper.images import rates
 
 
 def compared(kind: Kind, difference: float = 1.0, floor: float = 0.0) -> Row:
@@ -102,11 +104,19 @@ def test_the_first_sentence_speaks_of_images_that_turn_alone() -> None:
         assert f"{min(gains):.1f} to {max(gains):.1f} ({model})" in evidence.answer()[0]
 
 
-def test_the_windows_of_epochs_make_up_the_mean_over_all() -> None:
+def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_last_epoch() -> None:
     for (model, label), pair in evidence.adam_pairs().items():
-        parts = [evidence._over(model, label, slice(k, k + 10)).difference.mean for k in (0, 10, 20)]
-        means = [np.mean(list(curve.values[curve.best()].values())) for curve in (pair.treatment, pair.baseline)]
-        assert np.mean(parts) == pytest.approx(means[0] - means[1], abs=1e-4)
+        runs = published.request(evidence.MODELS[model]).results.tests()
+        here = runs.where(condition=str(rates.CONDITIONS[label]))
+
+        def gap(metric: str, pair: Pair = pair, here: Results = here) -> float:
+            arms = (pair.treatment, pair.baseline)
+            means = [np.mean([*here.where(optimizer=x.arm, lr=x.best()).metric(metric).values()]) for x in arms]
+            return float(means[0] - means[1])
+
+        *parts, last = [evidence._over(model, label, window).difference.mean for window in evidence.WINDOWS.values()]
+        assert np.mean(parts) == pytest.approx(gap("accuracy"), abs=1e-4)
+        assert last == pytest.approx(gap("last_accuracy"), abs=1e-4)
 
 
 def test_a_figure_of_other_numbers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

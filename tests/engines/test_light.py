@@ -378,12 +378,12 @@ def test_one_that_was_replaced_lies_with_the_others_again(name: str, monkeypatch
 
 
 def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
-    assert placement.pitch_of(torch.ones(1, 7).t()) == 1
-    assert placement.pitch_of(torch.ones(5, 1).t()) == 1
-    assert placement.pitch_of(torch.ones(5, 3, 4)[:, 1]) == 3
-    assert placement.pitch_of(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
-    assert placement.pitch_of(torch.ones(4, 5).t()) is None
-    assert placement.pitch_of(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert placement.pitch(torch.ones(1, 7).t()) == 1
+    assert placement.pitch(torch.ones(5, 1).t()) == 1
+    assert placement.pitch(torch.ones(5, 3, 4)[:, 1]) == 3
+    assert placement.pitch(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
+    assert placement.pitch(torch.ones(4, 5).t()) is None
+    assert placement.pitch(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])

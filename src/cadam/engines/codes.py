@@ -87,14 +87,14 @@ def by_row(param: Tensor) -> tuple[int, ...]:
     return (*param.shape[:1], *[1] * (param.dim() - 1))
 
 
-def by_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """Its elements, those of a row in a row."""
     return x.reshape(len(x), x.shape[1:].numel())
 
 
 def mean_of_rows(x: Tensor) -> Tensor:
     """That of each row, in the shape of such a buffer; zero where a row has no elements."""
-    return (by_rows(x).mean(1) if x.numel() else x.new_zeros(len(x))).view(by_row(x))
+    return (as_rows(x).mean(1) if x.numel() else x.new_zeros(len(x))).view(by_row(x))
 
 
 def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
@@ -120,8 +120,9 @@ def pitch(item: Item) -> int | None:
 
     Scales lie as their buffers do. None where one lies otherwise than another.
     """
-    buffers = [item.state[name] for name in coded(item)]
-    return placement.pitch([*buffers, *item.scales.values()]) if item.param.numel() else 1
+    buffers = [item.state[name] for name in coded(item)] if item.param.numel() else []
+    found = {placement.pitch(x) for x in (*buffers, *item.scales.values())} if buffers else {1}
+    return found.pop() if len(found) == 1 else None
 
 
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -132,7 +133,7 @@ def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> di
         if name in item.scales:
             scales = item.scales[name]
             if where is not None:
-                part = decode(item.kinds[name], by_rows(part), scales[where[0], 0]).view(part.shape)
+                part = decode(item.kinds[name], as_rows(part), scales[where[0], 0]).view(part.shape)
             else:
                 part = _decoded(item.kinds[name], buffer, scales)
         found[name] = part.to(dtype)
@@ -164,7 +165,7 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
         elif where is None:
             _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
         else:
-            codes, exponents = encode(kind, by_rows(values), noise)
+            codes, exponents = encode(kind, as_rows(values), noise)
             buffer[where] = codes.view(values.shape)
             item.scales[name][where[0], 0] = exponents
 
@@ -201,7 +202,7 @@ def _laid_out(values: Tensor, like: Tensor) -> Tensor:
 def _blocks(x: Tensor, scales: Tensor) -> Tensor:
     """The elements of whole blocks: rows if the scales are of rows, else stretches of memory, the last padded."""
     if scales.dim() == 2:
-        return by_rows(x)
+        return as_rows(x)
     x = flat(x)
     return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
 

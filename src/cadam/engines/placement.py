@@ -22,14 +22,11 @@ SIDE_BY_SIDE = "cuda"
 _in_graphs: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
-def pitch(buffers: Sequence[Tensor]) -> int | None:
-    """How many rows further each row begins: 2 where two buffers have their rows side by side. None if they differ."""
-    found = {pitch_of(x) for x in buffers} or {1}
-    return found.pop() if len(found) == 1 else None
+def pitch(x: Tensor) -> int | None:
+    """How many rows further each row begins: 2 where another buffer has its rows between these.
 
-
-def pitch_of(x: Tensor) -> int | None:
-    """The same of one; None if a row is not contiguous, or begins in another."""
+    None if a row is not contiguous, or begins in another.
+    """
     if len(x) < 2:
         return 1 if x.is_contiguous() else None
     found, rest = divmod(x.stride(0), x[0].numel())

@@ -24,10 +24,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...codegen.structure import Structure
 from ...rules import Options
 from ...update import Update
-from .. import scalars
+from .. import placement, scalars
 from ..base import Item, Job, capturing
 from ..codes import shares_moments
-from ..placement import stay_for_graphs
 from .launch import (
     TYPES,
     CudaEngine,
@@ -224,7 +223,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     known: dict[Any, tuple[Tensor, Sorted]] = {}
     for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
         grad = grads[i]
-        stay_for_graphs(item)
+        placement.stay_for_graphs(item)
         ids, rows = grad.ids.contiguous(), item.param.shape[0]
         # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
         same = (ids.data_ptr(), len(ids), rows, grad.distinct)
@@ -422,8 +421,7 @@ def launches_for(
     tensors = [param, *state.values()]
     rows = param.shape[0]
     width = param.numel() // rows
-    # All that are coded have the same, see `codes.pitch`; of a single row it says nothing.
-    pitch = state[f"s_{structure.coded[0]}"].stride(0) // width if structure.coded and rows > 1 else 1
+    pitch = placement.pitch(state[f"s_{structure.coded[0]}"]) if structure.coded else 1  # all have the same
     how = _launches(
         structure,
         tuple(x.dtype for x in tensors),
