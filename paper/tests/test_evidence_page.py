@@ -104,6 +104,20 @@ def test_the_first_sentence_speaks_of_images_that_turn_alone() -> None:
         assert f"{min(gains):.1f} to {max(gains):.1f} ({model})" in evidence.answer()[0]
 
 
+def test_the_answer_counts_the_gains_of_sgdm_and_amsgrad() -> None:
+    """Against the findings, which have the same intervals by another way."""
+    found = [
+        each.difference
+        for each in evidence.findings()
+        if each.unit == evidence.ACCURACY and each.rates == evidence.OWN and each.treatment != "CAdam"
+    ]
+    gains = [each.mean for each in found if each.mean > 0]
+    said = evidence.answer()[5]
+    assert f"gain {min(gains):.1f} to {max(gains):.1f} points" in said
+    assert f"in {len(gains)} of {len(found)} cases" in said
+    assert f"clearly in {sum(each.low > 0 for each in found)}." in said
+
+
 def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_last_epoch() -> None:
     for (model, label), pair in evidence.adam_pairs().items():
         runs = published.request(evidence.MODELS[model]).results.tests()
