@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from cadam.trials import runner
 from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
 from cadam_paper import catalogue
 from cadam_paper.images import rates
@@ -45,6 +46,13 @@ def test_each_arm_is_judged_at_its_own_best_rate() -> None:
     assert rows["sudden 80°: CAdam within 1 of its best"].values["best"] == 1e-3
     assert not EXPERIMENT.summary(found).warnings
     assert len(EXPERIMENT.figures(found)) == 1
+
+
+def test_before_runs_tell_no_growth_of_the_grid_is_expected() -> None:
+    """The time left would be that of a grid of all rates."""
+    request = runner.Request(EXPERIMENT, EXPERIMENT.plan("full"))
+    runner.look_up(request, lambda _, cell: None)
+    assert runner.to_come(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
 
 
 def test_the_grid_grows_until_it_holds_the_best_rate() -> None:

@@ -54,6 +54,7 @@ def test_tolerance_is_the_stretch_of_rates_around_the_best() -> None:
     assert found.tolerance(5.0) == (1e-4, 3e-3)
     assert not found.best_is_at_an_end
     assert curve("Adam", s0=(1.0, 2.0, 3.0, 4.0)).best_is_at_an_end
+    assert not curve("Adam", s0=(1.0, 2.0, 4.0, 4.0)).best_is_at_an_end
 
 
 def test_arms_are_compared_at_their_own_rates_and_at_one() -> None:

@@ -70,8 +70,9 @@ class RateCurve:
 
     @property
     def best_is_at_an_end(self) -> bool:
-        """Is the best rate the lowest or the highest that was run? Then the grid has to be extended."""
-        return self.best() in (self.rates[0], self.rates[-1])
+        """Is the best rate the lowest or the highest run, and the next one worse? Then the grid is too short."""
+        low, high = self.tolerance(0.0)
+        return low == high and low in (self.rates[0], self.rates[-1])
 
     def above(self, rate: float) -> float:
         """The rate that was run which is nearest to three times another."""
