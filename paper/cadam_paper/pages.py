@@ -166,6 +166,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "evidence-advice": evidence.advice,
     "evidence-when": evidence.when,
     "evidence-ties": evidence.ties,
+    "evidence-others": evidence.others,
     "evidence-skipped": evidence.skipped,
     "evidence-rates": evidence.rate_table,
     "evidence-floors": evidence.floors,
