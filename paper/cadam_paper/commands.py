@@ -195,6 +195,19 @@ def _last(cache: Cache, experiment: Experiment) -> Plan | None:
         return experiment.plan("quick")
 
 
+def _asked_for(cache: Cache, experiment: Experiment, scale: Scale, seeds: int | None) -> Plan:
+    """A plan of this scale: with as many rows as the last run of it had, or else the published one."""
+    plan = experiment.plan(scale, seeds)
+    try:
+        published = None if cache.archive is None else cache.archive.plan(experiment)
+    except DamagedResultsError:
+        published = None
+    for known in (_last(cache, experiment), published):
+        if known is not None and known.scale == scale:
+            return replace(known, seeds=plan.seeds)
+    return plan
+
+
 def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
     """What there is of an experiment. Computes nothing."""
     try:
@@ -378,7 +391,7 @@ def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argpars
             continue
         plan = last or experiment.plan("quick")
         if options.scale or options.seeds:
-            plan = experiment.plan(options.scale or "quick", options.seeds)
+            plan = _asked_for(cache, experiment, options.scale or "quick", options.seeds)
         request = _known(cache, experiment, plan)
         if request.results or request.unknown or options.names or plan == last:
             requests.append(request)

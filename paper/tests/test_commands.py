@@ -304,6 +304,16 @@ def test_a_report_without_results_names_the_command_that_makes_them(cadam: Cadam
     assert f"has results of walk: run `cadam reproduce walk {' '.join(options)}`" in err
 
 
+def test_a_report_of_a_scale_has_the_rows_of_the_published_plan(cadam: Cadam) -> None:
+    """Also where the last run here was of another scale; the published one of `walk` had fewer rows than all."""
+    published = Path("published")
+    published.mkdir()
+    (published / "plans.json").write_text('{"walk": {"scale": "full", "seeds": 3, "data": "", "rows": 100}}')
+    cadam("reproduce", "walk", "--quiet")
+    code, _, err = cadam("report", "walk", "--full", "--archive", "published")
+    assert "cadam reproduce walk --full --rows 100" in err, code
+
+
 @pytest.mark.parametrize("command", ["report", "demo"])
 def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(shared, "find_spec", lambda name: None)

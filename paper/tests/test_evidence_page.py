@@ -12,7 +12,7 @@ from cadam.trials.experiment import Results, Row
 from cadam.trials.rate_pairs import Pair
 from cadam.trials.statistics import Comparison, Interval, compare
 from cadam.trials.verdict import Kind
-from cadam_paper import claims, evidence, published
+from cadam_paper import claims, evidence, published, stream_tables
 from cadam_paper.images import rates
 
 
@@ -53,7 +53,7 @@ def test_every_claim_has_a_verdict_and_what_cannot_be_tested_says_so() -> None:
 def test_findings_are_of_every_archived_study_on_data() -> None:
     found = evidence.findings()
     assert {each.unit for each in found} == {evidence.ACCURACY, evidence.AUC, evidence.GAUC}
-    archived = [label for name, label in evidence.STREAMS.items() if published.is_archived(f"ab-{name}")]
+    archived = [label for name, label in stream_tables.STREAMS.items() if published.is_archived(f"ab-{name}")]
     assert {each.study for each in evidence.as_they_are()} == set(archived)
     assert {each.condition for each in found if each.study == "VGG-16, CAdam"} == set(evidence.image_pairs())
     assert all(math.isfinite(each.difference.mean) and each.rates in evidence.CHOSEN for each in found)
@@ -115,7 +115,7 @@ def test_the_gains_of_sgdm_and_amsgrad_are_counted() -> None:
     (said,) = evidence.others()
     assert f"by {min(gains):.1f} to {max(gains):.1f} points" in said
     assert f"in {len(gains)} of {len(found)} cases" in said
-    assert f"clearly in {sum(each.low > 0 for each in found)}." in said
+    assert f"clearly in {sum(each.low > 0 for each in found)}," in said
 
 
 def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_last_epoch() -> None:

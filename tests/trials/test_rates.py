@@ -42,6 +42,19 @@ def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
     assert beyond([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 10.0: {0: 2.0}})]) == [], "there is a limit"
 
 
+def test_a_grid_stays_where_the_rate_next_to_the_end_is_as_good() -> None:
+    tied = curve("Adam", s0=(4.0, 4.0, 2.0, 1.0))
+    assert tied.best_is_at_an_end, "which is still warned of"
+    assert beyond([tied]) == []
+    assert beyond([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the other end is no neighbour"
+
+
+def test_between_rates_the_mean_is_that_of_a_line_over_the_logarithm() -> None:
+    found = curve("Adam", s0=(9.0, 7.0, 10.0, 8.0))
+    assert found.between(1e-3) == 10.0
+    assert found.between(math.sqrt(1e-3 * 3e-3)) == pytest.approx(9.0)
+
+
 def test_tolerance_as_a_row_and_the_rate_three_times_above() -> None:
     found = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
     assert tolerance_row("accuracy", found, 1.0).values == {"low": 1e-3, "high": 3e-3, "best": 1e-3}
@@ -54,7 +67,6 @@ def test_tolerance_is_the_stretch_of_rates_around_the_best() -> None:
     assert found.tolerance(5.0) == (1e-4, 3e-3)
     assert not found.best_is_at_an_end
     assert curve("Adam", s0=(1.0, 2.0, 3.0, 4.0)).best_is_at_an_end
-    assert not curve("Adam", s0=(1.0, 2.0, 4.0, 4.0)).best_is_at_an_end
 
 
 def test_arms_are_compared_at_their_own_rates_and_at_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,8 @@ def pairs(results: Results, what: Curves, missing: Iterable[Cell] = ()) -> dict[
 
 
 def summary(results: Results, what: Curves) -> Summary:
-    return rate_pairs.summary(pairs(results, what), NEAR, same_data=True)
+    found = rate_pairs.summary(pairs(results, what), NEAR, same_data=True)
+    return replace(found, verdict=f"{study.rehearsal(results)}{found.verdict}")
 
 
 def figures(results: Results, what: Curves) -> Mapping[str, Figure]:

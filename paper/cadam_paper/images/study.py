@@ -382,7 +382,7 @@ def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
     return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
 
 
-def _rehearsal(results: Results) -> str:
+def rehearsal(results: Results) -> str:
     """What must be said first where the results are not those of the paper's network and images."""
     cell = results[0].cell
     if cell.data == CIFAR10.name:
@@ -426,7 +426,7 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
             of_all.append(gains(results, condition, changed[-1:], changed[0]))
     rows[len(at) : len(at)] = of_all
     told += f" {whole.what}: {whole.verdict} ({whole.interval})."
-    verdict = f"{_rehearsal(results)}{told} {_own_rate(results, condition)}"
+    verdict = f"{rehearsal(results)}{told} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
@@ -459,7 +459,7 @@ def detail_summary(results: Results) -> Summary:
                 values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
-    verdict = f"{_rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}"
+    verdict = f"{rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
@@ -486,7 +486,7 @@ def ablation_summary(results: Results) -> Summary:
             rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
             comparisons.append(comparison)
     counts = statistics.tally(comparisons, "comparisons", "higher", "lower")
-    verdict = f"{_rehearsal(results)}Mean test accuracy with confidence, against without: {counts}."
+    verdict = f"{rehearsal(results)}Mean test accuracy with confidence, against without: {counts}."
     return Summary(verdict, rows, warnings)
 
 
@@ -515,7 +515,7 @@ def rates_summary(results: Results) -> Summary:
         labels.append(label)
         warnings += _tuning_warnings(results, condition, ARMS)
     verdict = (
-        f"{_rehearsal(results)}Each at its own best rate: {_counted(own, labels)} "
+        f"{rehearsal(results)}Each at its own best rate: {_counted(own, labels)} "
         f"Both at Adam's: {_counted(same, labels)}"
     )
     return Summary(verdict, rows, warnings)

@@ -112,7 +112,7 @@ def _explanation(name: str, pair: Pair) -> Row:
     """At which rate for both their difference is the paper's, which does not say its rate."""
     at = pair.explains
     times = math.nan if at is None else at / pair.baseline.best()
-    said = "at none that was run" if at is None else f"{at:.1g}, {times:.1f} times {pair.baseline.arm}'s best"
+    said = "at none that was run" if at is None else f"{at:.2g}, {times:.1f} times {pair.baseline.arm}'s best"
     values = {} if at is None else {"rate": at, "times the best": times}
     what = f"{name}: the rate at which the difference is the paper's"
     return Row(what, f"{pair.margin:+.2f}", said, "", len(pair.baseline.seeds), 0.0, values=values)

@@ -56,6 +56,11 @@ class RateCurve:
         """The mean over seeds at one rate, with its interval."""
         return interval(list(self.values[rate].values()))
 
+    def between(self, rate: float) -> float:
+        """The mean at any rate: those that were run are joined by straight lines over the logarithm of the rate."""
+        means = [self.at(known).mean for known in self.rates]
+        return float(np.interp(math.log(rate), [math.log(known) for known in self.rates], means))
+
     def best(self, without: int | None = None) -> float:
         """The rate with the best mean over the seeds, or over all but one of them."""
         sign = 1 if self.better == "lower" else -1
@@ -70,9 +75,8 @@ class RateCurve:
 
     @property
     def best_is_at_an_end(self) -> bool:
-        """Is the best rate the lowest or the highest run, and the next one worse? Then the grid is too short."""
-        low, high = self.tolerance(0.0)
-        return low == high and low in (self.rates[0], self.rates[-1])
+        """Is the best rate the lowest or the highest that was run? Then the grid has to be extended."""
+        return self.best() in (self.rates[0], self.rates[-1])
 
     def above(self, rate: float) -> float:
         """The rate that was run which is nearest to three times another."""
@@ -104,8 +108,11 @@ LOWEST, HIGHEST = 1e-7, 10.0
 
 
 def beyond(curves: Sequence[RateCurve]) -> list[float]:
-    """The next rate beyond each end of the grid at which some curve has its best, in steps of 1, 3, 10, 30 ..."""
-    ends = {curve.best() for curve in curves if curve.best_is_at_an_end}
+    """The next rate beyond each end of the grid at which some curve has its best, in steps of 1, 3, 10, 30 ...
+
+    Not where the rate next to that end is exactly as good, as in results that are only supposed.
+    """
+    ends = {curve.best() for curve in curves if curve.best_is_at_an_end and len(set(curve.tolerance(0.0))) == 1}
     lower = [float(f"{rate / 3:.0e}") for rate in ends if any(rate == curve.rates[0] for curve in curves)]
     higher = [float(f"{rate * 10 / 3:.0e}") for rate in ends if any(rate == curve.rates[-1] for curve in curves)]
     return sorted(rate for rate in (*lower, *higher) if LOWEST <= rate <= HIGHEST)
