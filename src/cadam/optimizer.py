@@ -352,9 +352,16 @@ class Optimizer(torch.optim.Optimizer):
         """Which engine runs each parameter, and why no faster one does."""
         self._report()
         rows = []
+        last = {} if self._plan is None else self._plan.sparse_grads()
         for name, number, param in self._named():
             group, grad = self.param_groups[number], param.grad
-            layout = "none yet, taken as dense" if grad is None else "sparse" if grad.is_sparse else "dense"
+            if grad is not None:
+                layout = "sparse" if grad.is_sparse else "dense"
+            elif param not in last:
+                layout = "none yet, taken as dense"
+            else:
+                layout = f"none now, {'sparse' if last[param] else 'dense'} in the last step"
+                grad = _no_rows(param) if last[param] else None
             fixed = _fixed_by_dtype(param)
             if fixed is not None:
                 engine, passed_over = "none", {"any": fixed}
@@ -513,6 +520,12 @@ def _buffer_dtype(param: Tensor, group: Mapping[str, Any]) -> torch.dtype:
         return torch.promote_types(param.dtype, torch.float32)
     dtype: torch.dtype = group["state_dtype"]
     return dtype.to_complex() if param.is_complex() else dtype
+
+
+def _no_rows(param: Tensor) -> Tensor:
+    """A sparse gradient with no rows."""
+    ids, values = torch.empty((1, 0), dtype=torch.int64), torch.empty((0, *param.shape[1:]), dtype=param.dtype)
+    return torch.sparse_coo_tensor(ids, values, param.shape, device=param.device)
 
 
 def _fixed_by_dtype(param: Tensor) -> str | None:

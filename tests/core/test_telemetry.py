@@ -347,6 +347,19 @@ def test_explain_names_an_engine_for_every_parameter_and_why_no_faster_one() -> 
     assert (found["table"].shape, found["table"].dtype) == ((5, 2), torch.float32)
 
 
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
+def test_explain_goes_by_the_last_step_where_gradients_were_set_to_none(moments: str) -> None:
+    dense, table = Parameter(torch.zeros(4)), Parameter(torch.zeros(5, 2))
+    dense.grad, table.grad = torch.ones(4), rows(table, [1], [[1.0, 1.0]])
+    optimizer = cadam.CAdam([("dense", dense), ("table", table)], moments=moments)
+    optimizer.step()
+    before = [(row.engine, dict(row.passed_over)) for row in optimizer.explain()]
+    optimizer.zero_grad()
+    found = optimizer.explain()
+    assert [(row.engine, dict(row.passed_over)) for row in found] == before
+    assert [row.gradient for row in found] == ["none now, dense in the last step", "none now, sparse in the last step"]
+
+
 def test_explain_foreach() -> None:
     (row,) = explained([torch.zeros(4)], foreach=True).values()
     assert row.engine == "foreach"

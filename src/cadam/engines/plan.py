@@ -112,6 +112,10 @@ class Plan:
     jobs: list[PlannedJob] = field(default_factory=list)
     preparation: Preparation = field(default_factory=Preparation)
 
+    def sparse_grads(self) -> dict[Tensor, bool]:
+        """By parameter that had a gradient: was that sparse? Those of which an engine sees a view are left out."""
+        return {item.param: planned.engine.sparse for planned in self.jobs for item in planned.job.items}
+
     @classmethod
     def of(
         cls,
