@@ -474,12 +474,16 @@ def switch() -> list[str]:
         rows.append(
             line(
                 situation,
-                f"{advised(on_images)} for images, {advised(on_clicks)} for clicks",
+                _for_both(advised(on_images), advised(on_clicks)),
                 f"{_signed(_means(on_images))} points of accuracy, {_signed(_means(on_clicks))} of AUC, at {where}",
                 f"{' and '.join(MODELS)}: {_counted(on_images)} cases; DeepFM: {_counted(on_clicks)}",
             )
         )
     return rows
+
+
+def _for_both(images: str, clicks: str) -> str:
+    return images if images == clicks else f"{images} for images, {clicks} for clicks"
 
 
 def advice() -> list[str]:

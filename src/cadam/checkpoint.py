@@ -32,17 +32,8 @@ RULE_KEY = "cadam_rule"
 """What a group's state was made by. With and without confidence a rule is the same one."""
 MAXIMUM = "max_exp_avg_sq"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of rules that always keep them
-OURS = (
-    FORMAT_KEY,
-    RULE_KEY,
-    "state_dtype",
-    "moments",
-    "second_moment",
-    "row_steps",
-    "prepared",
-    "stochastic_rounding",
-    "track_alignment",
-)  # not options of torch's
+TORCHS = ("foreach", "fused", "capturable", "differentiable")
+OURS = (FORMAT_KEY, RULE_KEY, *(name for name in options.HOW_IT_RUNS if name not in TORCHS))  # not options of torch's
 
 State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
@@ -99,8 +90,8 @@ def for_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of one of our state dicts as torch.optim writes it, without the options it does not know.
 
     Needed for AMSGrad, whose maximum is converted to torch's, for the moving average of SGDM, which torch writes as
-    ``dampening = momentum``, and for torch.distributed.checkpoint, which wants the keys of what was saved; any other
-    state dict torch loads as it is.
+    ``dampening = momentum``, for moments that are not one float32 an element, and for torch.distributed.checkpoint,
+    which wants the keys of what was saved; any other state dict torch loads as it is.
     """
     groups, state = [], dict(state_dict["state"])
     for number, saved in enumerate(state_dict["param_groups"]):

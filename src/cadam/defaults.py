@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .moments import USUAL
 from .rules import Options, Rule
 
 # Options of every optimizer, beside those of its rule.
@@ -18,9 +19,7 @@ COMMON: Mapping[str, Any] = {
     "differentiable": False,
     "fused": None,
     "state_dtype": None,
-    "moments": "float32",
-    "second_moment": "element",
-    "row_steps": False,
+    **USUAL,
     "prepared": True,
     "stochastic_rounding": False,
     "track_alignment": True,

@@ -77,26 +77,31 @@ def noise(key: Any, place: Any, start: Any = 0) -> Any:
     return both >> 16 * odd | (both << 16 * odd & 0xFFFF0000)
 
 
+USUAL: Mapping[str, Any] = {"moments": "float32", "second_moment": "element", "row_steps": False}
+"""The options of how moments are stored, as they are by default: one float32 an element, one step count for all."""
+
+
+def first_given(o: Mapping[str, Any]) -> str | None:
+    """The first of these options that is not the usual one, as users write it; None if all are."""
+    return next((f"{name}={o[name]!r}" for name, usual in USUAL.items() if o.get(name, usual) != usual), None)
+
+
 def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any]) -> None:
     """Raise ValueError for options of storage that do not go together. `kinds` are those of the rule's buffers."""
     if o["moments"] not in STORAGES:
         raise ValueError(f"Invalid moments value: {o['moments']!r} (one of {', '.join(map(repr, STORAGES))})")
     if o["second_moment"] not in ("element", "row"):
         raise ValueError(f"Invalid second_moment value: {o['second_moment']!r} ('element' or 'row')")
-    given = [
-        f"{name}={o[name]!r}"
-        for name, usual in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False))
-        if o[name] != usual
-    ]
-    if not given:
+    given = first_given(o)
+    if given is None:
         return
     if o["differentiable"]:
-        raise ValueError(f"{given[0]} and differentiable=True: autograd cannot look through coded or shared moments")
+        raise ValueError(f"{given} and differentiable=True: autograd cannot look through coded or shared moments")
     if o["state_dtype"] is not None:
-        raise ValueError(f"{given[0]} and state_dtype={o['state_dtype']}: either says how moments are stored")
+        raise ValueError(f"{given} and state_dtype={o['state_dtype']}: either says how moments are stored")
     unknown = [name for name in buffers if name not in kinds]
     if unknown:
-        raise ValueError(f"{given[0]}: the rule {rule!r} does not say in `moments` what kind its {unknown[0]} is of")
+        raise ValueError(f"{given}: the rule {rule!r} does not say in `moments` what kind its {unknown[0]} is of")
     largest = [name for name in buffers if kinds[name] == "maximum"]
     if largest and o["moments"] != "float32":
         raise ValueError(

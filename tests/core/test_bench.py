@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cadam import bench, cli
+from cadam.engines.cpu import library
 
 
 def contenders() -> list[bench.Contender]:
@@ -43,3 +44,20 @@ def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupte
     assert [line.partition(", ")[0] for line in err[:2]] == ["case 1 of 3", "case 2 of 3"]
     assert err[1].endswith("s so far: the second")
     assert err[2:] == ["interrupted: 1 of 3 cases were measured"]
+
+
+def test_without_c_kernels_the_limit_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise library.UnavailableError("there are none")
+
+    def cases(device: str, quick: bool) -> Iterator[bench.Case]:
+        yield bench.Case("a case", "theirs", contenders, elements=10, rounds=2)
+
+    monkeypatch.setattr(library, "package_library", missing)
+    monkeypatch.setattr(bench, "SUITES", {"dense": cases})
+    assert cli.main(["bench", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "the speed limit is left out, as it is measured with the C kernels: there are none" in out
+    assert "ours" in out

@@ -30,7 +30,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     package = Path(cadam.__file__).parent
-    shutil.copytree(package, tmp_path / "src" / "cadam", ignore=shutil.ignore_patterns("*.so", "__pycache__", "lab"))
+    shutil.copytree(package, tmp_path / "src" / "cadam", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     monkeypatch.delenv("CADAM_WITHOUT_KERNELS", raising=False)
     made = module.NativeKernels()
     made.root = str(tmp_path)

@@ -1,4 +1,4 @@
-"""Experiments that cost next to nothing, for the tests of the lab. Their functions can be imported by workers."""
+"""Experiments that cost next to nothing, for tests. Their functions can be imported by workers."""
 
 from __future__ import annotations
 

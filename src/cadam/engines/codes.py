@@ -11,13 +11,15 @@ from torch import Tensor
 
 from .. import moments
 from ..memory import filled_like
-from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, scale_of
+from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, first_given, scale_of
 from ..rules import Options, Rule
 from . import placement
 from .base import Item, fills_memory
 
 NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
+CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}
+"""What coded moments are kept in."""
 
 
 # One block, or many -----------------------------------------------------------------------------------------------
@@ -266,8 +268,7 @@ def complete(
     `number` tells parameters apart whose roundings are to differ.
     """
     beside = _beside(param, rule, o) if rows else []
-    coded_in = torch.uint8 if o["moments"] == "int8" else torch.bfloat16
-    new = placement.side_by_side(state, param, beside, coded_in) if beside else {}
+    new = placement.side_by_side(state, param, beside, CODES[o["moments"]]) if beside else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
@@ -416,13 +417,9 @@ def plain(state: Any, rule: Rule | None) -> Any:
 
 def refusal(param: Tensor, o: Options, grad: Tensor | None) -> str | None:
     """Why the moments of a parameter cannot be stored as the options say; None if they can."""
-    if o["moments"] == "float32" and o["second_moment"] == "element" and not o["row_steps"]:
+    option = first_given(o)
+    if option is None:
         return None
-    option = next(
-        f"{name}={o[name]!r}"
-        for name, usual in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False))
-        if o[name] != usual
-    )
     if param.is_complex() or param.dtype == torch.float64:
         return f"{option} is for real parameters of at most float32, and this one is {param.dtype}"
     if hasattr(param, "to_local"):

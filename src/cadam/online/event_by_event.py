@@ -12,6 +12,7 @@ from torch import nn
 
 from ..engines.base import Item, Job
 from ..engines.cpu.events import PARTS, EventModel, Layout, lacks
+from ..moments import first_given
 from ..optimizer import Optimizer
 from ..update import Update
 from .events import Array, Columns
@@ -65,9 +66,8 @@ class EventByEvent:
         if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in params}:
             return "the optimizer does not have all parameters of the model"
         group = optimizer.param_groups[0]
-        for option, plain in (("moments", "float32"), ("second_moment", "element"), ("row_steps", False)):
-            if group.get(option, plain) != plain:
-                return f"the optimizer has {option}={group[option]!r}"
+        if (given := first_given(group)) is not None:
+            return f"the optimizer has {given}"
         if not all(param.requires_grad for param in params):
             return "a parameter is frozen"
         if unwrap(type(optimizer).step) is not unwrap(Optimizer.step) or "step" in vars(optimizer):

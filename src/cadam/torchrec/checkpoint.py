@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 
+from ..moments import USUAL
 from ..online.checkpoint import pack
 from ..online.ranks import RankCheckpoints, everywhere, load_tensors, lock_for_all, saved_options, tensors_of
 from ..optimizer import Optimizer
@@ -128,8 +129,7 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
 
 def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
     """How these options keep moments."""
-    usual = {"moments": "float32", "second_moment": "element", "row_steps": False}
-    return {name: options.get(name, value) for name, value in usual.items()}
+    return {name: options.get(name, value) for name, value in USUAL.items()}
 
 
 def _by_name(model: DistributedModelParallel) -> dict[str, Tables]:

@@ -334,7 +334,7 @@ class Experiment:
     cuda: Sequence[Scale] = ()
     """The scales whose cells are computed on a CUDA device."""
     packages: Sequence[str] = ()
-    """What has to be installed to compute it, beside what the lab needs anyway."""
+    """What has to be installed to compute it, beside what every experiment needs."""
     again: str = ""
     """What to type to compute it, where that is not `cadam reproduce` with its name."""
     unread: Callable[[Plan], str | None] | None = None

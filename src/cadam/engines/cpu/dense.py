@@ -26,7 +26,6 @@ from .watch import CHANGED, Watched, lay_out, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments are in
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
 
@@ -52,7 +51,7 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
     work = torch.promote_types(item.param.dtype, torch.float32)
     for name, buffer in item.state.items():
         shared = codes.shares(item.param, item.kinds.get(name, ""), options) and codes.is_by_row(buffer, item.param)
-        wanted = work if shared else CODES.get(item.moments, work)
+        wanted = work if shared else codes.CODES.get(item.moments, work)
         if buffer.dtype != wanted:
             return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
         if shared and not is_of_rows(buffer, item.param):
@@ -88,7 +87,7 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
     shared = codes.shares_moments(item)
     if not rows and (shared or item.row_steps is not None):
         return f"has no {item.storage} for dense gradients"
-    if item.param.dtype != torch.float32 and (shared or item.moments in CODES):
+    if item.param.dtype != torch.float32 and (shared or item.moments in codes.CODES):
         return f"has {item.storage} for float32 only, and the parameter is {item.param.dtype}"
     if any((scales.dim() == 2) != rows for scales in item.scales.values()):
         return "the moments have a scale for each row, and the gradient is dense"

@@ -115,9 +115,6 @@ def triton_type(dtype: torch.dtype) -> Any:
 # What the engines can serve ------------------------------------------------------------------------------------
 
 
-CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}  # what coded moments are in
-
-
 def lacks_storage(item: Item, rows: bool) -> str | None:
     """Why the kernels cannot serve moments that are stored like these; None if they can."""
     if not rows and item.row_steps is not None:
@@ -174,7 +171,7 @@ def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
         return reason
     by_row = {name for name, buffer in item.state.items() if codes.is_by_row(buffer, param)}
     dtypes = {buffer.dtype for name, buffer in item.state.items() if name not in by_row}
-    wanted = CODES.get(item.moments)
+    wanted = codes.CODES.get(item.moments)
     if wanted is not None and dtypes - {wanted}:
         return f"keeps moments={item.moments!r} in {wanted}, and these are {dtypes}"
     for dtype in (param.dtype, *dtypes - {wanted}):
