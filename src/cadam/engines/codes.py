@@ -117,6 +117,15 @@ def coded(item: Item) -> list[str]:
     return [name for name, buffer in item.state.items() if not is_by_row(buffer, item.param)]
 
 
+def other_scales(item: Item, rows: bool) -> str | None:
+    """Why gradients of `rows`, or dense ones, do not fit the scales of coded moments; None if they do."""
+    if all((scales.dim() == 2) == rows for scales in item.scales.values()):
+        return None
+    if rows:
+        return "the moments have a scale for each block of elements, and the gradient is sparse"
+    return "the moments have a scale for each row, and the gradient is dense"
+
+
 def pitch(item: Item) -> int | None:
     """How many rows further each row of the coded buffers begins: 2 where two of them have their rows side by side.
 

@@ -89,9 +89,7 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
         return f"has no {item.storage} for dense gradients"
     if item.param.dtype != torch.float32 and (shared or item.moments in codes.CODES):
         return f"has {item.storage} for float32 only, and the parameter is {item.param.dtype}"
-    if any((scales.dim() == 2) != rows for scales in item.scales.values()):
-        return "the moments have a scale for each row, and the gradient is dense"
-    return None
+    return codes.other_scales(item, rows)
 
 
 # Dense ---------------------------------------------------------------------------------------------------------

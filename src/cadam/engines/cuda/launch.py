@@ -121,8 +121,8 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
         return "rows count their own steps, and the gradient is dense"
     if not rows and "second_moment" in item.storage:
         return "the second moment is that of rows, and the gradient is dense"
-    if any((scales.dim() == 2) != rows for scales in item.scales.values()):
-        return "the moments have a scale for each row, and the gradient is dense"
+    if (reason := codes.other_scales(item, rows)) is not None:
+        return reason
     if not rows and any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
     if rows and codes.pitch(item) is None:
