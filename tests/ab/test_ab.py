@@ -180,6 +180,24 @@ def test_what_is_planted_is_met(place: Path, planted: dict[str, Any]) -> None:
         assert 2200 < changed.metrics["events"] < 2400  # all but those whose labels are still under way at the end
 
 
+@pytest.mark.parametrize("planted", [{"noise": 0.4}, {"delay": 200.0}], ids=lambda p: next(iter(p)))
+def test_what_is_planted_is_met_by_labels_in_records_of_their_own(place: Path, planted: dict[str, Any]) -> None:
+    rows, lines = pq.read_table(place / "clicks.parquet").to_pylist(), []
+    for number, row in enumerate(rows):
+        lines.append({"event": number, **{name: row[name] for name in ("user", "item", "at")}})
+        if number >= 20:
+            lines.append({"event": number - 20, "click": rows[number - 20]["click"]})
+    (place / "clicks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    schema = {**settings(place)["schema"], "id": "event"}
+
+    def along(**more: Any) -> Outcome:
+        return runs.compute(replace(cell(place, schema=schema, **more), data=f"jsonl:{place / 'clicks.jsonl'}"))
+
+    plain, changed = along(), along(**planted)
+    assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
+    assert (changed.metrics["events"] < plain.metrics["events"]) == ("delay" in planted)
+
+
 def test_a_run_that_diverges_has_no_numbers(place: Path) -> None:
     assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
 
