@@ -865,6 +865,14 @@ def test_what_the_command_cannot_do_is_said(
     assert not (place / "cells").exists()
 
 
+@pytest.mark.parametrize("option", ["--blocks", "--events", "--batch-size", "--seeds"])
+def test_numbers_below_1_are_refused(place: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command(place, option, "0"))
+    assert ended.value.code == 2
+    assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -200,10 +200,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
     )
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
-    parser.add_argument("--events", type=int, metavar="N", help="use the first N, in whole batches (default: all)")
+    parser.add_argument(
+        "--batch-size", type=command.positive, default=256, metavar="N", help="events a step (default: 256)"
+    )
+    parser.add_argument(
+        "--events", type=command.positive, metavar="N", help="use the first N, in whole batches (default: all)"
+    )
     parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
-    parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
+    parser.add_argument("--blocks", type=command.positive, default=50, metavar="N", help="blocks of time (default: 50)")
     parser.add_argument(
         "--matters",
         type=float,
