@@ -955,6 +955,12 @@ def test_a_setting_that_kafka_does_not_know_is_an_error_that_says_so(setting: st
         open_source(f"kafka://localhost:1/clicks?{setting}", SCHEMA)
 
 
+def test_a_compressed_file_is_not_followed_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").touch()
+    with pytest.raises(ValueError, match=r"follow the file that is written, or read it without follow$"):
+        LinesSource(tmp_path / "a.csv.gz", SCHEMA, "csv", follow=True)
+
+
 def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:
     good = {"event": 1, "user": 1, "item": 2, "price": 0.5, "at": 1, "click": 1}
     for entry in (
