@@ -192,6 +192,24 @@ def test_a_kafka_topic_that_began_anew_is_said(kafka: Any, count: int, caplog: p
     assert not any("partition 1" in error for error in errors)
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_fatal_error_of_kafka_is_one_that_the_command_catches(
+    kafka: Any, follow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import confluent_kafka
+
+    fatal = confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, "fenced by another", fatal=True)
+    message = SimpleNamespace(error=lambda: fatal, partition=lambda: 0, offset=lambda: None)
+    servers = kafka(table(10))
+    source = KafkaSource(servers, "clicks", SCHEMA, follow=follow)
+    consumer = SimpleNamespace(
+        list_topics=source.consumer.list_topics, assign=lambda all: None, consume=lambda count, wait: [message]
+    )
+    monkeypatch.setattr(source, "consumer", consumer)
+    with pytest.raises(ConnectionError, match=f"Kafka at {servers} .*'clicks' with a fatal error: fenced by another"):
+        next(iter(source))
+
+
 KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]
 
 
