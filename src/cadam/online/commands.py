@@ -452,7 +452,7 @@ def _check_places(options: argparse.Namespace) -> None:
             folders.check_folder(folder, f"--{name}")
     for name in ("rejected", "prometheus"):
         if (file := getattr(options, name)) is not None:
-            folders.check_file(file, f"--{name.replace('_', '-')}")
+            folders.check_file(file, f"--{name}")
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:
