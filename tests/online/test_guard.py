@@ -120,6 +120,26 @@ def test_a_schema_that_was_edited_is_replaced_only_on_request(
     assert Path("schema.json").read_text() == inferred
 
 
+@pytest.mark.parametrize(
+    ("model", "option", "message"),
+    [
+        ("fm", ("--hidden", "64,32"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and fm has none"),
+        ("linear", ("--hidden", "64"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and linear has"),
+        ("linear", ("--width", 64), "--width is for models with embeddings (fm, deepfm, dcn, mlp), and linear"),
+    ],
+)
+def test_a_size_of_a_part_that_a_model_has_not_is_refused(
+    model: str, option: tuple[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", model, *option) == 2
+    assert message in capsys.readouterr().err
+    assert run(*same, "--model", model) == 0
+    assert run(*same, *option) == 2, "the model is that of the folder"
+    assert message in capsys.readouterr().err
+
+
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

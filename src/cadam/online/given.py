@@ -226,12 +226,25 @@ def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[
             raise UsageError(f"--hidden should be sizes of layers, as in 64,32; got {options.hidden!r}") from None
     if any(size < 1 for size in (given.get("width", 1), *given.get("hidden", ()))):
         raise UsageError("--width and --hidden must be at least 1")
-    if options.model is not None and ":" in options.model and given:
-        raise UsageError(f"--width and --hidden are for ready-made models; {options.model} is your own")
+    model, saved = options.model or DEFAULT_MODEL, {}
     if options.model is None and folder is not None and (folder / MODEL).is_file():
         saved = json.loads((folder / MODEL).read_text())
-        return saved.pop("model"), {**saved, **given}
-    return options.model or DEFAULT_MODEL, given
+        model = saved.pop("model")
+    _check_parts(model, given)
+    return model, {**saved, **given}
+
+
+def _check_parts(model: str, given: Mapping[str, Any]) -> None:
+    """That a model has the parts whose sizes are given."""
+    if ":" in model and given:
+        raise UsageError(f"--width and --hidden are for ready-made models; {model} is your own")
+    for option, part, has in (("width", "embeddings", "embeds"), ("hidden", "hidden layers", "has_hidden")):
+        if option in given and model in models.MODELS and not getattr(models.MODELS[model], has):
+            those = ", ".join(name for name, kind in models.MODELS.items() if getattr(kind, has))
+            raise UsageError(
+                f"--{option} is for models with {part} ({those}), and {model} has none: leave it out, or give another "
+                "--model"
+            )
 
 
 def _differ(schema: Schema, options: argparse.Namespace) -> list[str]:
