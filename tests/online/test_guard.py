@@ -140,6 +140,39 @@ def test_a_size_of_a_part_that_a_model_has_not_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["schema.json", "model.json"])
+def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--events", 500) == 0
+    before = (state / name).read_bytes()
+
+    def full(path: Path, content: bytes) -> int:
+        with open(path, "wb") as file:
+            if name.removesuffix(".json") in path.name:
+                raise OSError("no space left")
+            return file.write(content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", lambda path, text, *_, **__: full(path, text.encode()))
+    assert run(*same) != 0
+    assert (state / name).read_bytes() == before
+    assert not list(state.glob(".*.new"))
+
+
+def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "schema.json").symlink_to(tmp_path / "there" / "schema.json")
+    for kind in ("number", "hash:10"):
+        Schema({"x": kind}).write(tmp_path / "schema.json")
+        assert (tmp_path / "schema.json").is_symlink()
+        assert Schema.read(tmp_path / "there" / "schema.json").features == {"x": kind}
+    Schema({"x": "number"}).write("/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,9 +29,9 @@ from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
+from ..atomic import replace_file
 from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
 from ..trials import command
-from ..trials.archive import replace_file
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
 from ..trials.report import Heading

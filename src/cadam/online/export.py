@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..atomic import replace_file, write_with
 from ..exits import DONE, FAILED, USAGE
-from .checkpoint import DamagedCheckpointError, read, settle
+from .checkpoint import DamagedCheckpointError, read
 from .events import Array, Batch
 from .given import MODEL, SCHEMA, builder
 from .model_file import UsageError
@@ -24,17 +25,6 @@ from .schema import Schema
 from .validation import check_arguments
 
 SUMMARY = "Write the model of a checkpoint for serving: with torch.export, as a state dict, and its schema."
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write a file beside its place, then give it its name: a reader finds the old one or the new."""
-    new = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(new)
-        settle(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # Ready to predict ------------------------------------------------------------------------------------------------
@@ -155,8 +145,9 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     path = Path(path)
     state, schema = path.with_suffix(".pt"), path.with_suffix(".schema.json")
     text = json.dumps(for_serving(loaded.schema).settings(), indent=2, ensure_ascii=False) + "\n"
-    _replace(state, lambda new: torch.save(loaded.model.state_dict(), new))
-    _replace(schema, lambda new: new.write_text(text, "utf-8"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_with(state, lambda new: torch.save(loaded.model.state_dict(), new))
+    replace_file(schema, text.encode())
     batch = torch.export.Dim("batch")
     examples = {name: _example(kind) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
@@ -168,7 +159,7 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
             f"torch.export does not take this model ({type(error).__name__}: {str(error).splitlines()[0]}); "
             f"{state} has its weights, and cadam.online.load_model its predictions"
         ) from error
-    _replace(path, lambda new: _save(program, new, text))
+    write_with(path, lambda new: _save(program, new, text))
     return [path, state, schema]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from ..atomic import replace_file
 from . import models, sample
 from .checkpoint import Checkpoints
 from .infer import Inferred, Wishes, infer
@@ -133,7 +134,8 @@ class Given:
     def write(self, folder: Path) -> None:
         """What `read` finds in the folder."""
         self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
-        (folder / MODEL).write_text(json.dumps({"model": absolute(self.model), **self.settings}, indent=2) + "\n")
+        text = json.dumps({"model": absolute(self.model), **self.settings}, indent=2)
+        replace_file(folder / MODEL, f"{text}\n".encode())
 
     def other_than(self, folder: Path) -> str:
         """How the model that a folder notes differs from this, in words; empty if it does not."""

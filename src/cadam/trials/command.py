@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import folders
+from ..atomic import replace_file
 from ..exits import DONE, FAILED, INTERRUPTED, stop_printing
 from . import console, palette, report, runner
-from .archive import replace_file
 from .cache import Cache
 from .scoreboard import Scoreboard
 
