@@ -162,6 +162,26 @@ def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
     assert not list(state.glob(".*.new"))
 
 
+@pytest.mark.parametrize("content", ["", '{"model": "fm"', '["fm"]', "{}", "null"])
+def test_a_damaged_note_of_the_model_is_named_with_the_cure(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", "fm", "--events", 500) == 0
+    good = (state / "model.json").read_bytes()
+    (state / "model.json").write_text(content)
+    cure = f"{state / 'model.json'} is damaged: it should say how the model is built"
+    for command in (lambda: run(*same), lambda: cli.main(["export", str(state), str(tmp_path / "model.pt2")])):
+        capsys.readouterr()
+        assert command() == 2
+        assert cure in capsys.readouterr().err
+    assert run(*same, "--model", "deepfm") == 2, "another model than that of the state"
+    assert "does not fit this command" in capsys.readouterr().err
+    assert run(*same, "--model", "fm") == 0
+    assert (state / "model.json").read_bytes() == good
+
+
 def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "schema.json").symlink_to(tmp_path / "there" / "schema.json")

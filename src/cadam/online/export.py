@@ -19,7 +19,7 @@ from ..atomic import replace_file, write_with
 from ..exits import DONE, FAILED, USAGE
 from .checkpoint import DamagedCheckpointError, read
 from .events import Array, Batch
-from .given import MODEL, SCHEMA, builder
+from .given import MODEL, SCHEMA, builder, noted_model
 from .model_file import UsageError
 from .schema import Schema
 from .validation import check_arguments
@@ -97,9 +97,8 @@ def load_model(folder: Path | str, model: nn.Module | str | None = None, schema:
     if schema is None and (folder / SCHEMA).is_file():
         schema = Schema.read(folder / SCHEMA)
     settings: dict[str, Any] = {}
-    if model is None and (folder / MODEL).is_file():
-        settings = json.loads((folder / MODEL).read_text("utf-8"))
-        model = settings.pop("model")
+    if model is None:
+        model, settings = noted_model(folder) or (None, {})
     if schema is None or model is None:
         raise UsageError(
             f"{folder} lacks {MODEL} or {SCHEMA}, which `cadam run` writes: give load_model a model and a schema too"
