@@ -865,6 +865,15 @@ def test_what_the_command_cannot_do_is_said(
     assert not (place / "cells").exists()
 
 
+def test_the_help_has_the_exit_codes_that_can_occur(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ab", "--help"])
+    _, _, codes = capsys.readouterr().out.partition("exit codes:\n")
+    assert re.findall(r"^  (\d+)", codes, re.MULTILINE) == ["0", "1", "2", "5", "130", "141"]
+    assert "diverged at every learning rate" in codes
+    assert "--max-rejected was rejected" in codes
+
+
 @pytest.mark.parametrize("option", ["--blocks", "--events", "--batch-size", "--seeds"])
 def test_numbers_below_1_are_refused(place: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit) as ended:

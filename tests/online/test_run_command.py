@@ -756,6 +756,12 @@ def test_an_interrupt_is_one_line(
     assert capsys.readouterr().err == f"{said}\n"
 
 
+def test_the_help_says_the_exit_code_of_a_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learnt\n" in capsys.readouterr().out
+
+
 def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run("--data", "csv:a.csv", "--checkpoint", "state", "--metric-s", "auc")

@@ -30,7 +30,7 @@ from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
 from ..atomic import replace_file
-from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
+from ..exits import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 from ..trials import command
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
@@ -46,6 +46,14 @@ from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
 from .watch import Watch
 
+EXITS = {
+    **{code: text for code, text in command.EXITS.items() if code not in (NO_DATA, NOTHING)},
+    FAILED: "a run failed, an optimizer diverged at every learning rate, no GAUC could be measured, or more than "
+    "--max-rejected was rejected; finished runs are cached",
+    USAGE: "the command was not understood, the data is missing or does not fit, or a folder cannot be written to; "
+    "nothing was computed",
+}
+"""What the exit codes of `cadam ab` mean."""
 FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
 COUNTING = 10.0
@@ -74,7 +82,7 @@ def add_commands(commands: Any) -> None:
         "ab",
         help=summary,
         description=summary,
-        epilog=command.EXIT_CODES,
+        epilog=command.exit_codes(EXITS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.cache_arguments(parser)

@@ -115,8 +115,10 @@ def write(path: Path, tree: Any) -> None:
 
 def read(path: Path) -> Any:
     """The tree in a file; `DamagedCheckpointError` if a bit of it is not as it was written."""
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(NEEDS) from error
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

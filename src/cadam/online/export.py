@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..atomic import replace_file, write_with
-from ..exits import DONE, FAILED, USAGE
+from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
 from .checkpoint import DamagedCheckpointError, read
 from .events import Array, Batch
 from .given import MODEL, SCHEMA, builder, noted_model
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = load_model(options.folder, options.model, schema)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam export: {error}", file=sys.stderr)
-        return USAGE
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     try:
         paths = export(loaded, options.output)
     except (RuntimeError, OSError) as error:
