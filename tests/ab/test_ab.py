@@ -180,6 +180,24 @@ def test_what_is_planted_is_met(place: Path, planted: dict[str, Any]) -> None:
         assert 2200 < changed.metrics["events"] < 2400  # all but those whose labels are still under way at the end
 
 
+@pytest.mark.parametrize("planted", [{"noise": 0.4}, {"delay": 200.0}], ids=lambda p: next(iter(p)))
+def test_what_is_planted_is_met_by_labels_in_records_of_their_own(place: Path, planted: dict[str, Any]) -> None:
+    rows, lines = pq.read_table(place / "clicks.parquet").to_pylist(), []
+    for number, row in enumerate(rows):
+        lines.append({"event": number, **{name: row[name] for name in ("user", "item", "at")}})
+        if number >= 20:
+            lines.append({"event": number - 20, "click": rows[number - 20]["click"]})
+    (place / "clicks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    schema = {**settings(place)["schema"], "id": "event"}
+
+    def along(**more: Any) -> Outcome:
+        return runs.compute(replace(cell(place, schema=schema, **more), data=f"jsonl:{place / 'clicks.jsonl'}"))
+
+    plain, changed = along(), along(**planted)
+    assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
+    assert (changed.metrics["events"] < plain.metrics["events"]) == ("delay" in planted)
+
+
 def test_a_run_that_diverges_has_no_numbers(place: Path) -> None:
     assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
 
@@ -845,6 +863,23 @@ def test_what_the_command_cannot_do_is_said(
     assert main(command(place, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (place / "cells").exists()
+
+
+def test_the_help_has_the_exit_codes_that_can_occur(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ab", "--help"])
+    _, _, codes = capsys.readouterr().out.partition("exit codes:\n")
+    assert re.findall(r"^  (\d+)", codes, re.MULTILINE) == ["0", "1", "2", "5", "130", "141"]
+    assert "diverged at every learning rate" in codes
+    assert "--max-rejected was rejected" in codes
+
+
+@pytest.mark.parametrize("option", ["--blocks", "--events", "--batch-size", "--seeds"])
+def test_numbers_below_1_are_refused(place: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command(place, option, "0"))
+    assert ended.value.code == 2
+    assert f"argument {option}: must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from exact import present
 
 from cadam.online import Source
 from cadam.online.drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
-from cadam.online.events import Batch, Events
+from cadam.online.events import Batch, Events, Labels
+from cadam.online.schema import Schema
 
 COUNT = 3000
 
@@ -155,6 +156,108 @@ def test_labels_come_late_twice_or_never_and_are_the_right_ones(timed: bool) -> 
     assert come != sorted(come)
 
 
+# Labels in records of their own ------------------------------------------------------------------------------------
+
+
+class Apart:
+    """A stream as a schema reads it: each label, but for those of `own`, is a record some events after its event."""
+
+    def __init__(self, size: int = 64, count: int = 500, own: int = 0, text: bool = False) -> None:
+        self.size, self.count, self.own, self.at = size, count, own, 0
+        ids = [f"e{number}" if text else number for number in range(count)]
+        records: list[dict[str, Any]] = []
+        for number in range(count + 20):
+            if number < count:
+                record = {"id": ids[number], "at": float(number), "x": 0.5}
+                records.append({**record, "click": number % 2} if number < own else record)
+            if own + 20 <= number:
+                records.append({"id": ids[number - 20], "click": number % 2})
+        self.records, self.schema = records, Schema({"x": "number"}, "click", id="id:text" if text else "id", time="at")
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.at < len(self.records):
+            start, self.at = self.at, min(self.at + self.size, len(self.records))
+            yield self.schema.records(self.records[start : self.at], list(map(str, range(start, self.at))))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.at = state["at"]
+
+
+LATE: dict[str, Callable[[Source], Source]] = {
+    "noise": lambda source: LabelNoise(source, 0.2, seed=3),
+    "delay": lambda source: LabelDelay(source, 30, never=0.1, twice=0.1, seed=3),
+    "both": lambda source: LabelDelay(LabelNoise(source, 0.2), 30),
+    "both, the other way": lambda source: LabelNoise(LabelDelay(source, 30), 0.2),
+}
+
+
+def late(stream: Iterable[object]) -> dict[str, np.ndarray]:
+    """The labels that came on their own; events have none of theirs."""
+    made = columns(stream)
+    assert np.isnan(made.get("label", np.array(np.nan))).all()
+    return {name: made[name] for name in ("late ids", "late_labels")}
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_noise_flips_labels_that_come_on_their_own(text: bool) -> None:
+    truth = late(Apart(text=text))
+    assert np.array_equal(late(LabelNoise(Apart(text=text), 1.0))["late_labels"], 1 - truth["late_labels"])
+    some = late(LabelNoise(Apart(text=text), 0.2))
+    assert np.mean(some["late_labels"] != truth["late_labels"]) == pytest.approx(0.2, abs=0.06)
+    assert np.array_equal(some["late ids"], truth["late ids"])
+
+
+def test_labels_that_come_on_their_own_come_later_still_and_unknown_ones_never() -> None:
+    at, come, lags = 0, list[int](), list[int]()
+    for batch in LabelDelay(Apart(size=1), 30):
+        assert isinstance(batch, Batch)
+        at += 0 if batch.events is None else len(batch.events)
+        if batch.labels is not None:
+            assert np.array_equal(batch.labels.labels, batch.labels.ids % 2)
+            come += batch.labels.ids.tolist()
+            lags += (at - batch.labels.ids).tolist()
+    assert sorted(come) == list(range(500))
+    assert min(lags[:400]) >= 20  # at the end of the stream the rest comes at once
+    assert np.mean(lags[:400]) == pytest.approx(50, abs=6)
+
+
+def test_labels_of_both_kinds_are_all_delayed() -> None:
+    made = columns(LabelDelay(Apart(own=250), 30))
+    assert "label" not in made
+    assert sorted(made["late ids"]) == list(range(500))
+    assert np.array_equal(made["late_labels"], made["late ids"] % 2)
+
+
+@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("size", [1, 7, 2000])
+def test_batches_do_not_matter_to_labels_that_come_on_their_own(kind: str, size: int) -> None:
+    whole, parts = (late(LATE[kind](Apart(s))) for s in (64, size))
+    assert same(whole, parts)
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_an_interrupted_stream_goes_on_with_the_same_late_labels(kind: str) -> None:
+    first, second = LATE[kind](Apart()), LATE[kind](Apart())
+    head = [batch for _, batch in zip(range(7), first, strict=False)]
+    second.load_state_dict(first.state_dict())
+    assert same(late(LATE[kind](Apart())), late(head + list(second)))
+
+
+def test_a_label_before_any_event_comes_at_once() -> None:
+    events = Events({"x": np.zeros(2)}, ids=np.arange(2), time=np.array([100.0, 101.0]))
+    given = [Labels(np.array([1]), np.array([1.0])), events]
+
+    class Early(Apart):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(given)
+
+    batches = list(LabelDelay(Early(), 1e9))
+    assert [batch.labels is not None and batch.labels.ids.tolist() for batch in batches if batch] == [[1], False]
+
+
 def test_what_cannot_be() -> None:
     for make in (
         lambda: LabelNoise(Made(), 1.5),
@@ -171,8 +274,6 @@ def test_what_cannot_be() -> None:
         (SuddenChange(Made(), "x", 50, [1]), "'x' must hold whole numbers from 0 to 49"),
         (SuddenChange(Made(), "item", 20, [1]), "'item' must hold whole numbers from 0 to 19"),
         (HourlyPopulation(Made(timed=False)), "needs events with users and time"),
-        (LabelNoise(LabelDelay(Made(), 1), 0.1), "needs events that come with their labels"),
-        (LabelDelay(LabelDelay(Made(), 1), 1), "needs events that come with their labels"),
     ):
         with pytest.raises(ValueError, match=message):
             next(iter(source))

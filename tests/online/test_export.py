@@ -25,6 +25,7 @@ from test_sources import write_jsonl
 from torch import Tensor, nn
 
 from cadam import cli
+from cadam.exits import NO_PACKAGE
 from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
 from cadam.online.export import LoadedModel, export
 
@@ -117,6 +118,14 @@ def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys:
     assert cli.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == 2
     assert "lacks model.json" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_without_safetensors_the_command_says_what_to_install(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert cli.main(["export", str(state), str(tmp_path / "model.pt2")]) == NO_PACKAGE
+    assert "checkpoints need safetensors: pip install safetensors" in capsys.readouterr().err
 
 
 TORCH_ALONE = """

@@ -120,6 +120,79 @@ def test_a_schema_that_was_edited_is_replaced_only_on_request(
     assert Path("schema.json").read_text() == inferred
 
 
+@pytest.mark.parametrize(
+    ("model", "option", "message"),
+    [
+        ("fm", ("--hidden", "64,32"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and fm has none"),
+        ("linear", ("--hidden", "64"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and linear has"),
+        ("linear", ("--width", 64), "--width is for models with embeddings (fm, deepfm, dcn, mlp), and linear"),
+    ],
+)
+def test_a_size_of_a_part_that_a_model_has_not_is_refused(
+    model: str, option: tuple[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", model, *option) == 2
+    assert message in capsys.readouterr().err
+    assert run(*same, "--model", model) == 0
+    assert run(*same, *option) == 2, "the model is that of the folder"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["schema.json", "model.json"])
+def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--events", 500) == 0
+    before = (state / name).read_bytes()
+
+    def full(path: Path, content: bytes) -> int:
+        with open(path, "wb") as file:
+            if name.removesuffix(".json") in path.name:
+                raise OSError("no space left")
+            return file.write(content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", lambda path, text, *_, **__: full(path, text.encode()))
+    assert run(*same) != 0
+    assert (state / name).read_bytes() == before
+    assert not list(state.glob(".*.new"))
+
+
+@pytest.mark.parametrize("content", ["", '{"model": "fm"', '["fm"]', "{}", "null"])
+def test_a_damaged_note_of_the_model_is_named_with_the_cure(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", "fm", "--events", 500) == 0
+    good = (state / "model.json").read_bytes()
+    (state / "model.json").write_text(content)
+    cure = f"{state / 'model.json'} is damaged: it should say how the model is built"
+    for command in (lambda: run(*same), lambda: cli.main(["export", str(state), str(tmp_path / "model.pt2")])):
+        capsys.readouterr()
+        assert command() == 2
+        assert cure in capsys.readouterr().err
+    assert run(*same, "--model", "deepfm") == 2, "another model than that of the state"
+    assert "does not fit this command" in capsys.readouterr().err
+    assert run(*same, "--model", "fm") == 0
+    assert (state / "model.json").read_bytes() == good
+
+
+def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "schema.json").symlink_to(tmp_path / "there" / "schema.json")
+    for kind in ("number", "hash:10"):
+        Schema({"x": kind}).write(tmp_path / "schema.json")
+        assert (tmp_path / "schema.json").is_symlink()
+        assert Schema.read(tmp_path / "there" / "schema.json").features == {"x": kind}
+    Schema({"x": "number"}).write("/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
 def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

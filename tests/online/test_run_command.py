@@ -333,13 +333,14 @@ def test_a_misspelt_column_is_named_beside_those_that_are_there(
 
 
 @pytest.mark.parametrize("label_first", [True, False])
-def test_labels_may_come_in_records_of_their_own(label_first: bool, tmp_path: Path) -> None:
-    schema = Schema(**{**WRONG, "features": {"price": "number"}})
-    event, label = {"event": 1, "price": 2.0, "at": 3.0}, {"event": 1, "click": 1.0}
-    lines = [label] if label_first else [event]
+@pytest.mark.parametrize("label", ["click", "click>=1"])
+def test_labels_may_come_in_records_of_their_own(label: str, label_first: bool, tmp_path: Path) -> None:
+    schema = Schema(**{**WRONG, "features": {"price": "number"}, "label": label})
+    event, late = {"event": 1, "price": 2.0, "at": 3.0}, {"event": 1, "click": 1.0}
+    lines = [late] if label_first else [event]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     check_columns(LinesSource(tmp_path / "a.jsonl", schema, "jsonl"), schema)
-    without = Schema({"price": "number"}, label="click")
+    without = Schema({"price": "number"}, label=label)
     if not label_first:  # without an id a label can only come with its event
         with pytest.raises(MismatchError, match="has no column 'click'"):
             check_columns(LinesSource(tmp_path / "a.jsonl", without, "jsonl"), without)
@@ -753,6 +754,12 @@ def test_an_interrupt_is_one_line(
     monkeypatch.setattr(place, _interrupt)
     assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state") == 130
     assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_the_help_says_the_exit_code_of_a_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learnt\n" in capsys.readouterr().out
 
 
 def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,24 @@ def test_a_kafka_topic_that_began_anew_is_said(kafka: Any, count: int, caplog: p
     assert not any("partition 1" in error for error in errors)
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_fatal_error_of_kafka_is_one_that_the_command_catches(
+    kafka: Any, follow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import confluent_kafka
+
+    fatal = confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, "fenced by another", fatal=True)
+    message = SimpleNamespace(error=lambda: fatal, partition=lambda: 0, offset=lambda: None)
+    servers = kafka(table(10))
+    source = KafkaSource(servers, "clicks", SCHEMA, follow=follow)
+    consumer = SimpleNamespace(
+        list_topics=source.consumer.list_topics, assign=lambda all: None, consume=lambda count, wait: [message]
+    )
+    monkeypatch.setattr(source, "consumer", consumer)
+    with pytest.raises(ConnectionError, match=f"Kafka at {servers} .*'clicks' with a fatal error: fenced by another"):
+        next(iter(source))
+
+
 KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]
 
 
@@ -953,6 +971,12 @@ def test_a_setting_that_kafka_does_not_know_is_an_error_that_says_so(setting: st
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
     with pytest.raises(ValueError, match=f"does not take the settings .{setting.partition('=')[0]}.: .*configuration"):
         open_source(f"kafka://localhost:1/clicks?{setting}", SCHEMA)
+
+
+def test_a_compressed_file_is_not_followed_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").touch()
+    with pytest.raises(ValueError, match=r"follow the file that is written, or read it without follow$"):
+        LinesSource(tmp_path / "a.csv.gz", SCHEMA, "csv", follow=True)
 
 
 def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:

@@ -27,8 +27,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
 from worlds import run
 
+from cadam.atomic import settle
 from cadam.online import ranks
-from cadam.online.checkpoint import settle
 from cadam.online.ranks import everywhere
 from cadam.torchrec import (
     BagSharder,

@@ -29,9 +29,9 @@ from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
 from cadam.online.validation import check_columns, check_uri
 
-from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
+from ..atomic import replace_file
+from ..exits import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 from ..trials import command
-from ..trials.archive import replace_file
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
 from ..trials.report import Heading
@@ -46,6 +46,14 @@ from .study import AS_IT_IS as AS_IT_IS
 from .study import MAIN, Study, experiment_of
 from .watch import Watch
 
+EXITS = {
+    **{code: text for code, text in command.EXITS.items() if code not in (NO_DATA, NOTHING)},
+    FAILED: "a run failed, an optimizer diverged at every learning rate, no GAUC could be measured, or more than "
+    "--max-rejected was rejected; finished runs are cached",
+    USAGE: "the command was not understood, the data is missing or does not fit, or a folder cannot be written to; "
+    "nothing was computed",
+}
+"""What the exit codes of `cadam ab` mean."""
 FOLDER = Path("ab")
 """Where each comparison has a folder of its own."""
 COUNTING = 10.0
@@ -74,7 +82,7 @@ def add_commands(commands: Any) -> None:
         "ab",
         help=summary,
         description=summary,
-        epilog=command.EXIT_CODES,
+        epilog=command.exit_codes(EXITS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.cache_arguments(parser)
@@ -200,10 +208,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
     )
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="events a step (default: 256)")
-    parser.add_argument("--events", type=int, metavar="N", help="use the first N, in whole batches (default: all)")
+    parser.add_argument(
+        "--batch-size", type=command.positive, default=256, metavar="N", help="events a step (default: 256)"
+    )
+    parser.add_argument(
+        "--events", type=command.positive, metavar="N", help="use the first N, in whole batches (default: all)"
+    )
     parser.add_argument("--tuning-share", type=float, default=0.2, metavar="X", help="of the stream (default: 0.2)")
-    parser.add_argument("--blocks", type=int, default=50, metavar="N", help="blocks of time (default: 50)")
+    parser.add_argument("--blocks", type=command.positive, default=50, metavar="N", help="blocks of time (default: 50)")
     parser.add_argument(
         "--matters",
         type=float,

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..atomic import write_with
+
 FORMAT = "cadam online 2"
 NEEDS = "checkpoints need safetensors: pip install safetensors"
 FILES = "checkpoint-*.safetensors"
@@ -105,35 +107,18 @@ def write(path: Path, tree: Any) -> None:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(pack(tree, tensors))
     metadata = {"format": FORMAT, "tree": text, "sha256": _digest(text, tensors)}
-    new = path.with_name(f".{path.name}.new")
     try:
-        save_file(tensors, new, metadata)
-        settle(new, path)
+        write_with(path, lambda new: save_file(tensors, new, metadata), f".{path.name}.new")
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def settle(new: Path, path: Path) -> None:
-    """Give a written file its name, once all of it is on the disk."""
-    descriptor = os.open(new, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read(path: Path) -> Any:
     """The tree in a file; `DamagedCheckpointError` if a bit of it is not as it was written."""
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(NEEDS) from error
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -61,8 +61,8 @@ exit codes:
   0    the stream has ended, or the run was stopped; the same command goes on from there
   1    it failed, the stream ended and nothing was learnt, more than --max-rejected was rejected, or rows of the log are
        in the checkpoint only; what was saved before stays
-  2    the command was not understood or does not fit the state, a package is missing, or a folder cannot be written
-       to; nothing was learnt
+  2    the command was not understood or does not fit the state, or a folder cannot be written to; nothing was learnt
+  5    a package is missing; nothing was learnt
   130  interrupted while it was starting, or a second time; what was saved before stays
   141  whoever read the console has closed it; the state is saved
 """
@@ -452,7 +452,7 @@ def _check_places(options: argparse.Namespace) -> None:
             folders.check_folder(folder, f"--{name}")
     for name in ("rejected", "prometheus"):
         if (file := getattr(options, name)) is not None:
-            folders.check_file(file, f"--{name.replace('_', '-')}")
+            folders.check_file(file, f"--{name}")
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:

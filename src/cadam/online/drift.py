@@ -1,8 +1,9 @@
 """What may happen to a stream, planted: to see how a model and its optimizer bear it before they go live.
 
 Each wraps a source and is one: `LabelNoise(SuddenChange(source, "item", 1000, [50_000]), 0.1)`. What it does to an
-event follows from the seed and the event's number in the stream alone, so a stream is the same however it is batched,
-and a run that goes on from `state_dict` meets what an uninterrupted one does.
+event follows from the seed and the event's number in the stream alone; to a label that comes on its own, from the seed
+and its id. So a stream is the same however it is batched, and a run that goes on from `state_dict` meets what an
+uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -31,20 +32,26 @@ class Drift(ABC):
         self.seen = 0
         """Events so far: the number of the next one."""
 
-    def __iter__(self) -> Iterator[Labels | Batch | None]:
+    def __iter__(self) -> Iterator[Batch | None]:
         for given in self.source:
             batch = Batch(given) if isinstance(given, Events) else given
-            events = batch.events if isinstance(batch, Batch) else None
-            if not isinstance(batch, Batch) or events is None or not len(events):
-                yield batch
-                continue
-            numbers = np.arange(self.seen, self.seen + len(events))
-            self.seen += len(events)
-            yield self.change(batch, events, numbers)
+            batch = Batch(labels=batch) if isinstance(batch, Labels) else batch
+            if batch is None:
+                yield None
+            elif batch.events is None or not len(batch.events):
+                yield self.change_late(batch)
+            else:
+                numbers = np.arange(self.seen, self.seen + len(batch.events))
+                self.seen += len(batch.events)
+                yield self.change(batch, batch.events, numbers)
 
     @abstractmethod
     def change(self, batch: Batch, events: Events, numbers: Array) -> Batch:
         """The batch as it becomes; `numbers` are those of its events in the stream."""
+
+    def change_late(self, batch: Batch) -> Batch:
+        """A batch without events as it becomes: it may have labels that come on their own."""
+        return batch
 
     def chance(self, numbers: Array, purpose: str = "") -> Array:
         """A number in [0, 1) for each event: the same for the same seed, kind of drift, purpose and number."""
@@ -59,17 +66,25 @@ class Drift(ABC):
 
 
 class LabelNoise(Drift):
-    """A share of the labels is wrong: 0 becomes 1, and 1 becomes 0. Labels that come later on their own are left."""
+    """A share of the labels is wrong: 0 becomes 1, and 1 becomes 0."""
 
     def __init__(self, source: Source, share: float, seed: int = 0) -> None:
         super().__init__(source, seed)
         self.share = _share("share", share)
 
     def change(self, batch: Batch, events: Events, numbers: Array) -> Batch:
-        if events.labels is None:
-            raise ValueError("label noise needs events that come with their labels")
-        wrong = self.chance(numbers) < self.share
-        return replace(batch, events=replace(events, labels=np.where(wrong, 1 - events.labels, events.labels)))
+        if events.labels is not None:
+            batch = replace(batch, events=replace(events, labels=self._flipped(events.labels, self.chance(numbers))))
+        return self.change_late(batch)
+
+    def change_late(self, batch: Batch) -> Batch:
+        if batch.labels is None:
+            return batch
+        chance = self.chance(_as_numbers(batch.labels.ids), "late")
+        return replace(batch, labels=replace(batch.labels, labels=self._flipped(batch.labels.labels, chance)))
+
+    def _flipped(self, labels: Array, chance: Array) -> Array:
+        return np.where(chance < self.share, 1 - labels, labels)
 
 
 class SuddenChange(Drift):
@@ -134,13 +149,15 @@ class HourlyPopulation(Drift):
 
 
 class LabelDelay(Drift):
-    """Labels come later, out of order, some twice and some never.
+    """Labels come later, out of order, some twice and some never. One that comes on its own comes later still.
 
     Args:
         mean: how much later on average, in the unit of the events' time; without time, in events. Delays are
             exponential: most labels come soon, some very late.
         never: the share of events whose label never comes.
         twice: the share whose label comes again, after one more delay.
+
+    Labels are given after the events of a batch.
     """
 
     def __init__(self, source: Source, mean: float, never: float = 0.0, twice: float = 0.0, seed: int = 0) -> None:
@@ -149,29 +166,46 @@ class LabelDelay(Drift):
             raise ValueError(f"the mean delay must be 0 or more, got {mean}")
         self.mean, self.never, self.twice = mean, _share("never", never), _share("twice", twice)
         self._due, self._ids, self._labels = np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        self._clock = -math.inf
+        """That of the last event; before the first, a label is not held back."""
 
-    def __iter__(self) -> Iterator[Labels | Batch | None]:
+    def __iter__(self) -> Iterator[Batch | None]:
         yield from super().__iter__()
         if len(self._due):  # the stream has ended, what is under way still comes
             yield Batch(labels=self._arrived(math.inf))
 
     def change(self, batch: Batch, events: Events, numbers: Array) -> Batch:
-        if events.labels is None:
-            raise ValueError("a delay of labels needs events that come with their labels")
         ids = numbers if events.ids is None else events.ids
         clock = numbers.astype(np.float64) if events.time is None else events.time
-        due = clock + self._delay(numbers, "first")
-        coming = self.chance(numbers, "never") >= self.never
-        again = coming & (self.chance(numbers, "twice") < self.twice)
-        for rows, when in ((coming, due), (again, due + self._delay(numbers, "second"))):
-            self._due = np.concatenate([self._due, when[rows]])
-            self._ids = np.concatenate([self._ids, ids[rows]]) if len(self._ids) else ids[rows]
-            self._labels = np.concatenate([self._labels, events.labels[rows]])
-        labels = self._arrived(float(clock[-1]))
+        if events.labels is not None:
+            known = np.isfinite(events.labels)
+            self._hold(Labels(ids[known], events.labels[known]), clock[known], numbers[known])
         if batch.labels is not None:
-            both = [batch.labels, *([labels] if labels else [])]
-            labels = Labels(np.concatenate([part.ids for part in both]), np.concatenate([part.labels for part in both]))
-        return replace(batch, events=replace(events, ids=ids, labels=None), labels=labels)
+            before = np.full(len(batch.labels), len(events)) if batch.before is None else batch.before
+            self._hold_late(batch.labels, np.concatenate([[self._clock], clock])[before])
+        self._clock = float(clock[-1])
+        return replace(
+            batch, events=replace(events, ids=ids, labels=None), labels=self._arrived(self._clock), before=None
+        )
+
+    def change_late(self, batch: Batch) -> Batch:
+        if batch.labels is None:
+            return batch
+        self._hold_late(batch.labels, np.full(len(batch.labels), self._clock))
+        return replace(batch, labels=self._arrived(self._clock), before=None)
+
+    def _hold_late(self, labels: Labels, clock: Array) -> None:
+        self._hold(labels, clock, _as_numbers(labels.ids), "late ")
+
+    def _hold(self, labels: Labels, clock: Array, numbers: Array, kind: str = "") -> None:
+        """Put labels that would come at `clock` under way. What becomes of each follows from its number and `kind`."""
+        due = clock + self._delay(numbers, f"{kind}first")
+        coming = self.chance(numbers, f"{kind}never") >= self.never
+        again = coming & (self.chance(numbers, f"{kind}twice") < self.twice)
+        for rows, when in ((coming, due), (again, due + self._delay(numbers, f"{kind}second"))):
+            self._due = np.concatenate([self._due, when[rows]])
+            self._ids = np.concatenate([self._ids, labels.ids[rows]]) if len(self._ids) else labels.ids[rows]
+            self._labels = np.concatenate([self._labels, labels.labels[rows]])
 
     def _delay(self, numbers: Array, purpose: str) -> Array:
         delay: Array = -self.mean * np.log1p(-self.chance(numbers, purpose))
@@ -188,12 +222,13 @@ class LabelDelay(Drift):
 
     def state_dict(self) -> dict[str, Any]:
         under_way = {"due": self._due.copy(), "ids": self._ids.copy(), "labels": self._labels.copy()}
-        return {**super().state_dict(), "under way": under_way}
+        return {**super().state_dict(), "under way": under_way, "clock": self._clock}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         under_way = state["under way"]
         self._due, self._ids, self._labels = (np.array(under_way[name]) for name in ("due", "ids", "labels"))
+        self._clock = state.get("clock", -math.inf)
 
 
 def _share(name: str, value: float) -> float:

@@ -89,7 +89,7 @@ class EventByEvent:
     def fits(self, features: Columns) -> Array:
         """Which events can be learnt from here: those whose ids are rows, and whose numbers are not infinite.
 
-        None, if a feature is not as it should be.
+        No event can, if a feature is missing, or has another shape or type than the model takes.
         """
         count = len(next(iter(features.values())))
         good = np.ones(count, dtype=bool)

@@ -15,26 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..exits import DONE, FAILED, USAGE
-from .checkpoint import DamagedCheckpointError, read, settle
+from ..atomic import replace_file, write_with
+from ..exits import DONE, FAILED, NO_PACKAGE, USAGE
+from .checkpoint import DamagedCheckpointError, read
 from .events import Array, Batch
-from .given import MODEL, SCHEMA, builder
+from .given import MODEL, SCHEMA, builder, noted_model
 from .model_file import UsageError
 from .schema import Schema
 from .validation import check_arguments
 
 SUMMARY = "Write the model of a checkpoint for serving: with torch.export, as a state dict, and its schema."
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write a file beside its place, then give it its name: a reader finds the old one or the new."""
-    new = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write(new)
-        settle(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # Ready to predict ------------------------------------------------------------------------------------------------
@@ -107,9 +97,8 @@ def load_model(folder: Path | str, model: nn.Module | str | None = None, schema:
     if schema is None and (folder / SCHEMA).is_file():
         schema = Schema.read(folder / SCHEMA)
     settings: dict[str, Any] = {}
-    if model is None and (folder / MODEL).is_file():
-        settings = json.loads((folder / MODEL).read_text("utf-8"))
-        model = settings.pop("model")
+    if model is None:
+        model, settings = noted_model(folder) or (None, {})
     if schema is None or model is None:
         raise UsageError(
             f"{folder} lacks {MODEL} or {SCHEMA}, which `cadam run` writes: give load_model a model and a schema too"
@@ -155,8 +144,9 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
     path = Path(path)
     state, schema = path.with_suffix(".pt"), path.with_suffix(".schema.json")
     text = json.dumps(for_serving(loaded.schema).settings(), indent=2, ensure_ascii=False) + "\n"
-    _replace(state, lambda new: torch.save(loaded.model.state_dict(), new))
-    _replace(schema, lambda new: new.write_text(text, "utf-8"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_with(state, lambda new: torch.save(loaded.model.state_dict(), new))
+    replace_file(schema, text.encode())
     batch = torch.export.Dim("batch")
     examples = {name: _example(kind) for name, kind in loaded.schema.kinds.items()}
     shapes = ({name: {0: batch} for name in examples},)
@@ -168,7 +158,7 @@ def export(loaded: LoadedModel, path: Path | str) -> list[Path]:
             f"torch.export does not take this model ({type(error).__name__}: {str(error).splitlines()[0]}); "
             f"{state} has its weights, and cadam.online.load_model its predictions"
         ) from error
-    _replace(path, lambda new: _save(program, new, text))
+    write_with(path, lambda new: _save(program, new, text))
     return [path, state, schema]
 
 
@@ -209,7 +199,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = load_model(options.folder, options.model, schema)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"cadam export: {error}", file=sys.stderr)
-        return USAGE
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     try:
         paths = export(loaded, options.output)
     except (RuntimeError, OSError) as error:

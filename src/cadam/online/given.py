@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from ..atomic import replace_file
 from . import models, sample
 from .checkpoint import Checkpoints
 from .infer import Inferred, Wishes, infer
@@ -133,15 +134,35 @@ class Given:
     def write(self, folder: Path) -> None:
         """What `read` finds in the folder."""
         self.schema.write(folder / SCHEMA, **({"ignored": self.found.ignored()} if self.found else {}))
-        (folder / MODEL).write_text(json.dumps({"model": absolute(self.model), **self.settings}, indent=2) + "\n")
+        text = json.dumps({"model": absolute(self.model), **self.settings}, indent=2)
+        replace_file(folder / MODEL, f"{text}\n".encode())
 
     def other_than(self, folder: Path) -> str:
         """How the model that a folder notes differs from this, in words; empty if it does not."""
-        if not (folder / MODEL).is_file():
+        try:
+            noted = noted_model(folder)
+        except UsageError:  # what it was is not known
             return ""
-        settings = json.loads((folder / MODEL).read_text())
-        before, now = _described(settings.pop("model"), settings), _described(absolute(self.model), self.settings)
+        if noted is None:
+            return ""
+        before, now = _described(*noted), _described(absolute(self.model), self.settings)
         return "" if before == now else f"it is of {before}; you gave {now}"
+
+
+def noted_model(folder: Path) -> tuple[str, dict[str, Any]] | None:
+    """The model that a folder notes, and its settings; None if it notes none."""
+    path = folder / MODEL
+    if not path.is_file():
+        return None
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+        return str(settings.pop("model")), settings
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is damaged: it should say how the model is built, as in "
+            f'{{"model": "{DEFAULT_MODEL}"}}. Give `cadam run` the --model, --width and --hidden of the first run '
+            f"(--model {DEFAULT_MODEL} if it had none): that writes the file anew"
+        ) from error
 
 
 def _described(model: str, settings: Mapping[str, Any]) -> str:
@@ -226,12 +247,23 @@ def _model(options: argparse.Namespace, folder: Path | None) -> tuple[str, dict[
             raise UsageError(f"--hidden should be sizes of layers, as in 64,32; got {options.hidden!r}") from None
     if any(size < 1 for size in (given.get("width", 1), *given.get("hidden", ()))):
         raise UsageError("--width and --hidden must be at least 1")
-    if options.model is not None and ":" in options.model and given:
-        raise UsageError(f"--width and --hidden are for ready-made models; {options.model} is your own")
-    if options.model is None and folder is not None and (folder / MODEL).is_file():
-        saved = json.loads((folder / MODEL).read_text())
-        return saved.pop("model"), {**saved, **given}
-    return options.model or DEFAULT_MODEL, given
+    noted = None if options.model is not None or folder is None else noted_model(folder)
+    model, saved = noted or (options.model or DEFAULT_MODEL, {})
+    _check_parts(model, given)
+    return model, {**saved, **given}
+
+
+def _check_parts(model: str, given: Mapping[str, Any]) -> None:
+    """That a model has the parts whose sizes are given."""
+    if ":" in model and given:
+        raise UsageError(f"--width and --hidden are for ready-made models; {model} is your own")
+    for option, part, has in (("width", "embeddings", "embeds"), ("hidden", "hidden layers", "has_hidden")):
+        if option in given and model in models.MODELS and not getattr(models.MODELS[model], has):
+            those = ", ".join(name for name, kind in models.MODELS.items() if getattr(kind, has))
+            raise UsageError(
+                f"--{option} is for models with {part} ({those}), and {model} has none: leave it out, or give another "
+                "--model"
+            )
 
 
 def _differ(schema: Schema, options: argparse.Namespace) -> list[str]:

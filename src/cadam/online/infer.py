@@ -239,7 +239,7 @@ def _text_column(name: str, values: list[Any], counts: Counter[Any], missing: in
         form = "integer" if all(re.fullmatch(r"-?\d+(\.0+)?", v) for v in rest) else "float"
     elif any(set(map(str.lower, rest)) <= pair for pair in TRUTH):
         form = "bool"
-    elif found := _time_form(name, rest):
+    elif found := _time_form(rest):
         form, time_form = "time", found
     if form != "text" and blanks and text:
         values = [None if v in blanks else v for v in values]
@@ -286,7 +286,7 @@ def _number_column(column: Column) -> Column:
     return column
 
 
-def _time_form(name: str, written: Sequence[str]) -> str:
+def _time_form(written: Sequence[str]) -> str:
     if not all(re.search(r"\d", v) for v in written[:100]) or max(map(len, written)) > 40:
         return ""
     for form in ("iso", *FORMS):

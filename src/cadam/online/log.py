@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import settle
+from ..atomic import write_with
 from .events import FEATURE, Columns, Rejected, concatenated
 from .guard import alike
 
@@ -119,13 +119,12 @@ class PredictionLog:
         arrays["outcome"] = pa.DictionaryArray.from_arrays(pa.array(rows["outcome"]), pa.array(OUTCOMES))
         schema = pa.schema([pa.field(name, a.type, nullable=name == "label") for name, a in arrays.items()])
         path = self.folder / _name(self.part)
-        new = path.with_name(f".{path.name}.new")
-        try:
+
+        def write(new: Path) -> None:
             table = pa.table(list(arrays.values()), schema=schema)
             pq.write_table(table, new, use_dictionary=["outcome"], compression="lz4", write_statistics=False)
-            settle(new, path)
-        finally:
-            new.unlink(missing_ok=True)
+
+        write_with(path, write, f".{path.name}.new")
 
     def flush(self) -> None:
         """Write the rows that do not fill a part as a short one. A run that goes on replaces it by a full one."""

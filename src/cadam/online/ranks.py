@@ -29,9 +29,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ..atomic import settle
 from ..exits import DONE
 from ..options import HOW_IT_RUNS
-from .checkpoint import Checkpoints, before, lock, read, rename_damaged, settle, write
+from .checkpoint import Checkpoints, before, lock, read, rename_damaged, write
 from .tables import table_optimizer
 
 logger = logging.getLogger("cadam.online")

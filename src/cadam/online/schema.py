@@ -16,6 +16,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from ..atomic import replace_file
 from .events import Array, Batch, Events, Labels, Rejected
 from .texts import Reading, Texts
 from .texts import Unreadable as Unreadable
@@ -236,7 +237,7 @@ class Schema:
     def write(self, path: Path | str, **more: Any) -> None:
         """A JSON file that `read` takes; `more` is put beside."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(self.text(**more), encoding="utf-8", newline="\n")
+        replace_file(Path(path), self.text(**more).encode())
 
     def text(self, **more: Any) -> str:
         """What `write` puts in the file."""

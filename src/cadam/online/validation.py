@@ -60,7 +60,7 @@ def check_columns(source: Source, schema: Schema) -> None:
     if not found or (not alike and set(found) <= set(needed) - set(features)):
         return  # nothing yet, or labels only so far
     if not alike and schema.id is not None:
-        needed.remove(schema.label)
+        needed.remove(schema.target.column)
     missing = [name for name in needed if name not in found]
     if missing:
         asked, there = ", ".join(map(repr, missing)), ", ".join(found)

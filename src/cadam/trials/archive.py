@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..atomic import replace_file
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
 
 if TYPE_CHECKING:
@@ -255,22 +254,3 @@ def _table(version: int, results: Sequence[Result]) -> pa.Table:
         else:
             add(name, kinds.get(name, pa.string()), [getattr(r.provenance, name) for r in results])
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(schema))
-
-
-def replace_file(path: Path, content: bytes, temporary: str | None = None) -> None:
-    """Write a file so that at any moment either the old or the new one is there, whole."""
-    new = path.with_name(temporary or f".{path.stem}.{uuid.uuid4().hex}.new")
-    try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

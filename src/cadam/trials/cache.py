@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from .archive import Archive, DamagedResultsError, replace_file
+from ..atomic import replace_file
+from .archive import Archive, DamagedResultsError
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
 
 FORMAT = "cadam cell 2"

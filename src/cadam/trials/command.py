@@ -17,22 +17,36 @@ from pathlib import Path
 from typing import Any
 
 from .. import folders
-from ..exits import DONE, FAILED, INTERRUPTED, stop_printing
+from ..atomic import replace_file
+from ..exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
 from . import console, palette, report, runner
-from .archive import replace_file
 from .cache import Cache
 from .scoreboard import Scoreboard
 
-EXIT_CODES = """exit codes:
-  0    everything asked for is there
-  1    a cell failed, or is missing from a report; the others are cached
-  2    the command was not understood: a name or an option that does not exist, a folder that cannot be written to
-  3    data or a CUDA device is missing; nothing was computed
-  4    there is nothing to report yet
-  5    a package is missing; nothing was computed
-  130  interrupted; the same command goes on from there
-  141  whoever read the output has closed it, as `| head` does; the same command goes on from there
-"""
+EXITS = {
+    DONE: "everything asked for is there",
+    FAILED: "a cell failed, or is missing from a report; the others are cached",
+    USAGE: "the command was not understood: a name or an option that does not exist, a folder that cannot be written "
+    "to",
+    NO_DATA: "data or a CUDA device is missing; nothing was computed",
+    NOTHING: "there is nothing to report yet",
+    NO_PACKAGE: "a package is missing; nothing was computed",
+    INTERRUPTED: "interrupted; the same command goes on from there",
+    UNREAD: "whoever read the output has closed it, as `| head` does; the same command goes on from there",
+}
+"""What exit codes mean to a command that runs experiments."""
+
+
+def exit_codes(exits: Mapping[int, str]) -> str:
+    """Exit codes and what they mean, for the help of a command."""
+    lines = [
+        textwrap.fill(text, 120, initial_indent=f"  {code:<5}", subsequent_indent=" " * 7, break_on_hyphens=False)
+        for code, text in exits.items()
+    ]
+    return "\n".join(["exit codes:", *lines, ""])
+
+
+EXIT_CODES = exit_codes(EXITS)
 
 
 def cache_arguments(parser: argparse.ArgumentParser) -> None:

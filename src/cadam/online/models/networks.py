@@ -38,6 +38,8 @@ class Linear(nn.Module):
     """Whether it has these weights."""
     embeds = False
     """Whether it has embeddings."""
+    has_hidden = False
+    """Whether it has hidden layers."""
 
     def __init__(self, schema: Schema, width: int = WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class FM(Linear):
 class MLP(Linear):
     """The embeddings of all fields beside each other, through a network."""
 
-    linear, embeds = False, True
+    linear, embeds, has_hidden = False, True, True
 
     def __init__(self, schema: Schema, width: int = WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__(schema, width)

@@ -115,7 +115,10 @@ class KafkaSource:
                 elif at_end:
                     ended.add(partition)
                 elif error.fatal():
-                    raise kafka.KafkaException(error)
+                    raise ConnectionError(
+                        f"Kafka at {self.servers} ended reading {self.topic!r} with a fatal error: {error.str()}. "
+                        "Check the brokers and the settings, then start again"
+                    )
                 else:
                     logger.error("Kafka: %s", error)
             over = not self.follow and ended == offsets.keys()

@@ -109,7 +109,8 @@ class LinesSource:
             raise FileNotFoundError(f"{path} is not a file")
         if follow and is_compressed(path):
             raise ValueError(
-                f"{path} is compressed and cannot be followed: follow the file that is written, or leave out"
+                f"{path} is compressed and cannot be followed: follow the file that is written, or read "
+                "it without follow"
             )
         self._check_fields()
         self.headless = fields is not None or format == "jsonl"
