@@ -186,26 +186,21 @@ def _in_words(data: Data | None) -> str | None:
     return None if data is None else f"{data.name} (from {data.source}, {data.size})"
 
 
-def _last(cache: Cache, experiment: Experiment) -> Plan | None:
+def _last(cache: Cache, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
     """The plan that was last asked for, if one was. One that cannot be read is said, and taken for a quick one."""
     try:
-        return cache.last_plan(experiment)
+        return cache.last_plan(experiment, scale)
     except (DamagedCellError, DamagedResultsError) as error:
         print(f"damaged: {error}", file=sys.stderr)
-        return experiment.plan("quick")
+        return experiment.plan(scale or "quick")
 
 
-def _asked_for(cache: Cache, experiment: Experiment, scale: Scale, seeds: int | None) -> Plan:
-    """A plan of this scale: with as many rows as the last run of it had, or else the published one."""
-    plan = experiment.plan(scale, seeds)
-    try:
-        published = None if cache.archive is None else cache.archive.plan(experiment)
-    except DamagedResultsError:
-        published = None
-    for known in (_last(cache, experiment), published):
-        if known is not None and known.scale == scale:
-            return replace(known, seeds=plan.seeds)
-    return plan
+def _meant(cache: Cache, experiment: Experiment, options: argparse.Namespace) -> Plan:
+    """The plan that --quick, --full and --seeds mean: the last of that scale, with these seeds; or the last."""
+    if not options.scale and not options.seeds:
+        return _last(cache, experiment) or experiment.plan("quick")
+    plan = experiment.plan(options.scale or "quick", options.seeds)
+    return replace(_last(cache, experiment, plan.scale) or plan, seeds=plan.seeds)
 
 
 def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
@@ -389,9 +384,7 @@ def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argpars
         last = _last(cache, experiment)
         if last is None and not options.names:
             continue
-        plan = last or experiment.plan("quick")
-        if options.scale or options.seeds:
-            plan = _asked_for(cache, experiment, options.scale or "quick", options.seeds)
+        plan = _meant(cache, experiment, options)
         request = _known(cache, experiment, plan)
         if request.results or request.unknown or options.names or plan == last:
             requests.append(request)
@@ -424,9 +417,7 @@ def archive(options: argparse.Namespace) -> int:
     published, code = Archive(options.archive), DONE
     for experiment in experiments:
         cache = Cache(options.cache, published, any_versions=True)
-        plan = _last(cache, experiment) or experiment.plan("quick")
-        if options.scale or options.seeds:
-            plan = experiment.plan(options.scale or "quick", options.seeds)
+        plan = _meant(cache, experiment, options)
         request = _known(cache, experiment, plan)
         new = [r for r in request.results if _is_new(published.find(experiment, r.cell), r)]
         unknown = sum(r.provenance.commit is None or bool(r.provenance.dirty) for r in new)

@@ -242,15 +242,15 @@ def _best_rates() -> str:
     """How CAdam's best rate compares with Adam's."""
     pairs = [*adam_pairs().values(), *click_pairs().values()]
     return (
-        f"On images and clicks {_said_of([pair.treatment.best() / pair.baseline.best() for pair in pairs])}. On real "
-        f"streams {_said_of(list(times_adams().values()))}."
+        f"CAdam's best rate was {_said_of([pair.treatment.best() / pair.baseline.best() for pair in pairs])} on images "
+        f"and clicks; on real streams it was {_said_of(list(times_adams().values()))}."
     )
 
 
 def _said_of(times: Sequence[float]) -> str:
     """How CAdam's best rates compare with Adam's."""
     same, higher, lower = sum(t == 1 for t in times), [t for t in times if t > 1], sum(t < 1 for t in times)
-    said = f"CAdam's best rate was Adam's in {same} of {len(times)} cases, {_span(higher, 0)} times it in {len(higher)}"
+    said = f"Adam's in {same} of {len(times)} cases and {_span(higher, 0)} times that in {len(higher)}"
     return said + (f", and lower in {lower}" if lower else "")
 
 
@@ -263,7 +263,7 @@ def others() -> list[str]:
     higher = sum(pair.treatment.best() > pair.baseline.best() for pair in pairs)
     return [
         f"With confidence SGDM and AmsGrad are ahead in the mean in {len(gains)} of {len(own)} cases on VGG-16, by "
-        f"{_span(gains)} points of accuracy, each at its own best rate: clearly in {_kinds(own)[0]}, and after "
+        f"{_span(gains)} points of accuracy, each at its own best rate. Clearly so in {_kinds(own)[0]}, and after "
         f"correction for {len(own)} comparisons in {held or 'none'} (three seeds). That rate is higher with confidence "
         f"in {higher} cases. With both at the best rate of the one without, {_kinds(same)[0]} of {len(same)} are "
         f"clearly ahead and {_kinds(same)[1] or 'none'} behind."
@@ -283,9 +283,9 @@ def _surely() -> str:
     """How many of these gains hold as one of all comparisons, where not all do."""
     gains = [pair.own for (_, label), pair in adam_pairs().items() if label.startswith(TURNING) and _ahead(pair.own)]
     held = sum(map(_holds, gains))
-    return (
-        "" if held == len(gains) else f"; {held} of these {len(gains)} gains hold among {len(adam_pairs())} comparisons"
-    )
+    if held == len(gains):
+        return ""
+    return f"; {held} of these {len(gains)} gains hold after correction for {len(adam_pairs())} comparisons"
 
 
 def _in_the_last_epoch() -> str:

@@ -115,7 +115,7 @@ def test_the_gains_of_sgdm_and_amsgrad_are_counted() -> None:
     (said,) = evidence.others()
     assert f"by {min(gains):.1f} to {max(gains):.1f} points" in said
     assert f"in {len(gains)} of {len(found)} cases" in said
-    assert f"clearly in {sum(each.low > 0 for each in found)}," in said
+    assert f"Clearly so in {sum(each.low > 0 for each in found)}," in said
 
 
 def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_last_epoch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -79,3 +80,10 @@ def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:
     warnings = EXPERIMENT.summary(results({"Adam": 3e-5, "CAdam": 1e-3})).warnings
     assert len(warnings) == len(rates.CONDITIONS)
     assert all("Adam" in text and "3e-05" in text for text in warnings)
+
+
+def test_a_run_on_digits_is_said_to_be_a_rehearsal() -> None:
+    full = results({"Adam": 3e-4, "CAdam": 1e-3})
+    quick = Results([replace(result, cell=replace(result.cell, data="digits")) for result in full])
+    assert EXPERIMENT.summary(quick).verdict.startswith("A rehearsal, not the paper's run")
+    assert not EXPERIMENT.summary(full).verdict.startswith("A rehearsal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -590,3 +591,11 @@ def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(dense: bo
 @pytest.mark.parametrize("case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "row_steps"])
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])
+
+
+@pytest.mark.parametrize(("rows", "reason"), [(True, "each block of elements"), (False, "each row")])
+def test_scales_of_other_gradients_are_named(rows: bool, reason: str) -> None:
+    scales = torch.zeros((2,) if rows else (2, 1), dtype=torch.uint8)
+    item = SimpleNamespace(scales={"exp_avg": scales})
+    assert f"a scale for {reason}, and the gradient is" in (codes.other_scales(item, rows) or "")  # type: ignore[arg-type]
+    assert codes.other_scales(item, not rows) is None  # type: ignore[arg-type]

@@ -17,11 +17,23 @@ from cadam.online.schema import Schema
 COUNT = 3000
 
 
-class Made:
+class Placed:
+    """A source that goes on from where it was."""
+
+    at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Made(Placed):
     """Events made up, in batches of `size`; half an hour between them if they have a time."""
 
     def __init__(self, size: int = 64, count: int = COUNT, timed: bool = True, named: bool = False) -> None:
-        self.size, self.count, self.at = size, count, 0
+        self.size, self.count = size, count
         random = np.random.default_rng(0)
         users = random.integers(40, size=count)
         self.events = Events(
@@ -35,12 +47,6 @@ class Made:
         while self.at < self.count:
             start, self.at = self.at, min(self.at + self.size, self.count)
             yield Batch(self.events.take(slice(start, self.at)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.at = state["at"]
 
 
 KINDS: dict[str, Callable[[Source], Source]] = {
@@ -159,11 +165,11 @@ def test_labels_come_late_twice_or_never_and_are_the_right_ones(timed: bool) -> 
 # Labels in records of their own ------------------------------------------------------------------------------------
 
 
-class Apart:
+class Apart(Placed):
     """A stream as a schema reads it: each label, but for those of `own`, is a record some events after its event."""
 
     def __init__(self, size: int = 64, count: int = 500, own: int = 0, text: bool = False) -> None:
-        self.size, self.count, self.own, self.at = size, count, own, 0
+        self.size, self.count, self.own = size, count, own
         ids = [f"e{number}" if text else number for number in range(count)]
         records: list[dict[str, Any]] = []
         for number in range(count + 20):
@@ -178,12 +184,6 @@ class Apart:
         while self.at < len(self.records):
             start, self.at = self.at, min(self.at + self.size, len(self.records))
             yield self.schema.records(self.records[start : self.at], list(map(str, range(start, self.at))))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.at = state["at"]
 
 
 LATE: dict[str, Callable[[Source], Source]] = {

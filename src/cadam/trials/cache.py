@@ -31,7 +31,7 @@ import numpy as np
 
 from ..atomic import replace_file
 from .archive import Archive, DamagedResultsError
-from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
+from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result, Scale
 
 FORMAT = "cadam cell 2"
 
@@ -149,15 +149,18 @@ class Cache:
         with self.claim(name, wait=True):
             replace_file(path, json.dumps(asdict(plan)).encode(), temporary=f".{name}.new")
 
-    def last_plan(self, experiment: Experiment) -> Plan | None:
-        """What was last asked for here; where nothing was, what the archive holds."""
+    def last_plan(self, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
+        """What was last asked for here, at this scale if one is given; where nothing was, what the archive holds."""
         path = self.root / experiment.name / "plan.json"
         try:
-            return Plan.of(json.loads(path.read_text()))
+            plan = Plan.of(json.loads(path.read_text()))
         except FileNotFoundError:
-            return None if self.archive is None else self.archive.plan(experiment)
+            plan = None
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedCellError(f"{path}: {error}; run `cadam reproduce {experiment.name}` again") from error
+        if self.archive is not None and (plan is None or scale not in (None, plan.scale)):
+            plan = self.archive.plan(experiment)
+        return None if plan is None or scale not in (None, plan.scale) else plan
 
 
 _claims_open: dict[Path, int] = {}
