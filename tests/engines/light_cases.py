@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import triton_interpreter  # noqa: F401  (patches the interpreter)
 from torch import Tensor
@@ -116,6 +117,25 @@ def distinct_rows() -> None:
     compare(cadam.CAdam, True, (400, 16), moments="int8", coalesced=True)
     compare(cadam.CAdam, True, (400, 16), moments="bfloat16", row_steps=True, coalesced=True, capturable=True)
     compare(cadam.CAdam, True, (40, 103), second_moment="row", coalesced=True)
+    compare(cadam.CAdam, True, (60, 70), moments="int8", coalesced=True)  # wide ones
+
+
+def distinct_ids_that_are_no_rows() -> None:
+    """They are left out and not counted, whatever the width, and told once."""
+    choose.ENGINES = (*FUSED, *REFERENCE)
+    for width in (16, 200):
+        param = torch.nn.Parameter(torch.ones(50, width))
+        optimizer = cadam.CAdam([param])
+        ids = torch.tensor([[-3, 0, 7, 49, 50, 2**40]])
+        grad = torch.sparse_coo_tensor(ids, torch.ones(6, width), param.shape, check_invariants=False)
+        param.grad = grad._coalesced_(True)
+        optimizer.step()
+        assert optimizer.explain()[0].engine == "cuda-rows"
+        assert (param != 1).any(1).nonzero().flatten().tolist() == [0, 7, 49]
+        total = optimizer.alignment().total
+        assert (total.aligned, total.touched, total.seen) == (3 * width, 3 * width, 50 * width)
+        with pytest.raises(IndexError, match="out of range for 50 rows"):
+            optimizer.step()
 
 
 def row_steps() -> None:
@@ -125,5 +145,7 @@ def row_steps() -> None:
     compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
 
 
+CASES = (dense, huge, rows, rows_apart, distinct_rows, distinct_ids_that_are_no_rows, row_steps)
+
 if __name__ == "__main__":
-    run_named({case.__name__: case for case in (dense, huge, rows, rows_apart, distinct_rows, row_steps)})
+    run_named({case.__name__: case for case in CASES})

@@ -490,20 +490,25 @@ def test_rows_come_out_the_same_in_every_run() -> None:
 
 
 @on_cuda
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("bad", [-1, 300, 2**32 + 5, -(2**40)])
-def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int) -> None:
+def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int, capturable: bool, distinct: bool) -> None:
     p = torch.nn.Parameter(torch.ones(300, 16, device="cuda"))
-    optimizer = cadam.CAdam([p])
+    optimizer = cadam.CAdam([p], capturable=capturable)
 
     def step(ids: list[int]) -> None:
         indices = torch.tensor([ids], device="cuda")
         p.grad = torch.sparse_coo_tensor(
             indices, torch.ones(len(ids), 16, device="cuda"), (300, 16), check_invariants=False
         )
+        if distinct:
+            p.grad._coalesced_(True)
         optimizer.step()
 
-    step([3, bad, 4, bad])
+    step([3, 4, bad] if distinct else [3, bad, 4, bad])
     torch.cuda.synchronize()
+    assert optimizer.alignment().total.touched == 32
     moved = (p != 1).any(1).nonzero().flatten().tolist()
     assert moved == [3, 4]
     with pytest.raises(IndexError, match=f"row id {bad} .* out of range for 300 rows"):
@@ -511,6 +516,36 @@ def test_a_bad_id_writes_nothing_and_is_told_by_the_next_step(bad: int) -> None:
     assert (p != 1).any(1).sum() == 2
     step([5])
     check_ids(p)
+
+
+@on_cuda
+@pytest.mark.parametrize("graph", [False, True])
+def test_distinct_rows_are_moved_by_the_coefficients_of_their_own_step(graph: bool) -> None:
+    """Their kernel begins before these are there, and waits for them."""
+    torch.manual_seed(0)
+    start, ids = torch.randn(500, 16, device="cuda"), torch.arange(0, 500, 3, device="cuda")[None]
+    grads = [torch.randn(ids.shape[1], 16, device="cuda") for _ in range(60)]
+    rates = [0.1 * 0.9**k for k in range(60)]
+    held, found = torch.cuda.CUDAGraph(), []
+    for capturable in (False, True):
+        param, rate = torch.nn.Parameter(start.clone()), torch.tensor(0.0, device="cuda")
+        param.grad = torch.sparse_coo_tensor(ids, grads[0].clone(), start.shape, is_coalesced=True)
+        optimizer = cadam.CAdam([param], lr=rate if capturable else 0.0, capturable=capturable)
+        for k, (grad, lr) in enumerate(zip(grads, rates, strict=True)):
+            param.grad._values().copy_(grad)
+            rate.fill_(lr)
+            if not capturable:
+                optimizer.param_groups[0]["lr"] = lr
+            if graph and capturable and k == 1:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(held):
+                    optimizer.step()
+            if graph and capturable and k >= 1:
+                held.replay()
+            else:
+                optimizer.step()
+        found.append(param)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
 @on_cuda

@@ -588,7 +588,9 @@ def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(dense: bo
 
 
 @needs_triton
-@pytest.mark.parametrize("case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "row_steps"])
+@pytest.mark.parametrize(
+    "case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "distinct_ids_that_are_no_rows", "row_steps"]
+)
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])
 

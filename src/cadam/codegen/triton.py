@@ -57,6 +57,7 @@ from cadam.engines.cuda.blocks import (
     columns_in_parts,
     columns_of,
     count,
+    count_distinct,
     decayed,
     decode,
     divide,
@@ -88,6 +89,7 @@ from cadam.engines.cuda.blocks import (
     stretch,
     sum_duplicates,
     sum_over_tiles,
+    wait_for_last,
     words,
 )
 '''
@@ -218,6 +220,7 @@ def {name}_rows(
     keys,
     order,
     sources,
+    error,
     partials,
     coefficients,
     counts,
@@ -229,6 +232,7 @@ def {name}_rows(
     WORK: tl.constexpr,
     DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
+    EARLY: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -240,7 +244,7 @@ def {name}_rows(
 ):
     if proceed(found_inf, GUARD):
         column, there = columns_in_parts(width, COLUMNS, EVEN, PARTS)
-        key, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
+        key, inside, starts, ends, goes_on, complete = look(keys, error, n, rows, DISTINCT, TILE)
         row = key.to(tl.int64)[:, None, None]
         first = row * width
         place = first + column
@@ -250,8 +254,10 @@ def {name}_rows(
 {at}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
 {row_scales}        g = sum_duplicates(
             values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
-            WORK, DISTINCT, IN_BAGS, TILE, COLUMNS,
+            WORK, DISTINCT, IN_BAGS, TILE,
         )
+        if EARLY:
+            wait_for_last()  # which makes the coefficients
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))
         if moving > 0:
@@ -262,9 +268,11 @@ def {name}_rows(
                 False, WORK, STOCHASTIC,
             )
 {row_put}            if COUNT:
-                touched = moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
+                touched = 0 if DISTINCT else moving * tl.minimum(width - tl.program_id(1) * COLUMNS, COLUMNS)
                 count(counts, tl.sum(aligned.to(tl.int32)), touched)
         if COUNT:
+            if DISTINCT:
+                count_distinct(counts, inside, n, width, TILE)
             see(counts, tl.program_id(0) + tl.program_id(1) == 0, rows.to(tl.int64) * width)
 """
 
@@ -293,7 +301,7 @@ def {name}_seams(
 ):
     if proceed(found_inf, GUARD):
         column, there = columns_of(width, COLUMNS, EVEN)
-        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
+        row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, SPAN)
         complete = mine
 {as_row}        first = row * width
         place = first + column
@@ -317,15 +325,17 @@ COEFFICIENTS = '''\
 import triton
 import triton.language as tl
 
-from cadam.engines.cuda.blocks import count_step, divide, maximum, positive, power, reciprocal, sqrt
+from cadam.engines.cuda.blocks import count_step, divide, let_next_begin, maximum, positive, power, reciprocal, sqrt
 
 
 @triton.jit(do_not_specialize=["size"])
 def {name}_coefficients(
-    steps, numbers, words, rows, more, found_inf, {tensors}size,
-    MORE: tl.constexpr, GUARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    steps, words, rows, more, found_inf, {tensors}{numbers}size,
+    MORE: tl.constexpr, GUARD: tl.constexpr, EARLY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Count a step of each parameter and put it in a row of its own, with its coefficients; pass words on."""
+    if EARLY:
+        let_next_begin()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < size
     t = count_step(steps, i, mask, found_inf, GUARD)
@@ -530,11 +540,12 @@ def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, 
 
     ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
     stores = ["t", *(of(result).name for result in results)]
-    read = [f"    {value.name} = tl.load(numbers + {k})" for k, value in enumerate(given)]
+    read = [f"    {value.name} = tl.full((), {value.name}_, tl.float64)" for value in given]
     read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
     text = COEFFICIENTS.format(
         name=name,
         tensors="".join(f"{x}_, " for x in trace.inputs),
+        numbers="".join(f"{value.name}_: tl.float64, " for value in given),
         lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
         stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
     )

@@ -95,6 +95,21 @@ def hold(alignment, threshold, step):
     return tl.where(alignment <= threshold, 0.0, step)
 
 
+# One kernel after another ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def let_next_begin():
+    """The kernel after this one may begin; what this one writes it sees after `wait_for_last`."""
+    tl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait_for_last():
+    """Wait until the kernel before this one has ended."""
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], tl.int32, is_pure=False, pack=1)
+
+
 # Memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +327,20 @@ def count(counts, aligned, touched):
 
 
 @triton.jit
+def count_distinct(counts, inside, n, width, TILE: tl.constexpr):
+    """The same of elements touched, for distinct ids: the first program counts all, each takes off what is no row.
+
+    Programs that add to one number wait for each other: two additions of each would take as long as a step.
+    """
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(1)
+    if tl.program_id(0) + columns == 0:
+        tl.atomic_add(counts + 1, n.to(tl.int64) * width, sem="relaxed")
+    left_out = (at < n) & ~inside & (columns == 0)
+    tl.atomic_add(counts + 1 + tl.zeros_like(at), tl.zeros_like(at).to(tl.int64) - width, left_out, sem="relaxed")
+
+
+@triton.jit
 def see(counts, first, seen):
     """Add to the third, elements seen, by the first program only."""
     if first:
@@ -346,10 +375,14 @@ def make_keys(ids, keys, error, n, rows, BLOCK: tl.constexpr):
 def note_keys(keys, row, negative, error, rows, mask):
     wrong = negative | (row >= rows)
     tl.store(keys, tl.where(wrong, rows, row), mask=mask)
-    bad = wrong & mask
-    if tl.max(bad.to(tl.int32), 0) > 0:
-        tl.store(error + 1 + tl.zeros_like(row), row, mask=bad)
-        tl.store(error, 1)
+    note(error, row, wrong & mask)
+
+
+@triton.jit
+def note(error, row, wrong):
+    """Tell the host of ids that are no rows: one of them, then that there was one."""
+    tl.store(error + 1 + tl.zeros_like(row), row, mask=wrong)
+    tl.store(error + tl.zeros_like(row), 1, mask=wrong)
 
 
 @triton.jit(do_not_specialize=["n", "rows", "bags", "batch", "first"])
@@ -397,8 +430,10 @@ def columns_in_parts(width, COLUMNS: tl.constexpr, EVEN: tl.constexpr, PARTS: tl
 
 
 @triton.jit
-def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
+def look(keys, error, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
     """One tile of the sorted keys. Where all are distinct, a row begins and ends wherever there is a key.
+
+    If there is an `error`, they are ids as they came, and it gets a note of one that is no row.
 
     Returns the key of each position, is it that of a row, does a row begin or end there, did it begin in an earlier
     tile, and, shaped as a tile, is a row complete there that began in this one.
@@ -408,6 +443,9 @@ def look(keys, n, rows, DISTINCT: tl.constexpr, TILE: tl.constexpr):
     here = at < n
     key = tl.load(keys + at, mask=here, other=-1)
     inside = here & (key < rows)
+    if error is not None:
+        inside = inside & (key >= 0)
+        note(error, key.to(tl.int64), here & ~inside)
     if DISTINCT:
         starts, ends, goes_on = here, here, tl.zeros_like(here)
     else:
@@ -435,7 +473,6 @@ def sum_duplicates(
     DISTINCT: tl.constexpr,
     IN_BAGS: tl.constexpr,
     TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """Sum the gradients of each row in one tile that was looked at, in the order in which they came.
 
@@ -479,7 +516,6 @@ def sum_over_tiles(
     there,
     WORK: tl.constexpr,
     TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     """The whole sum of the row in which this tile ends, if it begins here and goes on in the next tile.
@@ -525,7 +561,7 @@ def row_squares(
 ):
     """For each tile, the squares of the rows' sums that are complete in it, added up."""
     column, there = columns_in_parts(width, COLUMNS, EVEN, 1)
-    _, inside, starts, ends, goes_on, complete = look(keys, n, rows, DISTINCT, TILE)
+    _, inside, starts, ends, goes_on, complete = look(keys, None, n, rows, DISTINCT, TILE)
     g = sum_duplicates(
         values,
         order,
@@ -543,7 +579,6 @@ def row_squares(
         DISTINCT,
         IN_BAGS,
         TILE,
-        COLUMNS,
     )
     mask = complete & there
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -566,6 +601,6 @@ def seam_squares(
 ):
     """The same of the sum that begins in a tile and goes on in the next."""
     column, there = columns_of(width, COLUMNS, EVEN)
-    _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, COLUMNS, SPAN)
+    _, g, mask, _ = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, SPAN)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(squares + at, tl.sum(tl.where(mask, g * g, 0.0)))

@@ -58,10 +58,20 @@ def kernel(structure: Structure, kind: str) -> Any:
 
 
 @cache
-def coefficients_launch(name: str, source: str, more: bool, guarded: bool, columns: int) -> Launch:
-    """The kernel that counts steps and computes coefficients, of which each thread does those of a parameter."""
+def coefficients_launch(name: str, source: str, more: bool, guarded: bool, early: bool, columns: int) -> Launch:
+    """The kernel that counts steps and computes coefficients, of which each thread does those of a parameter.
+
+    `early`: does the next kernel wait for them itself?
+    """
     made = getattr(triton_source.module(f"{name}_coefficients", source), f"{name}_coefficients")
-    return Launch(made, {"MORE": more, "GUARD": guarded, "COLUMNS": columns, "BLOCK": THREADS}, THREADS // 32)
+    constants = {"MORE": more, "GUARD": guarded, "EARLY": early, "COLUMNS": columns, "BLOCK": THREADS}
+    return Launch(made, constants, THREADS // 32)
+
+
+@cache
+def begins_early(device: torch.device) -> bool:
+    """Can a kernel on this device begin before the last one has ended, and wait for it later?"""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache
@@ -85,6 +95,8 @@ class Launch:
     warps: int = WARPS
     registers: int | None = None
     """At most, of a thread; None leaves it to the compiler."""
+    early: bool = False
+    """May it begin before the kernel in front of it has ended?"""
     compiled: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +111,9 @@ class Launch:
             )
             return
         # Without contraction to fused multiply-adds the result is the reference's, bit for bit, and no slower.
-        how = {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
+        how: dict[str, Any] = {"num_warps": self.warps, "maxnreg": self.registers, "enable_fp_fusion": False}
+        if self.early:
+            how["launch_pdl"] = True
         compiled = self.kernel[grid](*args, **self.constants, **how)
         if compiled is not None and _direct():
             self.compiled[kind] = compiled
@@ -295,9 +309,12 @@ class StepNumbers:
         self.counts = None if self.stay else self.steps.numpy()
         self.stream = Stream.current(device)
 
-    def advance(self, job: Job, more: Words) -> Sent:
-        """Count one step; bring its coefficients to the device, and `more` with them."""
-        return self._on_device(job, more) if self.stay else self._on_host(job, more)
+    def advance(self, job: Job, more: Words, early: bool = False) -> Sent:
+        """Count one step; bring its coefficients to the device, and `more` with them.
+
+        `early`: if a kernel makes them, does the next one wait for it itself?
+        """
+        return self._on_device(job, more, early) if self.stay else self._on_host(job, more)
 
     def _on_host(self, job: Job, more: Words) -> Sent:
         steps = self.counts
@@ -328,7 +345,7 @@ class StepNumbers:
                 sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
         return sent
 
-    def _on_device(self, job: Job, more: Words) -> Sent:
+    def _on_device(self, job: Job, more: Words, early: bool) -> Sent:
         """One kernel counts and computes, from numbers of the host and from tensors that are on the device."""
         trace, name, device = Trace(), job.update.rule.name, self.channel.device
         tensors: list[Tensor] = []
@@ -347,14 +364,13 @@ class StepNumbers:
         step, scale = Value(trace, "t", scalar=True), known(job.grad_scale)
         c = job.update.general_coefficients(step, options, trace, scale)
         source, numbers = triton_source.coefficients(name, trace, c.values())
-        given = self.channel.send(np.array(numbers), more, capturable=True)
+        words = self.channel.send(more, capturable=True) if len(more) else None
         memory = torch.empty(self.size * self.columns + len(more), dtype=torch.int64, device=device)
         sent = self._sent(memory, self.size)
-        launch = coefficients_launch(name, source, len(more) > 0, job.found_inf is not None, self.columns)
-        of_host = given.view(torch.float64), given[len(numbers) :]
-        arguments = [self.steps, *of_host, sent.coefficients, sent.more, job.found_inf, *tensors]
+        launch = coefficients_launch(name, source, len(more) > 0, job.found_inf is not None, early, self.columns)
+        arguments = [self.steps, words, sent.coefficients, sent.more, job.found_inf, *tensors]
         kind = tuple(None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in arguments)
-        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, self.size)
+        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, *numbers, self.size)
         return sent
 
     def _sent(self, memory: Tensor, rows: int) -> Sent:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from .launch import (
     Launch,
     StepNumbers,
     Stream,
+    begins_early,
     keep,
     kernel,
     lacking,
@@ -44,16 +45,33 @@ from .launch import (
     triton_type,
 )
 
-ELEMENTS = 1024  # of one tile: sorted ids times columns
-WARPS, REGISTERS = 4, 80  # more registers would leave room for fewer programs at a time
-# Wide rows of coded or shared moments with raw ids: a thread has more elements of a row, so that it does less twice.
-WIDE = 64  # columns
-WIDE_ELEMENTS, WIDE_REGISTERS, WIDE_PARTS = 2048, 96, 4
+ELEMENTS = 1024  # of one tile, as a rule: sorted ids times columns
 COLUMNS = 128  # at most, of one tile
 WIDEST = 1024  # columns of rows that share something, which are all in one tile
+WIDE = 64  # columns of rows that have tiles of their own where moments are coded or shared
 SPAN = 32  # tiles whose parts of a row are added at a time
 KEYS = 1024  # ids that one program makes keys of
 LONGEST = 1 << 30  # ids in one gradient
+
+
+class Tile(NamedTuple):
+    """What one program does, and with what."""
+
+    elements: int
+    warps: int = 4
+    registers: int = 80
+    """More would leave room for fewer programs at a time."""
+    parts: int = 1
+    """Of a row, of which a thread has four columns each: the more, the less is done twice."""
+
+    @classmethod
+    def of(cls, structure: Structure, width: int, distinct: bool) -> Tile:
+        if not structure.stored or width < WIDE:
+            return cls(ELEMENTS)
+        if not distinct:
+            return cls(2048, registers=96, parts=4)
+        return cls(1024, 2, registers=128, parts=2) if "int8" in structure.stored else cls(ELEMENTS)
+
 
 # By parameter, memory of the host that the kernels see (was there a bad id, and which?) and the streams that use it.
 _errors: MutableMapping[Tensor, tuple[Tensor, set[int]]] = WeakTensorKeyDictionary()
@@ -217,9 +235,12 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers, device = batch.numbers, batch.device
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
-    sent = numbers.advance(job, _NO_WORDS)
     by_step = None if batch.by_step is None else batch.by_step.of(job.update, job.options)
     keep(by_step, device)
+    errors = [error_of(item.param) for item in batch.items]
+    # Nothing is to be done between the coefficients and the first table if its ids are distinct.
+    early = numbers.stay and job.found_inf is None and grads[batch.positions[0]].is_ready and begins_early(device)
+    sent = numbers.advance(job, _NO_WORDS, early)
     known: dict[Any, tuple[Tensor, Sorted]] = {}
     for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
         grad = grads[i]
@@ -228,7 +249,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
         # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
         same = (ids.data_ptr(), len(ids), rows, grad.distinct)
         if same not in known:
-            found = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
+            found = Sorted.of(ids, rows, errors[k], distinct=grad.distinct, bags=grad.bags)
             known[same] = ids, found
         update_(
             batch.structures[k],
@@ -241,6 +262,7 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             found_inf=job.found_inf if numbers.stay else None,
             seed=item.seed if item.storage else torch.initial_seed() + i if stochastic(job.options) else None,
             randomly=stochastic(job.options),
+            early=early and k == 0,
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
 
@@ -294,6 +316,11 @@ class RowGrad:
         return cls(grad._indices()[0], grad._values(), distinct=grad.is_coalesced())
 
     @property
+    def is_ready(self) -> bool:
+        """Can its rows be moved without anything else that must be done first?"""
+        return self.distinct and self.bags is None and self.ids.is_contiguous() and self.values.is_contiguous()
+
+    @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         more = () if self.bags is None else (self.bags.offsets.dtype,)
         return self.values.dtype, self.ids.dtype, *more
@@ -304,16 +331,20 @@ class Sorted:
     """Row ids in ascending order; among equal ones, those that came first are first."""
 
     keys: Tensor
-    """The ids; one that is no row of the table became `rows`, and comes last."""
+    """The ids; one that is no row of the table became `rows`, and comes last, unless there is an `error`."""
     order: Tensor | None
     """Where each came from; None if they were in order, and distinct."""
     rows: int
     sources: Tensor | None = None
     """In the order in which they came, the gradient of each; None if that is the order of the gradients too."""
+    error: Tensor | None = None
+    """What gets a note of an id that is no row, if nobody has looked yet."""
 
     @classmethod
     def of(cls, ids: Tensor, rows: int, error: Tensor, *, distinct: bool = False, bags: Bags | None = None) -> Sorted:
         """`error` gets a note of an id that is no row. `distinct` promises that the ids are sorted, too."""
+        if distinct and bags is None:
+            return cls(ids, None, rows, error=error)
         n, sources = len(ids), None
         keys = torch.empty(n, dtype=key_dtype(rows), device=ids.device)
         if bags is not None:
@@ -362,12 +393,14 @@ def update_(
     found_inf: Tensor | None = None,
     seed: int | None = None,
     randomly: bool = False,
+    early: bool = False,
 ) -> None:
     """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
 
     `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the structure's
     order, in float64 on the device. `state` is what `tensors_of` gives; the `seed` is that of coded moments and of a
-    bfloat16 parameter that is rounded `randomly`.
+    bfloat16 parameter that is rounded `randomly`. `early`: the last kernel on this stream makes the coefficients, lets
+    the next one begin and makes nothing else that is read here.
     """
     n, rows = len(ids.keys), param.shape[0]
     width = param.numel() // rows if rows else 0
@@ -382,12 +415,14 @@ def update_(
         state,
         values.dtype,
         aligned=(values.data_ptr() % 16 == 0, coefficients.data_ptr() % 16 == 0),
+        unchecked=None if ids.error is None else ids.keys,
         distinct=ids.order is None,
         in_bags=ids.sources is not None,
         counts=counts,
         found_inf=found_inf,
         seed=seed,
         randomly=randomly,
+        early=early,
     )
     tensors = [param, *state.values()]
     keys, order = ids.keys, ids.order
@@ -395,7 +430,7 @@ def update_(
     distinct = order is None
     partials = None if distinct else torch.empty((tiles, 2, width), dtype=how.work, device=param.device)
     shared = (coefficients, counts, found_inf, (seed or 0) & (2**63 - 1), n, rows, width)
-    how.rows((tiles, across, 1), kind, *tensors, values, keys, order, ids.sources, partials, *shared)
+    how.rows((tiles, across, 1), kind, *tensors, values, keys, order, ids.sources, ids.error, partials, *shared)
     if tiles > 1 and not distinct:
         how.seams((tiles - 1, across, 1), kind, *tensors, keys, partials, *shared)
 
@@ -407,16 +442,18 @@ def launches_for(
     values: torch.dtype,
     *,
     aligned: tuple[bool, bool] = (True, True),
+    unchecked: Tensor | None = None,
     distinct: bool = False,
     in_bags: bool = False,
     counts: Tensor | None = None,
     found_inf: Tensor | None = None,
     seed: int | None = None,
     randomly: bool = False,
+    early: bool = False,
 ) -> tuple[Launches, Any]:
     """The launches for such tensors, and all that their arguments can differ in where the launches are the same.
 
-    `aligned`: do the values and the coefficients lie at multiples of 16 bytes?
+    `aligned`: do the values and the coefficients lie at multiples of 16 bytes? `unchecked`: ids that serve as keys.
     """
     tensors = [param, *state.values()]
     rows = param.shape[0]
@@ -432,11 +469,12 @@ def launches_for(
         distinct,
         in_bags,
         randomly and param.dtype == torch.bfloat16,
+        early,
     )
     kind = (
         param.device,
         rows < 1 << 31,
-        key_dtype(rows),
+        key_dtype(rows) if unchecked is None else kind_of(unchecked),
         values,
         *aligned,
         *[x.data_ptr() % 16 == 0 for x in tensors],
@@ -504,14 +542,14 @@ def _square_launches(work: torch.dtype, cut: Cut) -> tuple[Launch, Launch]:
 
     kind = {"WORK": triton_type(work)}
     return (
-        Launch(row_squares, {**kind, "DISTINCT": False, "IN_BAGS": False, **cut.constants}, WARPS),
+        Launch(row_squares, {**kind, "DISTINCT": False, "IN_BAGS": False, **cut.constants}),
         Launch(seam_squares, {**kind, **cut.constants, "SPAN": SPAN}, seam_warps(cut)),
     )
 
 
 def seam_warps(cut: Cut, whole: bool = False) -> int:
     """Of the kernel that sums over tiles, which has one row to do, or a part of it unless rows must be `whole`."""
-    return 1 if cut.columns <= (64 if whole else 16) else WARPS
+    return 1 if cut.columns <= (64 if whole else 16) else 4
 
 
 @dataclass(frozen=True)
@@ -535,14 +573,14 @@ def _launches(
     distinct: bool,
     in_bags: bool,
     randomly: bool,
+    early: bool,
 ) -> Launches:
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
     most = WIDEST if structure.stored or structure.row_steps else COLUMNS
-    wide = bool(structure.stored) and not distinct and width >= WIDE
-    cut = Cut.of(width, most, WIDE_ELEMENTS if wide else ELEMENTS)
-    parts, registers = (WIDE_PARTS, WIDE_REGISTERS) if wide else (1, REGISTERS)
+    tile = Tile.of(structure, width, distinct)
+    cut = Cut.of(width, most, tile.elements)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before, after = {"WORK": triton_type(work)}, {**cut.constants, "PITCH": pitch}
     return Launches(
@@ -550,9 +588,10 @@ def _launches(
         cut,
         Launch(
             kernel(structure, "rows"),
-            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, **flags, **after, "PARTS": parts},
-            WARPS,
-            registers,
+            {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, "EARLY": early, **flags, **after, "PARTS": tile.parts},
+            tile.warps,
+            tile.registers,
+            early,
         ),
         Launch(
             kernel(structure, "seams"),
