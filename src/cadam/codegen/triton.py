@@ -66,6 +66,7 @@ from cadam.engines.cuda.blocks import (
     half,
     half_between,
     hold,
+    let_next_begin,
     look,
     maximum,
     mean_square,
@@ -242,6 +243,8 @@ def {name}_rows(
     PITCH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
+    if EARLY:
+        let_next_begin()
     if proceed(found_inf, GUARD):
         column, there = columns_in_parts(width, COLUMNS, EVEN, PARTS)
         key, inside, starts, ends, goes_on, complete = look(keys, error, n, rows, DISTINCT, TILE)
@@ -290,6 +293,7 @@ def {name}_seams(
     rows,
     width,
     WORK: tl.constexpr,
+    EARLY: tl.constexpr,
     COUNT: tl.constexpr,
     GUARD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -299,6 +303,8 @@ def {name}_seams(
     PITCH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
+    if EARLY:
+        wait_for_last()
     if proceed(found_inf, GUARD):
         column, there = columns_of(width, COLUMNS, EVEN)
         row, g, mask, mine = sum_over_tiles(keys, partials, n, rows, width, column, there, WORK, TILE, SPAN)

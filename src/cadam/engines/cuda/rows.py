@@ -12,7 +12,7 @@ host can see, and the next step of that parameter raises IndexError, as does `ch
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -237,25 +237,19 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers.stream.follow([numbers.steps])
     by_step = None if batch.by_step is None else batch.by_step.of(job.update, job.options)
     keep(by_step, device)
-    errors = [error_of(item.param) for item in batch.items]
-    # Nothing is to be done between the coefficients and the first table if its ids are distinct.
-    early = numbers.stay and job.found_inf is None and grads[batch.positions[0]].is_ready and begins_early(device)
+    grads = [grads[i].contiguous() for i in batch.positions]
+    known: dict[Any, Sorted] = {}
+    # The first table waits for its coefficients when it has read its rows: all else must be there before them.
+    early = numbers.stay and job.found_inf is None and begins_early(device)
+    _sorted(batch.items[0], grads[0], known)
     sent = numbers.advance(job, _NO_WORDS, early)
-    known: dict[Any, tuple[Tensor, Sorted]] = {}
-    for k, (i, item) in enumerate(zip(batch.positions, batch.items, strict=True)):
-        grad = grads[i]
+    for k, (i, item, grad) in enumerate(zip(batch.positions, batch.items, grads, strict=True)):
         placement.stay_for_graphs(item)
-        ids, rows = grad.ids.contiguous(), item.param.shape[0]
-        # Tables that are looked up with the same ids, as in a factorization machine, share one sort.
-        same = (ids.data_ptr(), len(ids), rows, grad.distinct)
-        if same not in known:
-            found = Sorted.of(ids, rows, errors[k], distinct=grad.distinct, bags=grad.bags)
-            known[same] = ids, found
         update_(
             batch.structures[k],
             item.param,
             tensors_of(item, by_step),
-            known[same][1],
+            _sorted(item, grad, known),
             grad.values,
             sent.of(k),
             counts=item.counts,
@@ -265,6 +259,15 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             early=early and k == 0,
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
+
+
+def _sorted(item: Item, grad: RowGrad, known: dict[Any, Sorted]) -> Sorted:
+    """Its ids in order. Tables that are looked up with the same ids, as in a factorization machine, share one sort."""
+    ids, rows = grad.ids, len(item.param)
+    same = (ids.data_ptr(), len(ids), rows, grad.distinct)
+    if same not in known:
+        known[same] = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
+    return known[same]
 
 
 def tensors_of(item: Item, by_step: Tensor | None = None) -> dict[str, Tensor]:
@@ -315,10 +318,8 @@ class RowGrad:
         """A sparse gradient."""
         return cls(grad._indices()[0], grad._values(), distinct=grad.is_coalesced())
 
-    @property
-    def is_ready(self) -> bool:
-        """Can its rows be moved without anything else that must be done first?"""
-        return self.distinct and self.bags is None and self.ids.is_contiguous() and self.values.is_contiguous()
+    def contiguous(self) -> RowGrad:
+        return replace(self, ids=self.ids.contiguous(), values=self.values.contiguous())
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -408,7 +409,6 @@ def update_(
         if counts is not None:
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
-    values = values.contiguous()
     how, kind = launches_for(
         structure,
         param,
@@ -595,8 +595,9 @@ def _launches(
         ),
         Launch(
             kernel(structure, "seams"),
-            {**before, **flags, **after, "SPAN": SPAN},
+            {**before, "EARLY": early, **flags, **after, "SPAN": SPAN},
             seam_warps(cut, bool(structure.stored)),
+            early=early,
         ),
     )
 
