@@ -70,13 +70,16 @@ def coefficients_launch(name: str, source: str, more: bool, guarded: bool, early
 
 @cache
 def begins_early(device: torch.device) -> bool:
-    """Can a kernel on this device begin before the last one has ended, and wait for it later?"""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Can a kernel on this device begin before the last one has ended, and wait for it later, also in a graph?"""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    return driver >= 12_030 and _direct()
 
 
 @cache
 def _direct() -> bool:
-    """May a compiled kernel be launched as it is? Known of these versions of Triton only."""
+    """May a compiled kernel be launched as it is, or early? Known of these versions of Triton only."""
     import triton  # type: ignore[import-not-found,unused-ignore]
 
     return str(triton.__version__).startswith(("3.6.", "3.7."))
