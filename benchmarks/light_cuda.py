@@ -276,8 +276,8 @@ def rows(count: int, width: int, bar: float, distinct: bool = False) -> None:
             graphs.append(in_graph(optimizer.step))
         alive.append((graphs, optimizer))
         contenders[name] = partial(_replay, cycle(graphs))
-        state = optimizer.state[own]
-        held_bytes = sum(t.numel() * t.itemsize for t in state.values() if t.numel() > 1)
+        memories = [t.untyped_storage() for t in optimizer.state[own].values() if t.numel() > 1]
+        held_bytes = sum({memory.data_ptr(): memory.nbytes() for memory in memories}.values())
         engine = optimizer.explain()[0].engine
         sizes[name] = f"{held_bytes / count:.0f} bytes of state a row, {engine}"
     times = interleaved(contenders, rounds=9, inside=8)

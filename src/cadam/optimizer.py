@@ -18,7 +18,7 @@ from torch.optim import optimizer as torchs
 from . import alignment, checkpoint, options
 from .alignment import Alignment, Ratio
 from .defaults import defaults
-from .engines import codes
+from .engines import codes, placement
 from .engines.base import Engine, Item, Job, NotMeant
 from .engines.choose import choose
 from .engines.cuda.rows import check_ids
@@ -404,6 +404,14 @@ class Optimizer(torch.optim.Optimizer):
     # Checkpoints ------------------------------------------------------------------------------------------
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim has it. Second moments that lie in one memory with codes are copies: torch.save wants that."""
+        return _savable(super().state_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _savable(super().__getstate__())
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state dict, ours or torch.optim's. One that does not fit changes nothing.
 
@@ -431,6 +439,13 @@ class Optimizer(torch.optim.Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             self._mark(group)
+
+
+def _savable(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with the state of each parameter as torch.save takes it."""
+    if "state" not in found:  # a hook of the user's made something else of it
+        return found
+    return {**found, "state": {key: placement.savable(entry) for key, entry in found["state"].items()}}
 
 
 @cache

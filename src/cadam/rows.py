@@ -25,7 +25,7 @@ def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -
     """The buffers that `update_` needs beside a table: zeros, in float32 at the least unless the options say otherwise.
 
     Moments that are coded, or shared by a row, have more than one tensor: keep all that this returns. Their rounding
-    goes by torch.manual_seed.
+    goes by torch.manual_seed. On CUDA they may lie in one memory, of which torch.save wants `.contiguous()` copies.
     """
     _check_is_table(table)
     o = complete(optimizer, given)

@@ -62,7 +62,8 @@ def run(
     return optimizer, params
 
 
-def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any) -> None:
+def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **options: Any) -> Any:
+    """The optimizer that was served by the kernels."""
     light, ours = run(FUSED, cls, rows, shape, **options)
     assert light.explain()[0].engine == ("cuda-rows" if rows else "cuda"), light.explain()
     reference, theirs = run((), cls, rows, shape, **options)
@@ -74,6 +75,7 @@ def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **op
             else:
                 torch.testing.assert_close(buffer, reference.state[q][name], rtol=0, atol=0, equal_nan=True)
     assert light.alignment() == reference.alignment()
+    return light
 
 
 def dense() -> None:
@@ -110,6 +112,26 @@ def rows_apart() -> None:
     placement.SIDE_BY_SIDE = "elsewhere"
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
+    of_odd_widths(together=False)
+
+
+def records() -> None:
+    of_odd_widths(together=True)
+    compare(cadam.CAdam, True, (400, 16), moments="int8", second_moment="row", hot=200)  # several tiles
+    compare(cadam.CAdam, True, (30,), moments="int8")
+    compare(cadam.CAdam, True, (30, 2, 5), moments="int8", second_moment="row")
+
+
+def of_odd_widths(together: bool) -> None:
+    """Records with padding, or buffers each with its own stride: of two moments, of one, and of one that rows share."""
+    for number, width in enumerate((3, 10, 70)):
+        for cls, second in ((cadam.CAdam, "element"), (cadam.CAdam, "row"), (cadam.CLion, "element")):
+            for coalesced in (False, True):
+                more: dict[str, Any] = {"coalesced": True} if coalesced else {"hot": 40 * (number % 2)}
+                light = compare(cls, True, (40, width), moments="int8", second_moment=second, **more)
+                for param in light.param_groups[0]["params"]:
+                    parts = [x for x in light.state[param].values() if x.dim()]
+                    assert (len({x.untyped_storage().data_ptr() for x in parts}) == 1) == together
 
 
 def distinct_rows() -> None:
@@ -145,7 +167,7 @@ def row_steps() -> None:
     compare(cadam.CSGDM, True, (40, 3), moments="bfloat16", row_steps=True, dampening=0.5)  # the first step differs
 
 
-CASES = (dense, huge, rows, rows_apart, distinct_rows, distinct_ids_that_are_no_rows, row_steps)
+CASES = (dense, huge, rows, rows_apart, records, distinct_rows, distinct_ids_that_are_no_rows, row_steps)
 
 if __name__ == "__main__":
     run_named({case.__name__: case for case in CASES})

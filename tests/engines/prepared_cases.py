@@ -24,7 +24,7 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose
+from cadam.engines import choose, placement
 from cadam.engines.cpu import symbols, watch
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda import prepared
@@ -419,6 +419,28 @@ def updates_of_rows() -> None:
         tensors, found = updated(True, in_bags)
         assert found == [False, False, True, True, True, True, False, False], found
         assert all(torch.equal(x, y) for x, y in zip(tensors, usual, strict=True))
+
+
+def updates_of_rows_in_records() -> None:
+    """Codes, scales and shared moments in one memory, as on CUDA."""
+    storage: dict[str, Any] = {"moments": "int8", "second_moment": "row"}
+    placement.SIDE_BY_SIDE = "cpu"
+    TYPES.update(s_exp_avg=torch.uint8, e_exp_avg=torch.uint8)
+
+    def updated(**more: Any) -> tuple[list[Tensor], int]:
+        torch.manual_seed(0)
+        table, before = torch.randn(50, 3), State.launched
+        state = new_state(table, **storage)
+        assert len({x.untyped_storage().data_ptr() for x in state.values() if x.dim()}) == 1
+        update = RowUpdate(table, state, cadam.CAdam, complete(cadam.CAdam, {**storage, **more}))
+        for step in range(1, 6):
+            update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
+        return [table, *state.values()], State.launched - before
+
+    prepared_steps, launched = updated()
+    usual, without = updated(prepared=False)
+    assert launched > 0 == without
+    assert all(torch.equal(x, y) for x, y in zip(prepared_steps, usual, strict=True))
 
 
 def an_option_of_rows_at_the_address_of_the_one_before() -> None:

@@ -16,9 +16,12 @@ from triton_interpreter import needs_triton, on_cuda, run_cases
 
 import cadam
 from cadam import moments
+from cadam.codegen.structure import Structure
 from cadam.engines import codes, placement
 from cadam.engines.cpu import library
 from cadam.engines.cuda.dense import Cuda
+from cadam.engines.cuda.launch import lacks_storage
+from cadam.engines.cuda.rows import Strides
 from cadam.rules import RULES
 from cadam.update import Update
 
@@ -98,6 +101,14 @@ def test_steps_beyond_what_float32_can_count_have_noise_of_their_own(storage: st
     assert all(torch.equal(fast[name], reference[name]) for name in fast)
 
 
+def compare_codes(state: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
+    for name, buffer in state.items():
+        if buffer.dtype == torch.float32:  # a mean of squares may be rounded otherwise
+            torch.testing.assert_close(buffer, reference[name].cpu(), rtol=1e-5, atol=0)
+        else:
+            assert torch.equal(buffer, reference[name].cpu()), name
+
+
 SHARED = [{"second_moment": "row"}, {"second_moment": "row", "row_steps": True}, {"row_steps": True}]
 
 
@@ -114,11 +125,7 @@ def test_the_c_kernels_share_second_moments_and_count_steps_by_row_as_the_refere
     expected, reference, slow = run(rule, True, shape, moments=storage, foreach=False, **options)
     assert slow.explain()[0].engine == "rows"
     torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-6)
-    for name, buffer in state.items():
-        if buffer.dtype == torch.float32:  # a mean of squares may be rounded otherwise
-            torch.testing.assert_close(buffer, reference[name], rtol=1e-5, atol=0)
-        else:
-            assert torch.equal(buffer, reference[name]), name
+    compare_codes(state, reference)
     assert optimizer.alignment() == slow.alignment()
 
 
@@ -263,9 +270,11 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
 @pytest.mark.parametrize("shape", [(0, 4), (5, 0), (0,), (0, 2, 3)], ids=str)
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("second", ["element", "row"])
+@pytest.mark.parametrize("where", ["cpu", "elsewhere"])
 def test_a_table_without_elements_takes_any_gradient(
-    storage: str, second: str, shape: tuple[int, ...], fused: bool | None
+    where: str, storage: str, second: str, shape: tuple[int, ...], fused: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
     param = torch.nn.Parameter(torch.ones(shape))
     optimizer = cadam.CAdam([param], moments=storage, second_moment=second, fused=fused)
     none, ids = torch.zeros(shape), torch.zeros(1, 0 if shape[0] == 0 else 3, dtype=torch.int64)
@@ -306,7 +315,7 @@ def test_a_parameter_with_gaps_in_memory_has_the_codes_of_one_without(storage: s
 
 
 def share_storage(state: dict[str, Tensor]) -> bool:
-    return len({state[name].untyped_storage().data_ptr() for name in ("exp_avg", "exp_avg_sq")}) == 1
+    return len({x.untyped_storage().data_ptr() for x in state.values() if x.dim()}) == 1
 
 
 def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -315,10 +324,19 @@ def sparse(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.sparse_coo_tensor(ids[None], torch.randn(len(ids), *shape[1:]), shape, check_invariants=True)
 
 
-@pytest.mark.parametrize("shape", [(30, 16), (30,), (1, 5), (12, 2, 3)], ids=str)
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+BESIDE: list[dict[str, Any]] = [{"moments": "bfloat16"}, {"moments": "int8"}]
+BESIDE.append({"moments": "int8", "second_moment": "row"})
+"""How moments are stored that have one record a row on CUDA."""
+
+
+@pytest.mark.parametrize("shape", [(30, 16), (30, 3), (30, 10), (30,), (1, 5), (12, 2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "storage"),
+    [*[("adam", storage) for storage in BESIDE], ("sgdm", {"moments": "int8"}), ("lion", {"moments": "int8"})],
+    ids=str,
+)
 def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
-    storage: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    rule: str, storage: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
@@ -326,7 +344,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
         monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape))
-        optimizer = cadam.CAdam([param], lr=1e-2, moments=storage, fused=False, foreach=False)
+        optimizer = OF_RULE[rule, True]([param], lr=1e-2, fused=False, foreach=False, **storage)
         together = []
         for grad in (sparse(shape, 1), sparse(shape, 2), torch.ones(shape), sparse(shape, 3)):
             param.grad = grad
@@ -340,68 +358,220 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
 
 
-def table_side_by_side(monkeypatch: pytest.MonkeyPatch, storage: str) -> tuple[cadam.Optimizer, Tensor]:
+def table_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, width: int = 16, **storage: Any
+) -> tuple[cadam.Optimizer, Tensor]:
     monkeypatch.setattr(placement, "SIDE_BY_SIDE", "cpu")
-    param = torch.nn.Parameter(torch.ones(30, 16))
-    optimizer = cadam.CAdam([param], moments=storage, fused=False, foreach=False)
-    param.grad = sparse((30, 16), 1)
+    param = torch.nn.Parameter(torch.ones(30, width))
+    optimizer = cadam.CAdam([param], fused=False, foreach=False, **storage)
+    param.grad = sparse((30, width), 1)
     optimizer.step()
     assert share_storage(optimizer.state[param])
     return optimizer, param
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
-def test_moments_that_become_those_of_rows_leave_no_memory_behind(
-    storage: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("storage", "second", "width", "size"),
+    [
+        ("int8", "element", 16, 36),
+        ("int8", "row", 16, 24),
+        ("int8", "element", 64, 132),
+        ("int8", "row", 64, 72),
+        ("int8", "element", 3, 12),
+        ("int8", "row", 3, 12),
+        ("int8", "element", 10, 28),
+        ("int8", "row", 10, 20),
+        ("bfloat16", "element", 16, 64),
+        ("bfloat16", "element", 3, 12),
+    ],
+)
+def test_a_row_has_one_record_of_so_many_bytes_with_codes_and_numbers_where_kernels_want_them(
+    storage: str, second: str, width: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer, param = table_side_by_side(monkeypatch, storage)
-    optimizer.param_groups[0]["second_moment"] = "row"
-    optimizer.step()
-    for buffer in optimizer.state[param].values():
-        assert buffer.untyped_storage().nbytes() == buffer.nbytes
+    optimizer, param = table_side_by_side(monkeypatch, width, moments=storage, second_moment=second)
+    parts = [x for x in optimizer.state[param].values() if x.dim()]
+    memory = parts[0].untyped_storage()
+    assert memory.nbytes() == 30 * size
+    assert all(x.stride(0) * x.itemsize == size for x in parts)
+    if storage == "int8":
+        wide = [x for x in parts if x.shape == param.shape or x.dtype == torch.float32]
+        assert all((x.data_ptr() - memory.data_ptr()) % 4 == 0 for x in wide)
+    for k, part in enumerate(parts):  # none reaches into another
+        part.copy_(torch.full_like(part, k + 1))
+    assert all((part == k + 1).all() for k, part in enumerate(parts))
 
 
-def test_moments_lie_side_by_side_as_soon_as_they_are_stored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer, param = table_side_by_side(monkeypatch, "int8")
-    for storage in ("bfloat16", "int8", "float32", "int8"):
-        optimizer.param_groups[0]["moments"] = storage
-        optimizer.step()
-        assert share_storage(optimizer.state[param]) == (storage != "float32")
+CONVERSIONS: list[tuple[str, str]] = [
+    ("bfloat16", "element"),
+    ("int8", "element"),
+    ("int8", "row"),
+    ("float32", "row"),
+    ("int8", "row"),
+    ("bfloat16", "row"),
+    ("int8", "row"),
+    ("int8", "element"),
+    ("float32", "element"),
+    ("int8", "row"),
+]
 
 
-@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq_scale"])
-def test_one_that_was_replaced_lies_with_the_others_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer, param = table_side_by_side(monkeypatch, "int8")
-    optimizer.state[param][name] = optimizer.state[param][name].clone()
-    optimizer.step()
+@pytest.mark.parametrize("width", [16, 10])
+def test_moments_that_are_stored_otherwise_lie_together_at_once_and_are_those_that_lie_apart(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for where in ("cpu", "elsewhere"):
+        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(30, width))
+        optimizer = cadam.CAdam([param], fused=False, foreach=False)
+        for number, (storage, second) in enumerate(CONVERSIONS):
+            saved = optimizer.state_dict()
+            optimizer.param_groups[0].update(moments=storage, second_moment=second)
+            if saved["param_groups"][0]["second_moment"] == "row" != second:  # which a step refuses
+                optimizer.load_state_dict(saved)
+            param.grad = sparse((30, width), number)
+            optimizer.step()
+            together = storage == "int8" or (storage, second) == ("bfloat16", "element")
+            assert share_storage(optimizer.state[param]) == (together and where == "cpu")
+            if not together:  # nothing is left in the memory of a record
+                held = [x for x in optimizer.state[param].values() if x.dim()]
+                assert all(x.untyped_storage().nbytes() == x.nbytes for x in held)
+            state = {name: x.clone() for name, x in optimizer.state[param].items()}
+            found.append((param.detach().clone(), state))
+    for (one, state), (other, apart) in zip(found[: len(CONVERSIONS)], found[len(CONVERSIONS) :], strict=True):
+        assert torch.equal(one, other)
+        assert state.keys() == apart.keys()
+        assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+@pytest.mark.parametrize("second", ["element", "row"])
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_scale", "exp_avg_sq"])
+def test_one_that_was_replaced_lies_with_the_others_again(
+    name: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, moments="int8", second_moment=second)
+    before = {name: x.clone() for name, x in optimizer.state[param].items()}
+    optimizer.state[param][name] = copy.deepcopy(optimizer.state[param][name])
     item = optimizer._item(param, optimizer.param_groups[0], "")
-    assert codes.pitch(item) == 2
+    assert codes.lie_alike(item)
+    assert share_storage(optimizer.state[param])
+    assert all(torch.equal(x, before[name]) for name, x in optimizer.state[param].items())
+
+
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_moments_in_records_stay_where_they_are(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, **storage)
+    before = dict(optimizer.state[param])
+    optimizer._plan = None  # what would be planned anew
+    optimizer.step()
+    assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
+
+
+def test_moments_that_lie_one_after_the_other_in_one_memory_get_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, moments="int8")
+    state = optimizer.state[param]
+    names = [name for name, x in state.items() if x.dim()]
+    before = {name: state[name].clone() for name in names}
+    flat = torch.cat([state[name].flatten() for name in names])
+    parts = flat.split([state[name].numel() for name in names])
+    state.update({name: part.view(before[name].shape) for name, part in zip(names, parts, strict=True)})
+    optimizer._item(param, optimizer.param_groups[0], "")
+    assert state["exp_avg"].untyped_storage().nbytes() == 30 * 36
+    assert all(torch.equal(state[name], x) for name, x in before.items())
 
 
 def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
-    assert placement.pitch(torch.ones(1, 7).t()) == 1
-    assert placement.pitch(torch.ones(5, 1).t()) == 1
-    assert placement.pitch(torch.ones(5, 3, 4)[:, 1]) == 3
-    assert placement.pitch(torch.ones(5, 7)[:, :4]) is None  # not whole rows further
-    assert placement.pitch(torch.ones(4, 5).t()) is None
-    assert placement.pitch(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert placement.row_stride(torch.ones(1, 7).t()) == 1
+    assert placement.row_stride(torch.ones(5, 1).t()) == 5
+    assert placement.row_stride(torch.ones(5, 3, 4)[:, 1]) == 12
+    assert placement.row_stride(torch.ones(5, 7)[:, :4]) == 7
+    assert placement.row_stride(torch.ones(5, 7)[:, 2:3]) == 7
+    assert placement.row_stride(torch.ones(4, 5).t()) is None
+    assert placement.row_stride(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert placement.row_stride(torch.ones(20).as_strided((5, 4), (3, 1))) is None  # rows overlap
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
 def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take the bytes between its rows, or behind the last, for its own."""
-    optimizer, param = table_side_by_side(monkeypatch, "int8")
+    optimizer, param = table_side_by_side(monkeypatch, moments="int8")
     item = optimizer._item(param, optimizer.param_groups[0], "")
-    assert codes.pitch(item) == 2
-    apart = {name: optimizer.state[param][name].clone()}
+    assert codes.lie_alike(item)
+    assert lacks_storage(item, rows=True) is None
+    apart = {name: optimizer.state[param][name].clone(memory_format=torch.contiguous_format)}
     buffers = {each: apart.get(each, buffer) for each, buffer in item.state.items()}
     scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
-    assert codes.pitch(replace(item, state=buffers, scales=scales)) is None
+    other = replace(item, state=buffers, scales=scales)
+    assert not codes.lie_alike(other)
+    assert "in the same way" in (lacks_storage(other, rows=True) or "")
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_kernels_are_not_given_rows_that_overlap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, moments="int8", second_moment="row")
+    item = optimizer._item(param, optimizer.param_groups[0], "")
+    assert lacks_storage(item, rows=True) is None
+    buffers = {**item.state, name: item.state[name][:1].expand_as(item.state[name])}
+    assert "in the same way" in (lacks_storage(replace(item, state=buffers), rows=True) or "")
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 10, 16, 70])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_kernels_are_told_how_rows_follow_each_other_and_of_words_only_where_codes_lie_in_words(
+    storage: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, width, **storage)
+    structure = Structure.of(optimizer.rule, optimizer.param_groups[0], rows=True)
+    state = {f"s_{name}": optimizer.state[param][name] for name in ("exp_avg", "exp_avg_sq")}
+    state |= {f"e_{name[:-6]}": x for name, x in optimizer.state[param].items() if name.endswith("_scale")}
+    size = state["s_exp_avg"].stride(0) * state["s_exp_avg"].itemsize
+    found = Strides.of(structure, state)
+    if storage["moments"] == "bfloat16":
+        assert found == (size // 2, 1, 1, width % 4 == 0)
+    else:
+        shared = size // 4 if "second_moment" in storage else 1
+        assert found == (size, size, shared, True)
+        odd = torch.zeros(31, size, dtype=torch.uint8).flatten()[1:].as_strided((30, width), (size, 1))
+        assert not Strides.of(structure, {**state, "s_exp_avg": odd}).by_four
+    apart = {name: x.clone(memory_format=torch.contiguous_format) for name, x in state.items()}
+    assert Strides.of(structure, apart) == (width, 1, 1, True)
+
+
+@pytest.mark.parametrize("how", ["state dict", "optimizer", "copy"])
+@pytest.mark.parametrize("width", [3, 16])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_moments_in_records_are_saved_and_copied_to_the_bit(
+    storage: Any, width: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, width, **storage)
+    if how == "state dict":
+        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        other, table = type(optimizer)([param], **storage), param
+        other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    elif how == "optimizer":
+        torch.save(optimizer, tmp_path / "optimizer.pt")
+        other = torch.load(tmp_path / "optimizer.pt", weights_only=False)
+        (table,) = other.param_groups[0]["params"]
+    else:
+        other, table = copy.deepcopy((optimizer, param))
+    assert all(torch.equal(x, optimizer.state[param][name]) for name, x in other.state[table].items())
+    assert other.state[table].keys() == optimizer.state[param].keys()
+    before, (one, theirs) = param.detach().clone(), (optimizer.state[param], other.state[table])
+    grad = sparse((30, width), 2)
+    for each, own in ((optimizer, param), (other, table)):
+        own.data = before.clone()
+        own.grad = grad
+        each.param_groups[0].update(fused=False, foreach=False)
+        each.step()
+    assert share_storage(theirs)
+    assert theirs["exp_avg"].untyped_storage().data_ptr() != one["exp_avg"].untyped_storage().data_ptr()
+    assert all(torch.equal(x, theirs[name]) for name, x in one.items())
 
 
 @needs_triton
 def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    optimizer, param = table_side_by_side(monkeypatch, moments="bfloat16")
     engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
     engine.device = "cpu"
     update, item = Update.of(optimizer.rule, optimizer.confidence, group), optimizer._item(param, group, "")
@@ -412,9 +582,10 @@ def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monk
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_in_a_capture_moments_stay_where_they_are(storage: Any, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replay of the graph would copy those again that were there when it was captured."""
-    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    optimizer, param = table_side_by_side(monkeypatch, **storage)
     if dense:
         param.grad = torch.ones(30, 16)
     else:
@@ -426,11 +597,12 @@ def test_in_a_capture_moments_stay_where_they_are(dense: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
 def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
-    dense: bool, monkeypatch: pytest.MonkeyPatch
+    storage: Any, dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay would write to memory that is no longer theirs."""
-    optimizer, param = table_side_by_side(monkeypatch, "bfloat16")
+    optimizer, param = table_side_by_side(monkeypatch, **storage)
     if not dense:
         optimizer.load_state_dict(optimizer.state_dict())
     with monkeypatch.context() as patched:
@@ -444,31 +616,35 @@ def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
 def test_without_room_for_a_copy_moments_that_were_loaded_stay_apart(
-    storage: str, monkeypatch: pytest.MonkeyPatch
+    storage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer, param = table_side_by_side(monkeypatch, storage)
+    optimizer, param = table_side_by_side(monkeypatch, **storage)
     reference, other = copy.deepcopy((optimizer, param))
     optimizer.load_state_dict(optimizer.state_dict())
     for one, table in ((optimizer, param), (reference, other)):
         table.grad = sparse((30, 16), 2)
         with monkeypatch.context() as patched:
             if one is optimizer:
-                patched.setattr(torch, "empty", no_room)
+                patched.setattr(torch, "zeros", no_room)
             one.step()
     assert not share_storage(optimizer.state[param])
     assert torch.equal(param, other)
     assert all(torch.equal(buffer, reference.state[other][name]) for name, buffer in optimizer.state[param].items())
-    new = cadam.CAdam([param], moments=storage)
-    monkeypatch.setattr(torch, "empty", no_room)
+    new = cadam.CAdam([param], **storage)
+    monkeypatch.setattr(torch, "zeros", no_room)
     with pytest.raises(torch.OutOfMemoryError):
         new.step()
     assert param not in new.state
 
 
-def no_room(*_: Any, **__: Any) -> Tensor:
-    raise torch.OutOfMemoryError("no room")
+def no_room(*size: Any, zeros: Any = torch.zeros, **how: Any) -> Tensor:
+    """For records, which are bytes."""
+    if how.get("dtype") == torch.uint8:
+        raise torch.OutOfMemoryError("no room")
+    made: Tensor = zeros(*size, **how)
+    return made
 
 
 def test_plain_moments_in_memory_of_the_users_stay_there() -> None:
@@ -485,10 +661,11 @@ def test_plain_moments_in_memory_of_the_users_stay_there() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
 def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_the_c_kernels(
-    monkeypatch: pytest.MonkeyPatch,
+    storage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    optimizer, _ = table_side_by_side(monkeypatch, "int8")
+    optimizer, _ = table_side_by_side(monkeypatch, **storage)
     optimizer.param_groups[0].update(fused=None, foreach=None)
     monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
     optimizer.step()
@@ -496,47 +673,48 @@ def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_t
 
 
 @needs_kernels
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
 def test_a_state_saved_where_rows_lie_side_by_side_is_loaded_for_the_c_kernels(
-    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
         monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, 16))
-        optimizer = cadam.CAdam([param], moments=storage)
+        optimizer = cadam.CAdam([param], **storage)
         param.grad = sparse((30, 16), 1)
         optimizer.step()
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
         monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
-        resumed = cadam.CAdam([param], moments=storage)
+        resumed = cadam.CAdam([param], **storage)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
         param.grad = sparse((30, 16), 2)
         resumed.step()
         assert resumed.explain()[0].engine == "native-rows"
         found.append((param.detach(), resumed.state[param]))
-    (_, state), (_, apart) = found
-    torch.testing.assert_close(found[0][0], found[1][0])
-    assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+    (one, state), (other, apart) = found
+    torch.testing.assert_close(one, other)
+    compare_codes(state, apart)
 
 
 @on_cuda
-@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
-def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [3, 10, 16])
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: Any, width: int, tmp_path: Path) -> None:
     """Whatever becomes of the optimizer between steps."""
 
     def saved(optimizer: cadam.Optimizer, param: Tensor, **how: Any) -> cadam.Optimizer:
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-        resumed = cadam.CAdam([param], lr=1e-2, moments=storage)
+        resumed = cadam.CAdam([param], lr=1e-2, **storage)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt", **how))
         return resumed
 
-    shape, found = (300, 16), []
+    shape, found = (300, width), []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape).to(device))
-        optimizer: cadam.Optimizer = cadam.CAdam([param], lr=1e-2, moments=storage)
+        optimizer: cadam.Optimizer = cadam.CAdam([param], lr=1e-2, **storage)
         together = []
         for k in range(6):
             param.grad = sparse(shape, k).to(device)
@@ -553,18 +731,19 @@ def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: st
         found.append((param.detach().cpu(), optimizer.state[param]))
     (one, state), (other, apart) = found
     torch.testing.assert_close(one, other)
-    assert all(torch.equal(buffer, apart[name].cpu()) for name, buffer in state.items())
+    compare_codes(state, apart)
 
 
 @on_cuda
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(dense: bool) -> None:
+@pytest.mark.parametrize("storage", BESIDE, ids=str)
+def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(storage: Any, dense: bool) -> None:
     """A step with another kind of gradient, or one after a load, comes between two replays."""
     shape, found = (300, 16), []
     for graph in (False, True):
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape).cuda())
-        optimizer = cadam.CAdam([param], lr=1e-2, moments="bfloat16", capturable=True)
+        optimizer = cadam.CAdam([param], lr=1e-2, capturable=True, **storage)
         rows, other = sparse(shape, 1).cuda(), torch.ones(shape).cuda() if dense else sparse(shape, 2).cuda()
         param.grad = rows
         optimizer.step()
@@ -589,7 +768,8 @@ def test_a_graph_on_cuda_goes_on_with_the_moments_that_other_steps_use(dense: bo
 
 @needs_triton
 @pytest.mark.parametrize(
-    "case", ["dense", "huge", "rows", "rows_apart", "distinct_rows", "distinct_ids_that_are_no_rows", "row_steps"]
+    "case",
+    ["dense", "huge", "rows", "rows_apart", "records", "distinct_rows", "distinct_ids_that_are_no_rows", "row_steps"],
 )
 def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case: str) -> None:
     run_cases(Path(__file__).parent / "light_cases.py", [case])

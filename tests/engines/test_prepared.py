@@ -51,7 +51,8 @@ def test_gradients_of_rows_that_are_not_as_before_are_noticed() -> None:
 @pytest.mark.slow
 @needs_triton
 def test_a_prepared_update_of_rows_is_the_usual_one() -> None:
-    run_cases(CASES, ["updates_of_rows", "an_option_of_rows_at_the_address_of_the_one_before", "no_room_for_rows"])
+    cases = ["updates_of_rows", "an_option_of_rows_at_the_address_of_the_one_before", "no_room_for_rows"]
+    run_cases(CASES, [*cases, "updates_of_rows_in_records"])
 
 
 QUICK = [

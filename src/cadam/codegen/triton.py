@@ -42,7 +42,8 @@ below which nothing is held), the move of a block of elements in memory, and thr
 
 - `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
   the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
-- `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved.
+- `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved. The next row begins so many elements
+  further: `CODES` in coded buffers, `SCALES` in their scales, `SHARED` in what rows share.
 - `_seams`: the rows that reach over the end of a tile; none does where all ids are distinct.
 """
 
@@ -240,7 +241,10 @@ def {name}_rows(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
-    PITCH: tl.constexpr,
+    CODES: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARED: tl.constexpr,
+    BY_FOUR: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     if EARLY:
@@ -300,7 +304,10 @@ def {name}_seams(
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
-    PITCH: tl.constexpr,
+    CODES: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARED: tl.constexpr,
+    BY_FOUR: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     if EARLY:
@@ -462,9 +469,9 @@ def kernels(structure: Structure) -> str:
         f"    s_{b} = fetch(s_{b}_, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
         for b, how in zip(buffers, stored, strict=True)
     ]
-    where = {"row": "s_{0} + row", "plain": "s_{0} + place"}
+    where = {"row": "s_{0} + row * SHARED", "plain": "s_{0} + place"}
     at = [
-        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}) + (first * PITCH + column)').format(b)}\n"
+        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}, BY_FOUR) + (row * CODES + column)').format(b)}\n"
         for b, how in zip(buffers, stored, strict=True)
     ]
     values = {
@@ -508,7 +515,7 @@ def kernels(structure: Structure) -> str:
         "pointers": each("    s_{b},\n")
         + each_scale("    e_{b},\n")
         + "    row_steps,\n    by_step,\n" * structure.row_steps,
-        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row * PITCH\n"),
+        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row * SCALES\n"),
         "values": each("value_{b}, "),
         "as_row": AS_ROW if structure.stored else "",
         # Coded moments have a seed for each parameter, and its elements noise apart from theirs.

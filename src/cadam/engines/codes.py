@@ -126,14 +126,14 @@ def other_scales(item: Item, rows: bool) -> str | None:
     return "the moments have a scale for each row, and the gradient is dense"
 
 
-def pitch(item: Item) -> int | None:
-    """How many rows further each row of the coded buffers begins: 2 where two of them have their rows side by side.
-
-    Scales lie as their buffers do. None where one lies otherwise than another.
-    """
-    buffers = [item.state[name] for name in coded(item)] if item.param.numel() else []
-    found = {placement.pitch(x) for x in (*buffers, *item.scales.values())} if buffers else {1}
-    return found.pop() if len(found) == 1 else None
+def lie_alike(item: Item) -> bool:
+    """Do rows follow each other in one way: in all buffers of codes, in all scales, and in all that rows share?"""
+    shared = [buffer for buffer in item.state.values() if is_by_row(buffer, item.param)]
+    for tensors in ([item.state[name] for name in coded(item)], item.scales.values(), shared):
+        strides = {placement.row_stride(x) for x in tensors if item.param.numel()}
+        if len(strides) > 1 or None in strides:
+            return False
+    return True
 
 
 def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -276,14 +276,15 @@ def complete(
     `rows`: is it a table, whose gradients are sparse? Then scales, second moments and step counts may be those of rows.
     `number` tells parameters apart whose roundings are to differ.
     """
-    beside = _beside(param, rule, o) if rows else []
-    new = placement.side_by_side(state, param, beside, CODES[o["moments"]]) if beside else {}
+    coded, shared = _in_records(param, rule, o) if rows else ([], [])
+    new = placement.side_by_side(state, param, coded, shared, CODES[o["moments"]]) if coded else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
         if rows and shares(param, kind, o):
             if name not in state:
-                state[name] = torch.full(by_row(param), start, dtype=torch.float32, device=param.device)
+                place = new[name] if name in new else param.new_empty(by_row(param), dtype=torch.float32)
+                state[name] = place.fill_(start)
             elif not is_by_row(state[name], param):
                 whole = _plain(kind, state[name], state.pop(scale_of(name), None))
                 state[name] = mean_of_rows(whole)
@@ -305,7 +306,7 @@ def complete(
             continue
         values = _plain(kind, state[name], scale) if name in state else None
         if name in new:
-            codes, scales = new[name].zero_(), new[scale_of(name)].fill_(LOWEST)
+            codes, scales = new[name], new[scale_of(name)].fill_(LOWEST)
         else:
             blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
             codes = filled_like(param, 0, torch.uint8)
@@ -315,8 +316,8 @@ def complete(
         if values is not None:
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
         state[name], state[scale_of(name)] = codes, scales
-    state.update({name: room.copy_(state[name]) for name, room in new.items() if state[name] is not room})
-    if not beside and (SEED in state or o["moments"] != "float32"):
+    state.update({name: place.copy_(state[name]) for name, place in new.items() if state[name] is not place})
+    if not coded and (SEED in state or o["moments"] != "float32"):
         placement.set_apart(state, [*rule.state(o), *map(scale_of, rule.state(o))], param)
     if o["moments"] == "float32":
         state.pop(SEED, None)
@@ -326,14 +327,15 @@ def complete(
         state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
 
 
-def _beside(param: Tensor, rule: Rule, o: Options) -> list[list[str]]:
-    """The coded moments of a table that are to lie side by side, then their scales if they have any."""
+def _in_records(param: Tensor, rule: Rule, o: Options) -> tuple[list[str], list[str]]:
+    """The moments of a table that are to lie in one record a row: those that are coded, and those that rows share."""
     if param.device.type != placement.SIDE_BY_SIDE or o["moments"] == "float32" or len(param) < 2 or not param.numel():
-        return []
-    names = [name for name in rule.state(o) if not shares(param, rule.moments.get(name), o)]
-    if len(names) < 2:
-        return []
-    return [names, list(map(scale_of, names))] if o["moments"] == "int8" else [names]
+        return [], []
+    shared = [name for name in rule.state(o) if shares(param, rule.moments.get(name), o)]
+    coded = [name for name in rule.state(o) if name not in shared]
+    if o["moments"] == "int8":
+        return coded, shared
+    return (coded, []) if len(coded) > 1 else ([], [])
 
 
 def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:

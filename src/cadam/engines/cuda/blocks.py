@@ -237,10 +237,12 @@ def replaced(x, i, value):
 
 
 @triton.jit
-def by_four(pointer):
-    """Such a pointer from one that may be known to lie better."""
+def by_four(pointer, IS_MULTIPLE: tl.constexpr):
+    """Such a pointer from one that may be known to lie better; the same where it is no multiple of four codes."""
     type: tl.constexpr = pointer.dtype.element_ty
-    return tl.multiple_of(pointer.to(tl.int64).to(tl.pointer_type(type)), type.primitive_bitwidth // 2)
+    if IS_MULTIPLE:
+        pointer = tl.multiple_of(pointer.to(tl.int64).to(tl.pointer_type(type)), type.primitive_bitwidth // 2)
+    return pointer
 
 
 @triton.jit

@@ -142,8 +142,8 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
         return reason
     if not rows and any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
-    if rows and codes.pitch(item) is None:
-        return "its moments and their scales do not all lie in memory in the same way"
+    if rows and not codes.lie_alike(item):
+        return "the rows of its moments, or of their scales, do not all lie in memory in the same way"
     return None
 
 
@@ -198,11 +198,9 @@ def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
         return "the buffers of the state differ in dtype"
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
-    side_by_side = codes.coded(item) if rows else ()
+    in_records = codes.coded(item) if rows else ()
     for name, buffer in item.state.items():
-        if name in by_row and not buffer.is_contiguous():
-            return f"{name} is not contiguous"
-        alike = buffer.stride() == param.stride() or name in side_by_side
+        alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):
             return f"{name} does not lie in memory as the parameter does"
     where = param.device if scalars.stay_on_device(options) else torch.device("cpu")

@@ -458,12 +458,11 @@ def launches_for(
     tensors = [param, *state.values()]
     rows = param.shape[0]
     width = param.numel() // rows
-    pitch = placement.pitch(state[f"s_{structure.coded[0]}"]) if structure.coded else 1  # all have the same
     how = _launches(
         structure,
         tuple(x.dtype for x in tensors),
         width,
-        pitch,
+        Strides.of(structure, state),
         counts is not None,
         found_inf is not None,
         distinct,
@@ -552,6 +551,29 @@ def seam_warps(cut: Cut, whole: bool = False) -> int:
     return 1 if cut.columns <= (64 if whole else 16) else 4
 
 
+class Strides(NamedTuple):
+    """How many elements further the next row begins. All buffers of a kind have the same, see `codes.lie_alike`."""
+
+    codes: int
+    scales: int
+    shared: int
+    by_four: bool
+    """Do all codes begin at a multiple of four of them?"""
+
+    @classmethod
+    def of(cls, structure: Structure, state: Mapping[str, Tensor]) -> Strides:
+        stored = dict(zip(structure.stored, structure.buffers, strict=False))  # one buffer of each kind
+        codes = [state[f"s_{name}"] for name in structure.coded]
+        by_four = all(x.data_ptr() % (4 * x.itemsize) == 0 for x in codes)
+        scales = state[f"e_{stored['int8']}"].stride(0) if "int8" in stored else 1
+        shared = state[f"s_{stored['row']}"].stride(0) if "row" in stored else 1
+        return cls(codes[0].stride(0) if codes else 1, scales, shared, by_four)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"CODES": self.codes, "SCALES": self.scales, "SHARED": self.shared, "BY_FOUR": self.by_four}
+
+
 @dataclass(frozen=True)
 class Launches:
     """The two launches of one update, and how they cut the work."""
@@ -567,7 +589,7 @@ def _launches(
     structure: Structure,
     dtypes: tuple[torch.dtype, ...],
     width: int,
-    pitch: int,
+    strides: Strides,
     counted: bool,
     guarded: bool,
     distinct: bool,
@@ -582,7 +604,7 @@ def _launches(
     tile = Tile.of(structure, width, distinct)
     cut = Cut.of(width, most, tile.elements)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
-    before, after = {"WORK": triton_type(work)}, {**cut.constants, "PITCH": pitch}
+    before, after = {"WORK": triton_type(work)}, {**cut.constants, **strides.constants}
     return Launches(
         work,
         cut,
