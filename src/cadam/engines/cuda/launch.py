@@ -7,6 +7,7 @@ CUDA graph can hold the step.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -73,8 +74,12 @@ def begins_early(device: torch.device) -> bool:
     """Can a kernel on this device begin before the last one has ended, and wait for it later, also in a graph?"""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return False
-    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return driver >= 12_030 and _direct()
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:  # it has another name
+        return False
+    return version.value >= 12_030 and _direct()
 
 
 @cache
