@@ -140,6 +140,7 @@ def distinct_rows() -> None:
     compare(cadam.CAdam, True, (400, 16), moments="bfloat16", row_steps=True, coalesced=True, capturable=True)
     compare(cadam.CAdam, True, (40, 103), second_moment="row", coalesced=True)
     compare(cadam.CAdam, True, (60, 70), moments="int8", coalesced=True)  # wide ones
+    compare(cadam.CAdam, True, (60, 64), moments="int8", coalesced=True)  # scales in records of their own
 
 
 def distinct_ids_that_are_no_rows() -> None:

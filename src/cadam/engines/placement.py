@@ -4,12 +4,15 @@ Rows lie far apart: on CUDA it takes as long to reach a few bytes as a hundred. 
 
 - the codes of each moment. Those of one byte are padded to a multiple of 4, since kernels read four at a time;
 - with codes of one byte, the float32 numbers that the row shares, then the scale of each moment, padded likewise.
+
+Where the codes of a row fill lines of the cache, the rest has a record of its own: codes that reach into one line more
+take longer than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..moments import scale_of
 from .base import Item, capturing, fills_memory
 
+LINE = 128  # bytes of a line of the GPU's cache
 SIDE_BY_SIDE = "cuda"
 """The kind of device on which rows have records."""
 
@@ -40,37 +44,60 @@ def side_by_side(
     `coded` are the moments that have codes of this dtype, `shared` those of which a row has one number in float32.
     Empty where they lie so, where those that exist leave no room for a copy, or where a CUDA graph reaches them.
     """
-    width, unit = param.shape[1:].numel() * dtype.itemsize, 4 if dtype == torch.uint8 else dtype.itemsize
-    parts = dict.fromkeys(coded, (dtype, param.shape[1:], -(-width // unit) * unit))
-    parts |= dict.fromkeys(shared, (torch.float32, torch.Size([1] * (param.dim() - 1)), 4))
-    if dtype == torch.uint8:
-        parts |= dict.fromkeys(map(scale_of, coded), (dtype, torch.Size([1]), 1))
-    size = -(-sum(room for _, _, room in parts.values()) // unit) * unit
-    if _is_record({name: state.get(name) for name in parts}, [kind for kind, _, _ in parts.values()], size):
+    records = _records(param, coded, shared, dtype)
+    if all(record.holds(state) for record in records):
         return {}
-    exist = any(name in state for name in parts)
-    if exist and _must_stay(state, parts, param.device):
+    names = [name for record in records for name in record.parts]
+    exist = any(name in state for name in names)
+    if exist and _must_stay(state, names, param.device):
         return {}
     try:
-        memory = torch.zeros((len(param), size), dtype=torch.uint8, device=param.device)
+        memories = [torch.zeros((len(param), r.size), dtype=torch.uint8, device=param.device) for r in records]
     except torch.OutOfMemoryError:
         if exist:
             return {}
         raise
-    found, start = {}, 0
-    for name, (kind, shape, room) in parts.items():
-        part = memory[:, start : start + shape.numel() * kind.itemsize]
-        found[name] = part.view(kind).view(len(param), *shape)
-        start += room
+    found = {}
+    for record, memory in zip(records, memories, strict=True):
+        start = 0
+        for name, (kind, shape, room) in record.parts.items():
+            part = memory[:, start : start + shape.numel() * kind.itemsize]
+            found[name] = part.view(kind).view(len(param), *shape)
+            start += room
     return found
 
 
-def _is_record(parts: Mapping[str, Any], dtypes: Sequence[torch.dtype], size: int) -> bool:
-    """Do these tensors lie in one memory, and each in records of this size?"""
-    if any(x is None or x.dtype != dtype for x, dtype in zip(parts.values(), dtypes, strict=True)):
-        return False
-    memories = {x.untyped_storage()._cdata for x in parts.values()}
-    return len(memories) == 1 and all(x.stride(0) * x.itemsize == size for x in parts.values())
+class Record(NamedTuple):
+    """What a row has in one place."""
+
+    parts: dict[str, tuple[torch.dtype, torch.Size, int]]
+    """By name, dtype and shape of a part, and the bytes that it takes."""
+    unit: int
+    """Bytes that the size is a multiple of."""
+
+    @property
+    def size(self) -> int:
+        return -(-sum(room for _, _, room in self.parts.values()) // self.unit) * self.unit
+
+    def holds(self, state: Mapping[str, Any]) -> bool:
+        """Do its parts lie in one memory, and each in records of this size?"""
+        found = [(state.get(name), kind) for name, (kind, _, _) in self.parts.items()]
+        if any(x is None or x.dtype != kind or x.stride(0) * x.itemsize != self.size for x, kind in found):
+            return False
+        return len({x.untyped_storage()._cdata for x, _ in found if x is not None}) == 1
+
+
+def _records(param: Tensor, coded: Sequence[str], shared: Sequence[str], dtype: torch.dtype) -> list[Record]:
+    """One, or two where codes fill whole lines of the cache: nothing is to come between them."""
+    unit = 4 if dtype == torch.uint8 else dtype.itemsize
+    room = -(-param.shape[1:].numel() * dtype.itemsize // unit) * unit
+    codes = dict.fromkeys(coded, (dtype, param.shape[1:], room))
+    more = dict.fromkeys(shared, (torch.float32, torch.Size([1] * (param.dim() - 1)), 4))
+    if dtype == torch.uint8:
+        more |= dict.fromkeys(map(scale_of, coded), (dtype, torch.Size([1]), 1))
+    if more and len(coded) * room % LINE == 0:
+        return [Record(codes, unit), Record(more, 4 if shared else 1)]
+    return [Record({**codes, **more}, unit)]
 
 
 def savable(state: Any) -> Any:
