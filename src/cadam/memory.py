@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 PAGE = 4096
-LARGE = 1 << 25  # bytes from which huge pages are worth asking for
+LARGE = 1 << 22  # bytes from which huge pages are worth asking for
 MADV_HUGEPAGE = 14  # as in linux/mman.h
 
 
@@ -21,10 +22,18 @@ def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Te
     Rows of a large table lie far apart, and finding each in small pages costs as much as reading it. So the system
     is asked to put large tensors in huge pages; where it does not, nothing but speed is lost.
     """
-    buffer = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach()
-    if type(buffer) is Tensor and buffer.device.type == "cpu" and buffer.nbytes >= LARGE:
-        _ask_for_huge_pages(buffer)
-    return buffer.fill_(value)
+    return _filled(torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach(), value)
+
+
+def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same of another shape."""
+    return _filled(torch.empty(tuple(shape), dtype=dtype, device=device), value)
+
+
+def _filled(x: Tensor, value: float | complex) -> Tensor:
+    if type(x) is Tensor and x.device.type == "cpu" and x.nbytes >= LARGE:
+        _ask_for_huge_pages(x)
+    return x.fill_(value)
 
 
 def _ask_for_huge_pages(x: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import moments
-from ..memory import filled_like
+from ..memory import filled, filled_like
 from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, first_given, scale_of
 from ..rules import Options, Rule
 from . import placement
@@ -283,8 +283,10 @@ def complete(
         scale = state.get(scale_of(name))
         if rows and shares(param, kind, o):
             if name not in state:
-                place = new[name] if name in new else param.new_empty(by_row(param), dtype=torch.float32)
-                state[name] = place.fill_(start)
+                if name in new:
+                    state[name] = new[name].fill_(start)
+                else:
+                    state[name] = filled(by_row(param), start, torch.float32, param.device)
             elif not is_by_row(state[name], param):
                 whole = _plain(kind, state[name], state.pop(scale_of(name), None))
                 state[name] = mean_of_rows(whole)
@@ -310,7 +312,7 @@ def complete(
         else:
             blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
             codes = filled_like(param, 0, torch.uint8)
-            scales = torch.full(blocks, LOWEST, dtype=torch.uint8, device=param.device)
+            scales = filled(blocks, LOWEST, torch.uint8, param.device)
         if values is None and start:
             values = filled_like(param, start, torch.float32)
         if values is not None:
@@ -324,7 +326,7 @@ def complete(
     elif needs_seed(state, rule, o):
         state[SEED] = new_seed(number)
     if o["row_steps"] and rows and ROW_STEPS not in state:
-        state[ROW_STEPS] = torch.zeros(by_row(param), dtype=torch.int32, device=param.device)
+        state[ROW_STEPS] = filled(by_row(param), 0, torch.int32, param.device)
 
 
 def _in_records(param: Tensor, rule: Rule, o: Options) -> tuple[list[str], list[str]]:
