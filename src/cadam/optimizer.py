@@ -219,14 +219,14 @@ class Optimizer(torch.optim.Optimizer):
         names: list[dict[Tensor, str]] = []  # of each group's parameters with gradients
         for number, group in enumerate(self.param_groups):
             names.append({})
+            if any(param.grad is not None for param in group["params"]):
+                options.check_kinds(self.rule, group, f"group {number}")
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
                     name = f"group {number}, parameter {checkpoint.describe(group, position)}"
                     _check_grad(param, param.grad, group, name)
                     self._check_state(param, group, name)
                     names[-1][param] = name
-            if names[-1]:
-                options.check_kinds(group, f"group {number}")
         self._forget_counts()
         known = set(self.state)
         try:
@@ -247,7 +247,7 @@ class Optimizer(torch.optim.Optimizer):
             if not isinstance(value, Tensor):
                 problem = f"is {value!r}, not a tensor"
             elif value.shape != param.shape and not (
-                codes.shares(param, self.rule.moments.get(key), group) and value.shape == codes.by_row(param)
+                codes.may_share(self.rule.moments.get(key)) and value.shape == codes.by_row(param)
             ):
                 problem = f"has shape {tuple(value.shape)}, the parameter now has {tuple(param.shape)}"
             elif value.device != param.device:
@@ -372,7 +372,8 @@ class Optimizer(torch.optim.Optimizer):
                 choice = choose(update, item, seen, group)
                 engine, passed_over = choice.engine.name, choice.passed_over
             about = name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over
-            rows.append(Explained(*about, None if fixed is not None else codes.mixed_scales(item)))
+            stored = () if fixed is not None else (codes.mixed_scales(item), codes.described(item))
+            rows.append(Explained(*about, *stored))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
         return Explanation(rows, self._how_prepared() if by_kernels else None)
 
@@ -467,6 +468,8 @@ class Explained:
     passed_over: Mapping[str, str]
     warning: str | None = None
     """What is not well with how its moments are stored."""
+    storage: str = ""
+    """How they are stored, if not as one float32 for each element."""
 
 
 class Explanation(list[Explained]):
@@ -484,7 +487,8 @@ class Explanation(list[Explained]):
         lines = []
         for row in self:
             kind = f"{list(row.shape)} {str(row.dtype).removeprefix('torch.')} {row.device}"
-            lines.append(f"{row.name}: {kind}, gradient {row.gradient}: {row.engine}")
+            stored = f", {row.storage}" if row.storage else ""
+            lines.append(f"{row.name}: {kind}, gradient {row.gradient}{stored}: {row.engine}")
             # That an engine is for other devices or gradients explains nothing here.
             reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, NotMeant)}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())

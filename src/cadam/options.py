@@ -126,12 +126,15 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
     rule.check(o)
 
 
-def check_kinds(o: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError if what is to be a number is none: between steps, groups are open to anyone.
+def check_kinds(rule: Rule, o: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError if what is to be a number is none, or moments cannot be stored so: groups are open to anyone.
 
     Only that. A number out of range is the user's own then, as in torch.optim, and shows in the parameters.
     """
     try:
+        if not isinstance(o["row_steps"], bool):
+            raise ValueError(f"Invalid row_steps value: {o['row_steps']!r} (True or False)")
+        moments.check(rule.moments, rule.state(o), rule.name, o)
         for name, what in NUMBERS.items():
             if name in o:
                 _one_number(o[name], what, name)

@@ -304,8 +304,11 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
     unmarked["param_groups"][0]["second_moment"] = "element"
     with pytest.raises(ValueError, match="exp_avg_sq has shape"):
         cadam.CAdam([param]).load_state_dict(unmarked)
-    element.state[param]["exp_avg_sq"] = shared
-    with pytest.raises(RuntimeError, match="exp_avg_sq has shape"):
+    element.state[param]["exp_avg_sq"] = shared  # as after a change of the group's options
+    element._new_plan(None)
+    assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
+    element.state[param]["exp_avg"] = shared
+    with pytest.raises(RuntimeError, match="exp_avg has shape"):
         element._new_plan(None)
     wrong = saved.state_dict()
     wrong["state"][0]["exp_avg"] = shared

@@ -431,10 +431,7 @@ def test_moments_that_are_stored_otherwise_lie_together_at_once_and_are_those_th
         param = torch.nn.Parameter(torch.randn(30, width))
         optimizer = cadam.CAdam([param], fused=False, foreach=False)
         for number, (storage, second) in enumerate(CONVERSIONS):
-            saved = optimizer.state_dict()
             optimizer.param_groups[0].update(moments=storage, second_moment=second)
-            if saved["param_groups"][0]["second_moment"] == "row" != second:  # which a step refuses
-                optimizer.load_state_dict(saved)
             param.grad = sparse((30, width), number)
             optimizer.step()
             together = storage == "int8" or (storage, second) == ("bfloat16", "element")
@@ -448,6 +445,51 @@ def test_moments_that_are_stored_otherwise_lie_together_at_once_and_are_those_th
         assert torch.equal(one, other)
         assert state.keys() == apart.keys()
         assert all(torch.equal(buffer, apart[name]) for name, buffer in state.items())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("moments", "int3", "moments value: 'int3'"), ("second_moment", "rwo", "'rwo'"), ("row_steps", "yes", "'yes'")],
+)
+def test_a_group_whose_storage_is_none_is_refused_before_anything_is_changed(
+    option: str, value: str, message: str
+) -> None:
+    param = torch.nn.Parameter(torch.ones(5, 3))
+    optimizer = cadam.CAdam([param])
+    for known in (False, True):
+        if known:
+            optimizer.param_groups[0][option] = cadam.CAdam([param]).defaults[option]
+            param.grad = sparse((5, 3), 0)
+            optimizer.step()
+        before = param.detach().clone()
+        optimizer.param_groups[0][option] = value
+        param.grad = sparse((5, 3), 1)
+        with pytest.raises(ValueError, match=f"group 0: Invalid .*{message}.*; no parameter was changed"):
+            optimizer.step()
+        assert torch.equal(param, before)
+
+
+def test_rows_that_count_their_steps_again_count_from_zero() -> None:
+    param = torch.nn.Parameter(torch.ones(5, 3))
+    optimizer = cadam.CAdam([param], row_steps=True)
+    for own in (True, True, False, True):
+        optimizer.param_groups[0]["row_steps"] = own
+        param.grad = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 3), (5, 3), check_invariants=True)
+        optimizer.step()
+        assert ("row_steps" in optimizer.state[param]) == own
+    assert optimizer.state[param]["row_steps"].flatten().tolist() == [0, 0, 1, 0, 0]
+
+
+def test_explain_says_how_moments_are_stored() -> None:
+    table, head = torch.nn.Parameter(torch.ones(5, 16)), torch.nn.Parameter(torch.ones(3))
+    optimizer = cadam.CAdam([table, head], moments="int8", second_moment="row", row_steps=True)
+    table.grad, head.grad = sparse((5, 16), 0), torch.ones(3)
+    optimizer.step()
+    first, second = str(optimizer.explain()).splitlines()[:2]
+    assert ", gradient sparse, moments in int8, second moments by row, steps by row: " in first
+    assert ", gradient dense, moments in int8: " in second
+    plain = cadam.CAdam([head])
+    assert ", gradient dense: " in str(plain.explain())
 
 
 @pytest.mark.parametrize("second", ["element", "row"])

@@ -110,6 +110,13 @@ def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     }
 
 
+def described(item: Item) -> str:
+    """How its moments are stored, in words; empty where each is one float32 for each element."""
+    coded = f"moments in {item.moments}" if item.moments != "float32" else ""
+    shared = "second moments by row" if shares_moments(item) else ""
+    return ", ".join(filter(None, [coded, shared, "steps by row" if item.row_steps is not None else ""]))
+
+
 def coded(item: Item) -> list[str]:
     """The buffers that are coded, in order: the first takes the lower half of the noise."""
     if item.moments == "float32":
@@ -325,7 +332,9 @@ def complete(
         state.pop(SEED, None)
     elif needs_seed(state, rule, o):
         state[SEED] = new_seed(number)
-    if o["row_steps"] and rows and ROW_STEPS not in state:
+    if not o["row_steps"]:
+        state.pop(ROW_STEPS, None)
+    elif rows and ROW_STEPS not in state:
         state[ROW_STEPS] = filled(by_row(param), 0, torch.int32, param.device)
 
 

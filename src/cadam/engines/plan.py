@@ -163,7 +163,7 @@ class Plan:
         if given != self.given:
             for number, group in enumerate(groups):
                 if any(planned.job.options is group for planned in self.jobs):
-                    check_kinds(group, f"group {number}")
+                    check_kinds(self.jobs[0].job.update.rule, group, f"group {number}")
             if self.signature != _signature(self, groups, grad_scale):
                 return False
             self.given = given
