@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 PAGE = 4096
-LARGE = 1 << 22  # bytes from which huge pages are worth asking for
+LARGE, LARGE_OF_ROWS = 1 << 25, 1 << 22  # bytes from which huge pages are worth asking for
 MADV_HUGEPAGE = 14  # as in linux/mman.h
 
 
@@ -22,16 +22,16 @@ def filled_like(param: Tensor, value: float | complex, dtype: torch.dtype) -> Te
     Rows of a large table lie far apart, and finding each in small pages costs as much as reading it. So the system
     is asked to put large tensors in huge pages; where it does not, nothing but speed is lost.
     """
-    return _filled(torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach(), value)
+    return _filled(torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).detach(), value, LARGE)
 
 
 def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same of another shape."""
-    return _filled(torch.empty(tuple(shape), dtype=dtype, device=device), value)
+    """The same for what rows have one of, which is reached as the rows are."""
+    return _filled(torch.empty(tuple(shape), dtype=dtype, device=device), value, LARGE_OF_ROWS)
 
 
-def _filled(x: Tensor, value: float | complex) -> Tensor:
-    if type(x) is Tensor and x.device.type == "cpu" and x.nbytes >= LARGE:
+def _filled(x: Tensor, value: float | complex, large: int) -> Tensor:
+    if type(x) is Tensor and x.device.type == "cpu" and x.nbytes >= large:
         _ask_for_huge_pages(x)
     return x.fill_(value)
 

@@ -444,8 +444,8 @@ class Optimizer(torch.optim.Optimizer):
 
 def _savable(found: dict[str, Any]) -> dict[str, Any]:
     """The same with the state of each parameter as torch.save takes it."""
-    if "state" not in found:  # a hook of the user's made something else of it
-        return found
+    if not isinstance(found, dict) or not isinstance(found.get("state"), Mapping):
+        return found  # a hook of the user's made something else of it
     return {**found, "state": {key: placement.savable(entry) for key, entry in found["state"].items()}}
 
 

@@ -6,6 +6,7 @@ The tests with the marker `cuda` need a device; two small ones run the same kern
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import weakref
@@ -20,11 +21,15 @@ from torch import Tensor
 from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
+from cadam.codegen import triton as triton_source
+from cadam.codegen.program import Trace, Value
+from cadam.codegen.structure import Structure
+from cadam.defaults import defaults
 from cadam.engines import choose
 from cadam.engines.base import NotMeant
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda.rows import CudaRows, check_ids
-from cadam.rules import Rule, Step
+from cadam.engines.cuda.rows import CudaRows, Strides, _launches, check_ids
+from cadam.rules import RULES, Rule, Step
 
 REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
@@ -705,6 +710,41 @@ def test_coefficients_computed_by_a_kernel_are_those_of_the_host() -> None:
     cases = [(rule, {**options, **decay}) for rule, options in SETTINGS.values() for decay in DECAY.values()]
     done = interpreted(COEFFICIENTS.replace("CASES", repr(cases)))
     assert done.returncode == 0, done.stderr
+
+
+@needs_triton
+def test_numbers_reach_the_kernel_of_the_coefficients_as_all_of_their_bits() -> None:
+    trace = Trace()
+    source, numbers = triton_source.coefficients("some", trace, [Value(trace, "t", scalar=True) * 0.1])
+    assert numbers == [0.1]
+    params = {p.name: p for p in triton_source.module("some", source).some_coefficients.params}
+    assert params["n0_"].annotation_type == "i64"
+    assert params["n0_"].do_not_specialize
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["rows", "seams"])
+def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) -> None:
+    """Compiled for a device that need not be there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    structure = Structure.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
+    how = _launches(structure, (torch.float32,) * 3, 64, Strides(1, 1, 1, True), True, False, False, False, False, True)
+    launch = getattr(how, kind)
+    kinds = {"keys": "*i32", "order": "*i64", "coefficients": "*fp64", "counts": "*i64"}
+    kinds |= dict.fromkeys(("seed", "n", "rows", "width"), "i32")
+    constants = {**launch.constants, "sources": None, "error": None, "found_inf": None}
+    names = launch.kernel.arg_names
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "*fp32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items() if name in names}
+    made = triton.compiler.ASTSource(launch.kernel, signature, values)
+    text = triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.warps}).asm["ptx"]
+    place = [name for name in names if signature[name] != "constexpr"].index("coefficients")
+    read = [m.start() for m in re.finditer(rf"ld\.param\S*\s.*_param_{place}\]", text)]
+    assert text.count("griddepcontrol.wait") == 1
+    assert read
+    assert min(read) > text.index("griddepcontrol.wait")
 
 
 NORM = """

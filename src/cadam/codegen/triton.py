@@ -341,7 +341,7 @@ import triton.language as tl
 from cadam.engines.cuda.blocks import count_step, divide, let_next_begin, maximum, positive, power, reciprocal, sqrt
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size"{as_they_are}])
 def {name}_coefficients(
     steps, words, rows, more, found_inf, {tensors}{numbers}size,
     MORE: tl.constexpr, GUARD: tl.constexpr, EARLY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -553,12 +553,14 @@ def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, 
 
     ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
     stores = ["t", *(of(result).name for result in results)]
-    read = [f"    {value.name} = tl.full((), {value.name}_, tl.float64)" for value in given]
+    # As bits: some versions of Triton take a number for a float32, whatever is said of it.
+    read = [f"    {x.name} = {x.name}_.to(tl.int64).to(tl.float64, bitcast=True)" for x in given]
     read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
     text = COEFFICIENTS.format(
         name=name,
         tensors="".join(f"{x}_, " for x in trace.inputs),
-        numbers="".join(f"{value.name}_: tl.float64, " for value in given),
+        numbers="".join(f"{x.name}_: tl.int64, " for x in given),
+        as_they_are="".join(f', "{x.name}_"' for x in given),
         lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
         stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
     )

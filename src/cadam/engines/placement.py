@@ -104,7 +104,7 @@ def savable(state: Any) -> Any:
     """The state of a parameter as torch.save takes it: it refuses bytes and floats in one memory, as in a record."""
     if not isinstance(state, Mapping):
         return state
-    tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+    tensors = {name: x for name, x in state.items() if isinstance(x, Tensor) and x.layout is torch.strided}
     records = {x.untyped_storage()._cdata for x in tensors.values() if x.dtype == torch.uint8}
     floats = {name: x for name, x in tensors.items() if records and x.dtype != torch.uint8}
     shared = {name: x.contiguous() for name, x in floats.items() if x.untyped_storage()._cdata in records}

@@ -376,7 +376,9 @@ class StepNumbers:
         launch = coefficients_launch(name, source, len(more) > 0, job.found_inf is not None, early, self.columns)
         arguments = [self.steps, words, sent.coefficients, sent.more, job.found_inf, *tensors]
         kind = tuple(None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in arguments)
-        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, *numbers, self.size)
+        bits = np.array(numbers).view(np.int64).tolist()
+        launch((-(-self.size // THREADS), 1, 1), (device, kind), *arguments, *bits, self.size)
+        sent.read += tensors
         return sent
 
     def _sent(self, memory: Tensor, rows: int) -> Sent:
@@ -394,6 +396,8 @@ class Sent:
     """How far apart the coefficients of two parameters are: 0 where all have the same."""
     more: Tensor
     shape: tuple[int, ...]
+    read: list[Tensor] = field(default_factory=list)
+    """What the kernel reads that makes them: where the next one begins early, its memory must not be used for that."""
 
     @property
     def rows(self) -> Tensor:
