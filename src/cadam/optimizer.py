@@ -407,7 +407,11 @@ class Optimizer(torch.optim.Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim has it. Second moments that lie in one memory with codes are copies: torch.save wants that."""
-        return _savable(super().state_dict())
+        before_other_hooks = self.register_state_dict_post_hook(lambda _, found: _savable(found), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            before_other_hooks.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         return _savable(super().__getstate__())
@@ -444,8 +448,6 @@ class Optimizer(torch.optim.Optimizer):
 
 def _savable(found: dict[str, Any]) -> dict[str, Any]:
     """The same with the state of each parameter as torch.save takes it."""
-    if not isinstance(found, dict) or not isinstance(found.get("state"), Mapping):
-        return found  # a hook of the user's made something else of it
     return {**found, "state": {key: placement.savable(entry) for key, entry in found["state"].items()}}
 
 

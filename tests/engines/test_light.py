@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -490,6 +491,25 @@ def test_explain_says_how_moments_are_stored() -> None:
     assert ", gradient dense, moments in int8: " in second
     plain = cadam.CAdam([head])
     assert ", gradient dense: " in str(plain.explain())
+
+
+def test_hooks_see_a_state_dict_that_can_be_saved_and_may_make_anything_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, param = table_side_by_side(monkeypatch, moments="int8", second_moment="row")
+    saved: list[int] = []
+
+    def save(_: Any, found: dict[str, Any]) -> Any:
+        torch.save(found, file := io.BytesIO())
+        saved.append(file.tell())
+        return ["something else"]
+
+    optimizer.register_state_dict_post_hook(save, prepend=True)
+    for _ in range(2):
+        made: Any = optimizer.state_dict()
+        assert made == ["something else"]
+    assert len(saved) == 2
+    optimizer.state[param]["note"] = torch.ones(3).to_sparse()
+    other, table = copy.deepcopy((optimizer, param))
+    assert other.state[table].keys() == optimizer.state[param].keys()
 
 
 @pytest.mark.parametrize("second", ["element", "row"])
