@@ -110,8 +110,7 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
             _no_tensor_in_lists(name, o)
     check_ranges(o, _known)
     for name in FLAGS:
-        if not isinstance(o[name], bool):
-            raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
+        _flag(name, o)
     for name in ("foreach", "fused"):
         if o[name] not in (None, True, False):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (None, True or False)")
@@ -132,8 +131,7 @@ def check_kinds(rule: Rule, o: Mapping[str, Any], where: str) -> None:
     Only that. A number out of range is the user's own then, as in torch.optim, and shows in the parameters.
     """
     try:
-        if not isinstance(o["row_steps"], bool):
-            raise ValueError(f"Invalid row_steps value: {o['row_steps']!r} (True or False)")
+        _flag("row_steps", o)
         moments.check(rule.moments, rule.state(o), rule.name, o)
         for name, what in NUMBERS.items():
             if name in o:
@@ -142,6 +140,11 @@ def check_kinds(rule: Rule, o: Mapping[str, Any], where: str) -> None:
             _two_numbers(pair(o["betas"]))
     except ValueError as error:
         raise ValueError(f"{where}: {error}; no parameter was changed") from None
+
+
+def _flag(name: str, o: Mapping[str, Any]) -> None:
+    if not isinstance(o[name], bool):
+        raise ValueError(f"Invalid {name} value: {o[name]!r} (True or False)")
 
 
 def _known(value: Any) -> float | None:

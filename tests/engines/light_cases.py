@@ -20,7 +20,7 @@ REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows",
 FUSED: tuple[Any, ...] = (Cuda(), CudaRows())
 for engine in FUSED:
     engine.device = "cpu"
-placement.SIDE_BY_SIDE = "cpu"
+placement.RECORDS_ON = "cpu"
 
 
 def run(
@@ -109,7 +109,7 @@ def rows() -> None:
 
 def rows_apart() -> None:
     """Buffers that do not lie side by side, as those that were loaded may."""
-    placement.SIDE_BY_SIDE = "elsewhere"
+    placement.RECORDS_ON = "elsewhere"
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
     of_odd_widths(together=False)

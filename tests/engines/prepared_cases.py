@@ -424,7 +424,7 @@ def updates_of_rows() -> None:
 def updates_of_rows_in_records() -> None:
     """Codes, scales and shared moments in one memory, as on CUDA."""
     storage: dict[str, Any] = {"moments": "int8", "second_moment": "row"}
-    placement.SIDE_BY_SIDE = "cpu"
+    placement.RECORDS_ON = "cpu"
     TYPES.update(s_exp_avg=torch.uint8, e_exp_avg=torch.uint8)
 
     def updated(**more: Any) -> tuple[list[Tensor], int]:

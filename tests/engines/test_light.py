@@ -275,7 +275,7 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
 def test_a_table_without_elements_takes_any_gradient(
     where: str, storage: str, second: str, shape: tuple[int, ...], fused: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
+    monkeypatch.setattr(placement, "RECORDS_ON", where)
     param = torch.nn.Parameter(torch.ones(shape))
     optimizer = cadam.CAdam([param], moments=storage, second_moment=second, fused=fused)
     none, ids = torch.zeros(shape), torch.zeros(1, 0 if shape[0] == 0 else 3, dtype=torch.int64)
@@ -344,7 +344,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
+        monkeypatch.setattr(placement, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape))
         optimizer = OF_RULE[rule, True]([param], lr=1e-2, fused=False, foreach=False, **storage)
@@ -364,7 +364,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
 def table_side_by_side(
     monkeypatch: pytest.MonkeyPatch, width: int = 16, **storage: Any
 ) -> tuple[cadam.Optimizer, Tensor]:
-    monkeypatch.setattr(placement, "SIDE_BY_SIDE", "cpu")
+    monkeypatch.setattr(placement, "RECORDS_ON", "cpu")
     param = torch.nn.Parameter(torch.ones(30, width))
     optimizer = cadam.CAdam([param], fused=False, foreach=False, **storage)
     param.grad = sparse((30, width), 1)
@@ -427,7 +427,7 @@ def test_moments_that_are_stored_otherwise_lie_together_at_once_and_are_those_th
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
+        monkeypatch.setattr(placement, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, width))
         optimizer = cadam.CAdam([param], fused=False, foreach=False)
@@ -734,7 +734,7 @@ def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_t
 ) -> None:
     optimizer, _ = table_side_by_side(monkeypatch, **storage)
     optimizer.param_groups[0].update(fused=None, foreach=None)
-    monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
+    monkeypatch.setattr(placement, "RECORDS_ON", "elsewhere")
     optimizer.step()
     assert optimizer.explain()[0].engine == "native-rows"
 
@@ -746,14 +746,14 @@ def test_a_state_saved_where_rows_lie_side_by_side_is_loaded_for_the_c_kernels(
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "SIDE_BY_SIDE", where)
+        monkeypatch.setattr(placement, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, 16))
         optimizer = cadam.CAdam([param], **storage)
         param.grad = sparse((30, 16), 1)
         optimizer.step()
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-        monkeypatch.setattr(placement, "SIDE_BY_SIDE", "elsewhere")
+        monkeypatch.setattr(placement, "RECORDS_ON", "elsewhere")
         resumed = cadam.CAdam([param], **storage)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
         param.grad = sparse((30, 16), 2)

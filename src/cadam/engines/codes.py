@@ -284,7 +284,7 @@ def complete(
     `number` tells parameters apart whose roundings are to differ.
     """
     coded, shared = _in_records(param, rule, o) if rows else ([], [])
-    new = placement.side_by_side(state, param, coded, shared, CODES[o["moments"]]) if coded else {}
+    new = placement.new_records(state, param, coded, shared, CODES[o["moments"]]) if coded else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
         scale = state.get(scale_of(name))
@@ -340,7 +340,7 @@ def complete(
 
 def _in_records(param: Tensor, rule: Rule, o: Options) -> tuple[list[str], list[str]]:
     """The moments of a table that are to lie in one record a row: those that are coded, and those that rows share."""
-    if param.device.type != placement.SIDE_BY_SIDE or o["moments"] == "float32" or len(param) < 2 or not param.numel():
+    if param.device.type != placement.RECORDS_ON or o["moments"] == "float32" or len(param) < 2 or not param.numel():
         return [], []
     shared = [name for name in rule.state(o) if shares(param, rule.moments.get(name), o)]
     coded = [name for name in rule.state(o) if name not in shared]

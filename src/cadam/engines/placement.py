@@ -22,7 +22,7 @@ from ..moments import scale_of
 from .base import Item, capturing, fills_memory
 
 LINE = 128  # bytes of a line of the GPU's cache
-SIDE_BY_SIDE = "cuda"
+RECORDS_ON = "cuda"
 """The kind of device on which rows have records."""
 
 # What captured CUDA graphs reach.
@@ -36,7 +36,7 @@ def row_stride(x: Tensor) -> int | None:
     return x.stride(0) if x[0].is_contiguous() and x.stride(0) >= x[0].numel() else None
 
 
-def side_by_side(
+def new_records(
     state: Mapping[str, Any], param: Tensor, coded: Sequence[str], shared: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Memory for a record of each row of a table, all zeros: by name, the part of each moment and of its scales.

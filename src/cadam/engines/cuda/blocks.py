@@ -332,7 +332,7 @@ def count(counts, aligned, touched):
 def count_distinct(counts, inside, n, width, TILE: tl.constexpr):
     """The same of elements touched, for distinct ids: the first program counts all, each takes off what is no row.
 
-    Programs that add to one number wait for each other: two additions of each would take as long as a step.
+    Programs that add to one number wait for each other, so each has no more than one addition to make.
     """
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     columns = tl.program_id(1)

@@ -397,7 +397,7 @@ class Sent:
     more: Tensor
     shape: tuple[int, ...]
     read: list[Tensor] = field(default_factory=list)
-    """What the kernel reads that makes them: where the next one begins early, its memory must not be used for that."""
+    """What the kernel reads that makes them. Kept, or else its memory could go to a kernel that begins early."""
 
     @property
     def rows(self) -> Tensor:
