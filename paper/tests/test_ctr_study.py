@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,28 @@ def test_noise_is_read_in_three_ways() -> None:
     assert found["lr best on noisy data: DNN: CAdam against Adam"] == "better"
     assert found["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
     assert found["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
-    assert any("at an end of the grid" in warning for warning in summary.warnings)
+    tried = results.tuning().where(condition=study.NOISY, optimizer="CAdam", model="DNN")
+    assert {r.cell.lr for r in tried} == {*study.GRIDS["full"], 2e-2}  # the best was the last of the grid
+    assert not summary.warnings
+
+
+def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
+    experiment = catalogue.find("tab-ablation-criteo")
+
+    def gain(cell: Cell, best: float) -> float:
+        """Let the best rate of CSGDM on a DNN be another."""
+        mine = (cell.optimizer, cell.model) == ("CSGDM", "DNN")
+        return abs(math.log(cell.lr / 0.3)) - abs(math.log(cell.lr / best)) if mine else 0.0
+
+    for best, grown in ((100.0, {30.0, 100.0, 300.0}), (1e9, {30.0, 100.0, 300.0, 1000.0})):
+        results = results_of(experiment, Plan("full", 3), partial(gain, best=best))
+        mine = results.where(optimizer="CSGDM", model="DNN")
+        assert {r.cell.lr for r in mine.tuning()} == {*study.SGDM_GRIDS["full"], *grown}
+        assert {r.cell.lr for r in mine.tests()} == {min(best, 1000.0)}
+        others = {r.cell.lr for r in results.tuning().where(optimizer="CSGDM", model="DCN")}
+        assert others == set(study.SGDM_GRIDS["full"])
+        warnings = experiment.summary(results).warnings
+        assert any("at an end of the grid" in warning for warning in warnings) == (best > 1000)
 
 
 def test_a_row_costs_what_its_own_runs_cost() -> None:

@@ -39,7 +39,7 @@ def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
     assert beyond([low, inside]) == [3e-5]
     assert beyond([high, high]) == [1e-2]
     assert beyond([low, high]) == [3e-5, 1e-2]
-    assert beyond([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 10.0: {0: 2.0}})]) == [], "there is a limit"
+    assert beyond([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], "there is a limit"
 
 
 def test_a_grid_stays_where_the_rate_next_to_the_end_is_as_good() -> None:

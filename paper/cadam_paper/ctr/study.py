@@ -9,14 +9,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.trials import palette, statistics
+from cadam.trials import palette, rate_pairs, statistics
 from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from cadam.trials.palette import panels
+from cadam.trials.rates import RateCurve
 from cadam.trials.statistics import Choice, Comparison
 
 from . import runs
@@ -142,20 +145,34 @@ def unread(plan: Plan) -> str | None:
 
 
 def tuning_cells(
-    plan: Plan, optimizers: Sequence[str], condition: Condition, models: Sequence[str] = MODELS
+    plan: Plan, optimizers: Sequence[str], condition: Condition, found: Results, models: Sequence[str] = MODELS
 ) -> list[Cell]:
-    return [
-        cell(plan, model, optimizer, lr, condition, seed)
-        for model in models
-        for optimizer in optimizers
-        for lr in (SGDM_GRIDS if "SGDM" in optimizer else GRIDS)[plan.scale]
-        for seed in tuning_seeds(1)
-    ]
+    """Every learning rate of the grid, and rates beyond it as long as the best one stands at its end."""
+    named: list[Cell] = []
+    for model, optimizer in product(models, optimizers):
+        grid = (SGDM_GRIDS if "SGDM" in optimizer else GRIDS)[plan.scale]
+        cells = partial(_tuning_cells, plan, model, optimizer, condition)
+        curves = partial(_tuning_curves, f"{optimizer} on {model}", condition)
+        named += rate_pairs.grown(grid, cells, curves, _tuning(found, model, optimizer, condition))
+    return named
+
+
+def _tuning_cells(plan: Plan, model: str, optimizer: str, condition: Condition, grid: Sequence[float]) -> list[Cell]:
+    return [cell(plan, model, optimizer, lr, condition, seed) for lr in grid for seed in tuning_seeds(1)]
+
+
+def _tuning_curves(arm: str, condition: Condition, found: Results) -> list[RateCurve]:
+    scores = {each.cell.lr: found.where(lr=each.cell.lr).metric(condition.tuned_by) for each in found}
+    return [RateCurve(arm, "higher", scores)]
+
+
+def _tuning(found: Results, model: str, optimizer: str, condition: Condition) -> Results:
+    return found.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
 
 
 def choice(found: Results, model: str, optimizer: str, condition: Condition) -> Choice:
     """The learning rate that is best for an optimizer on a model."""
-    tuning = found.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
+    tuning = _tuning(found, model, optimizer, condition)
     return statistics.choose_lr(f"{optimizer} on {model}", tuning, condition.tuned_by, "higher")
 
 
@@ -181,7 +198,7 @@ def chosen(
 
 
 def criteo_cells(plan: Plan, found: Results) -> list[Cell]:
-    tuning = tuning_cells(plan, OPTIMIZERS, TABLE)
+    tuning = tuning_cells(plan, OPTIMIZERS, TABLE, found)
     if not found.has(tuning):
         return tuning
     return [*tuning, *test_cells(plan, chosen(found, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
@@ -199,7 +216,7 @@ def readings(found: Results) -> dict[str, Rates]:
 
 
 def noise_cells(plan: Plan, found: Results) -> list[Cell]:
-    tuning = [*tuning_cells(plan, ARMS, TABLE), *tuning_cells(plan, ARMS, TABLE_NOISY)]
+    tuning = [each for c in (TABLE, TABLE_NOISY) for each in tuning_cells(plan, ARMS, c, found)]
     if not found.has(tuning):
         return tuning
     cells = [*tuning, *test_cells(plan, chosen(found, ARMS, TABLE), TABLE, ("Adam",))]
@@ -213,7 +230,7 @@ PAIRS = (SGDM, ARMS, AMSGRAD)
 
 def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
     optimizers = [optimizer for pair in PAIRS for optimizer in pair]
-    tuning = tuning_cells(plan, optimizers, TABLE)
+    tuning = tuning_cells(plan, optimizers, TABLE, found)
     if not found.has(tuning):
         return tuning
     return [*tuning, *test_cells(plan, chosen(found, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
@@ -224,7 +241,7 @@ STREAMED = ("DeepFM",)
 
 def stream_cells(plan: Plan, found: Results) -> list[Cell]:
     conditions = [STREAM] if plan.data else STREAMS
-    tuning = [each for condition in conditions for each in tuning_cells(plan, ARMS, condition, STREAMED)]
+    tuning = [each for condition in conditions for each in tuning_cells(plan, ARMS, condition, found, STREAMED)]
     if not found.has(tuning):
         return tuning
     tests = [test_cells(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]

@@ -70,7 +70,7 @@ class RateCurve:
         }
         usable = {rate: mean for rate, mean in means.items() if math.isfinite(mean)}
         if not usable:
-            raise NoLearningRateError(f"{self.arm} diverged at every learning rate: {self.rates}")
+            raise NoLearningRateError(f"{self.arm} diverged at every learning rate of its grid: {self.rates}")
         return min(usable, key=lambda rate: (usable[rate], rate))
 
     @property
@@ -103,7 +103,7 @@ class RateCurve:
         return rates[low], rates[high]
 
 
-LOWEST, HIGHEST = 1e-7, 10.0
+LOWEST, HIGHEST = 1e-7, 1000.0
 """No grid is extended beyond these."""
 
 
