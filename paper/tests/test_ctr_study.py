@@ -151,15 +151,17 @@ def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
     def gain(cell: Cell, best: float) -> float:
         """Let the best rate of CSGDM on a DNN be another."""
         mine = (cell.optimizer, cell.model) == ("CSGDM", "DNN")
-        return abs(math.log(cell.lr / 0.3)) - abs(math.log(cell.lr / best)) if mine else 0.0
+        fails = cell.lr == 300 and cell.seed == TUNING_SEEDS + 1
+        return abs(math.log(cell.lr / 0.3)) - abs(math.log(cell.lr / best)) - 50 * fails if mine else 0.0
 
-    for best, grown in ((100.0, {30.0, 100.0, 300.0}), (1e9, {30.0, 100.0, 300.0, 1000.0})):
+    for best, grown in ((200.0, {30.0, 100.0, 300.0, 1000.0}), (1e9, {30.0, 100.0, 300.0, 1000.0})):
         results = results_of(experiment, Plan("full", 3), partial(gain, best=best))
         mine = results.where(optimizer="CSGDM", model="DNN")
         assert {r.cell.lr for r in mine.tuning()} == {*study.SGDM_GRIDS["full"], *grown}
-        assert {r.cell.lr for r in mine.tests()} == {min(best, 1000.0)}
-        others = {r.cell.lr for r in results.tuning().where(optimizer="CSGDM", model="DCN")}
-        assert others == set(study.SGDM_GRIDS["full"])
+        assert {r.cell.lr for r in mine.tests()} == {100.0 if best == 200 else 1000.0}, "300 fails on the second seed"
+        assert len(mine.tuning()) == 3 * (len(study.SGDM_GRIDS["full"]) + len(grown)), "three seeds choose"
+        others = results.tuning().where(optimizer="CSGDM", model="DCN")
+        assert [r.cell.lr for r in others] == list(study.SGDM_GRIDS["full"])
         warnings = experiment.summary(results).warnings
         assert any("at an end of the grid" in warning for warning in warnings) == (best > 1000)
 

@@ -7,7 +7,7 @@ Results are test AUC, from other seeds. Experiments share cells: what two of the
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -147,18 +147,28 @@ def unread(plan: Plan) -> str | None:
 def tuning_cells(
     plan: Plan, optimizers: Sequence[str], condition: Condition, found: Results, models: Sequence[str] = MODELS
 ) -> list[Cell]:
-    """Every learning rate of the grid, and rates beyond it as long as the best one stands at its end."""
+    """Every learning rate of the grid, and rates beyond it as long as the best one stands at its end.
+
+    High rates do well with one seed and fail with the next: where the grid had to grow, a rate is chosen on three.
+    """
     named: list[Cell] = []
     for model, optimizer in product(models, optimizers):
         grid = (SGDM_GRIDS if "SGDM" in optimizer else GRIDS)[plan.scale]
         cells = partial(_tuning_cells, plan, model, optimizer, condition)
         curves = partial(_tuning_curves, f"{optimizer} on {model}", condition)
-        named += rate_pairs.grown(grid, cells, curves, _tuning(found, model, optimizer, condition))
+        here = _tuning(found, model, optimizer, condition)
+        cells_of_pair = rate_pairs.grown(grid, partial(cells, tuning_seeds(1)), curves, here)
+        rates = sorted({each.lr for each in cells_of_pair})
+        if len(rates) > len(grid) and here.has(cells_of_pair):
+            cells_of_pair = rate_pairs.grown(rates, partial(cells, tuning_seeds(3)), curves, here)
+        named += cells_of_pair
     return named
 
 
-def _tuning_cells(plan: Plan, model: str, optimizer: str, condition: Condition, grid: Sequence[float]) -> list[Cell]:
-    return [cell(plan, model, optimizer, lr, condition, seed) for lr in grid for seed in tuning_seeds(1)]
+def _tuning_cells(
+    plan: Plan, model: str, optimizer: str, condition: Condition, seeds: Iterable[int], grid: Sequence[float]
+) -> list[Cell]:
+    return [cell(plan, model, optimizer, lr, condition, seed) for lr in grid for seed in seeds]
 
 
 def _tuning_curves(arm: str, condition: Condition, found: Results) -> list[RateCurve]:
