@@ -160,6 +160,9 @@ def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
         assert {r.cell.lr for r in mine.tuning()} == {*study.SGDM_GRIDS["full"], *grown}
         assert {r.cell.lr for r in mine.tests()} == {100.0 if best == 200 else 1000.0}, "300 fails on the second seed"
         assert len(mine.tuning()) == 3 * (len(study.SGDM_GRIDS["full"]) + len(grown)), "three seeds choose"
+        both = results.tuning().where(model="DNN")
+        seeds_and_rates = [[(r.cell.lr, r.cell.seed) for r in both.where(optimizer=arm)] for arm in study.SGDM]
+        assert seeds_and_rates[0] == seeds_and_rates[1], "SGDM is tuned as CSGDM is"
         others = results.tuning().where(optimizer="CSGDM", model="DCN")
         assert [r.cell.lr for r in others] == list(study.SGDM_GRIDS["full"])
         warnings = experiment.summary(results).warnings

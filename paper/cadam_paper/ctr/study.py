@@ -33,6 +33,7 @@ MODELS = ("DeepFM", "WideDeep", "DNN", "PNN", "DCN")
 OPTIMIZERS = ("Yogi", "RAdam", "Adam", "AdaBelief", "AdamW", "AmsGrad", "CAdam", "CAmsGrad")
 ARMS = ("CAdam", "Adam")
 AMSGRAD, SGDM = ("CAmsGrad", "AmsGrad"), ("CSGDM", "SGDM")
+PAIRS = (SGDM, ARMS, AMSGRAD)
 CLEAN, NOISE = "clean", 0.01
 NOISY = f"{NOISE:.0%} of negatives shown as clicks"
 MEAN = "mean of the models"
@@ -150,39 +151,42 @@ def tuning_cells(
     """Every learning rate of the grid, and rates beyond it as long as the best one stands at its end.
 
     High rates do well with one seed and fail with the next: where the grid had to grow, a rate is chosen on three.
+    An optimizer with confidence and the one without always have the same rates and seeds.
     """
+    alone = [(optimizer,) for optimizer in optimizers if not any(optimizer in pair for pair in PAIRS)]
+    alike = [pair for pair in PAIRS if set(pair) <= set(optimizers)]
     named: list[Cell] = []
-    for model, optimizer in product(models, optimizers):
-        grid = (SGDM_GRIDS if "SGDM" in optimizer else GRIDS)[plan.scale]
-        cells = partial(_tuning_cells, plan, model, optimizer, condition)
-        curves = partial(_tuning_curves, f"{optimizer} on {model}", condition)
-        here = _tuning(found, model, optimizer, condition)
-        cells_of_pair = rate_pairs.grown(grid, partial(cells, tuning_seeds(1)), curves, here)
-        rates = sorted({each.lr for each in cells_of_pair})
-        if len(rates) > len(grid) and here.has(cells_of_pair):
-            cells_of_pair = rate_pairs.grown(rates, partial(cells, tuning_seeds(3)), curves, here)
-        named += cells_of_pair
+    for model, arms in product(models, [*alone, *alike]):
+        grid = (SGDM_GRIDS if "SGDM" in arms else GRIDS)[plan.scale]
+        cells = partial(_tuning_cells, plan, model, arms, condition)
+        curves = partial(_tuning_curves, model, arms, condition)
+        mine = found.tuning().where(model=model, condition=condition.name)
+        of_arms = rate_pairs.grown(grid, partial(cells, tuning_seeds(1)), curves, mine)
+        rates = sorted({each.lr for each in of_arms})
+        if len(rates) > len(grid) and mine.has(of_arms):
+            of_arms = rate_pairs.grown(rates, partial(cells, tuning_seeds(3)), curves, mine)
+        named += of_arms
     return named
 
 
 def _tuning_cells(
-    plan: Plan, model: str, optimizer: str, condition: Condition, seeds: Iterable[int], grid: Sequence[float]
+    plan: Plan, model: str, arms: Sequence[str], condition: Condition, seeds: Iterable[int], grid: Sequence[float]
 ) -> list[Cell]:
-    return [cell(plan, model, optimizer, lr, condition, seed) for lr in grid for seed in seeds]
+    return [cell(plan, model, arm, lr, condition, seed) for arm in arms for lr in grid for seed in seeds]
 
 
-def _tuning_curves(arm: str, condition: Condition, found: Results) -> list[RateCurve]:
-    scores = {each.cell.lr: found.where(lr=each.cell.lr).metric(condition.tuned_by) for each in found}
-    return [RateCurve(arm, "higher", scores)]
-
-
-def _tuning(found: Results, model: str, optimizer: str, condition: Condition) -> Results:
-    return found.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
+def _tuning_curves(model: str, arms: Sequence[str], condition: Condition, found: Results) -> list[RateCurve]:
+    curves = []
+    for arm in arms:
+        mine = found.where(optimizer=arm)
+        scores = {each.cell.lr: mine.where(lr=each.cell.lr).metric(condition.tuned_by) for each in mine}
+        curves.append(RateCurve(f"{arm} on {model}", "higher", scores))
+    return curves
 
 
 def choice(found: Results, model: str, optimizer: str, condition: Condition) -> Choice:
     """The learning rate that is best for an optimizer on a model."""
-    tuning = _tuning(found, model, optimizer, condition)
+    tuning = found.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
     return statistics.choose_lr(f"{optimizer} on {model}", tuning, condition.tuned_by, "higher")
 
 
@@ -233,9 +237,6 @@ def noise_cells(plan: Plan, found: Results) -> list[Cell]:
     for rates in readings(found).values():
         cells += test_cells(plan, rates, TABLE_NOISY, ("Adam",))
     return cells
-
-
-PAIRS = (SGDM, ARMS, AMSGRAD)
 
 
 def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
