@@ -258,7 +258,7 @@ def _clicks() -> Iterable[Claim]:
         "Criteo with 1% of negatives flipped: CAdam is ahead and loses less",
         "table 2",
         "80.82 against 80.53; loses 0.12 against 0.39",
-        f"{OTHER_CLICKS}mean of five models, each at the rate best in one tuning run {in_brackets(interval(own))}; "
+        f"{OTHER_CLICKS}mean of five models, each at the rate best in tuning runs {in_brackets(interval(own))}; "
         f"both at 1e-3 {in_brackets(interval(default))}; "
         f"CAdam's loss by noise minus Adam's {in_brackets(interval(lost))}",
         f"{judged([own, lost])}, on other data",

@@ -46,7 +46,7 @@ IMAGE_CURVES = {
 FIGURE_OF = {"sudden": "fig-sudden", "continuous": "fig-continuous", "noise": "fig-image-noise"}
 """The paper's figure of each condition, for VGG-16; those of the other models have its name and theirs."""
 CLICK_CURVES = "fig-rates-clicks"
-OWN, BASELINES, FIRST_FIFTH, TUNED = "own best", "the baseline's, by 10 epochs", "first fifth", "one tuning run"
+OWN, BASELINES, FIRST_FIFTH, TUNED = "own best", "the baseline's, by 10 epochs", "first fifth", "tuning runs"
 ACCURACY, AUC, GAUC = "points of accuracy", "points of AUC", "points of GAUC"
 
 
@@ -148,7 +148,7 @@ MODEL_PAIRS = (
 
 
 def noisy_clicks() -> Row:
-    """CAdam against Adam over five models with 1% noise, each at the rate best in one tuning run."""
+    """CAdam against Adam over five models with 1% noise, each at the rate best in tuning runs."""
     return row("tab-criteo-noise", "lr best on noisy data: mean of the models")
 
 
@@ -380,8 +380,8 @@ def _calm(calm: Sequence[Finding]) -> str:
     ahead = [each for each in calm if each.ahead]
     if not ahead:
         return ", nor on clicks that do not drift"
-    most = f"{max(each.difference.mean for each in ahead):.2f} points of AUC"
-    return f". On clicks that do not drift a clear gain, {most}, was found in {len(ahead)} of {len(calm)} studies"
+    gains, counted = _span([each.difference.mean for each in ahead], 2), f"{len(ahead)} of {len(calm)} studies"
+    return f". On clicks that do not drift a clear gain, {gains} points of AUC, was found in {counted}"
 
 
 def holds_among(found: Comparison, comparisons: int) -> bool:
@@ -684,7 +684,7 @@ def forest() -> Figure:
     return figure
 
 
-CHOSEN = {OWN: "", BASELINES: ", baseline's rate", FIRST_FIFTH: ", first fifth", TUNED: ", one tuning run"}
+CHOSEN = {OWN: "", BASELINES: ", baseline's rate", FIRST_FIFTH: ", first fifth", TUNED: ", tuning runs"}
 """How rates were chosen, in a word or two behind a line of the forest plot."""
 
 
