@@ -594,8 +594,9 @@ TAB_ABLATION_CRITEO = Experiment(
         *NOTES,
         "CAdam and CAmsGrad model by model: see tab-criteo, with which this table shares its runs.",
         "SGDM and CSGDM have a grid of their own, 0.1 to 10 (--quick: 0.3 to 30) to begin with: their steps are not "
-        "divided by the size of the gradients, so rates up to 5e-3, where the paper's grid ends, were expected to be too "
-        "small and were not tried. Their momentum is a moving average: at one lr, a tenth of what torch's SGD adds up to.",
+        "divided by the size of the gradients, so rates up to 5e-3, where the paper's grid ends, were expected to be "
+        "too small and were not tried. Their momentum is a moving average: at one lr, a tenth of what torch's SGD adds "
+        "up to.",
     ),
     **SHARED,
 )
