@@ -71,7 +71,7 @@ def read(
             if not entry:
                 continue
             where = f"group {number}, parameter {describe(group, position)}"
-            by_row = "row" in (saved.get("second_moment"), mine["second_moment"])
+            by_row = FORMAT_KEY in saved or mine["second_moment"] == "row"
             entry = _fitting(entry, param, rule, mine, where, by_row=by_row)
             if not entry:
                 continue

@@ -300,10 +300,14 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
     element.load_state_dict(saved.state_dict())  # becomes one for each element
     assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
     element.step()
-    unmarked = saved.state_dict()
-    unmarked["param_groups"][0]["second_moment"] = "element"
+    changed = saved.state_dict()  # as when the option changes, and a checkpoint is written before the next step
+    changed["param_groups"][0]["second_moment"] = "element"
+    again = cadam.CAdam([param])
+    again.load_state_dict(changed)
+    assert torch.equal(again.state[param]["exp_avg_sq"], shared.expand(64, 16))
+    del changed["param_groups"][0]["cadam_format"]  # as of another library
     with pytest.raises(ValueError, match="exp_avg_sq has shape"):
-        cadam.CAdam([param]).load_state_dict(unmarked)
+        cadam.CAdam([param]).load_state_dict(changed)
     element.state[param]["exp_avg_sq"] = shared  # as after a change of the group's options
     element._new_plan(None)
     assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
@@ -314,6 +318,12 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
     wrong["state"][0]["exp_avg"] = shared
     with pytest.raises(ValueError, match="exp_avg has shape"):
         cadam.CAdam([param], second_moment="row").load_state_dict(wrong)
+
+
+def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
+    for optimizer in (cadam.CLion, cadam.Lion):
+        with pytest.raises(ValueError, match="row_steps=True: Lion corrects no bias"):
+            optimizer([torch.nn.Parameter(torch.zeros(3, 2))], row_steps=True)
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
