@@ -22,7 +22,7 @@ from cadam.trials.rate_pairs import Pair
 from cadam.trials.rates import RateCurve
 from cadam.trials.rates import draw as draw_curves
 from cadam.trials.statistics import Comparison, Interval, compare, t_quantile
-from cadam.trials.verdict import Kind
+from cadam.trials.verdict import Kind, called
 
 from .ctr import rates as click_rates
 from .ctr import study as click_study
@@ -191,13 +191,7 @@ def _from(
 
 # The answer ----------------------------------------------------------------------------------------------------
 
-KINDS_SAID: Mapping[str, str] = {
-    "better": "ahead",
-    "worse": "behind",
-    "equivalent": "no practical difference",
-    "inconclusive": "undecided",
-    "diverged": "not comparable",
-}
+KINDS_SAID = called("ahead", "behind")
 
 
 def answer() -> list[str]:

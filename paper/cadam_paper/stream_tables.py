@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cadam.ab.recommendation import listed
 from cadam.trials.experiment import Row
-from cadam.trials.verdict import KINDS, sign
+from cadam.trials.verdict import KINDS, called, sign
 
 from .published import head, interval, is_archived, line, lines, request, row, summary
 
@@ -67,14 +67,9 @@ def _by_side(found: Mapping[str, Row]) -> str:
 
 
 def _by_kind(found: Mapping[str, Row]) -> str:
-    words = {
-        "better": "CAdam better",
-        "worse": "CAdam worse",
-        "equivalent": "no practical difference",
-        "inconclusive": "undecided",
-    }
+    words = called("CAdam better", "CAdam worse")
     kinds = {kind: [label for label, each in found.items() if each.verdict_kind == kind] for kind in KINDS}
-    parts = [f"{words.get(kind, kind)} on {listed(labels)}" for kind, labels in kinds.items() if labels]
+    parts = [f"{words[kind]} on {listed(labels)}" for kind, labels in kinds.items() if labels]
     return "; ".join(parts) or "not run"
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from . import palette
 from .experiment import Experiment, Plan, Row, Summary
 from .runner import Request
-from .verdict import Kind, Recommendation
+from .verdict import Kind, Recommendation, called
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,13 +119,7 @@ def _main_rows(rows: Sequence[Row]) -> list[Row]:
     return alike if measure and {row.what.partition(": ")[0] for row in alike} == conditions else compared
 
 
-_WORDS: Mapping[Kind, str] = {
-    "better": "better",
-    "worse": "worse",
-    "equivalent": "no practical difference",
-    "inconclusive": "undecided",
-    "diverged": "diverged",
-}
+_WORDS = called("better", "worse")
 
 
 def _chip(kind: Kind, text: str) -> str:

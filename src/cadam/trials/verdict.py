@@ -25,6 +25,11 @@ ONE_SEED = f"undecided: one seed; {MORE_SEEDS}"
 SAME_RUNS = "every seed gives the same run, so seeds tell nothing"
 
 
+def called(better: str, worse: str) -> dict[Kind, str]:
+    """What each kind of verdict is called, with these for better and worse."""
+    return {**ACTIONS, "better": better, "worse": worse}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """An arm against its baseline, as a kind; everything that is said of it in words follows from the kind."""
@@ -46,14 +51,8 @@ class Verdict:
 
     def said(self, better: str, worse: str) -> str:
         """In words, with these for better and worse."""
-        words: dict[Kind, str] = {
-            "better": better,
-            "worse": worse,
-            "equivalent": "no practical difference",
-            "inconclusive": "conflicting" if self.conflicting else "undecided",
-            "diverged": "not comparable",
-        }
-        return f"{words[self.kind]}{self.detail}"
+        conflicting = self.kind == "inconclusive" and self.conflicting
+        return f"{'conflicting' if conflicting else called(better, worse)[self.kind]}{self.detail}"
 
     @property
     def action(self) -> Action:
