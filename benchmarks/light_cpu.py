@@ -1,6 +1,7 @@
 """Moments in fewer bytes on the CPU: how fast, beside float32, torch and whoever else keeps light moments.
 
     python benchmarks/light_cpu.py [dense] [rows]     # about two minutes each
+    python benchmarks/light_cpu.py bfloat16           # parameters in bfloat16: about two minutes
 
 Dense: one tensor of 50M, the peer is torch's fused Adam in float32. Rows: 260,000 Zipf ids a step, the peer is our own
 float32. All sides are interleaved in each round and medians are given; alignment is counted. torchao and bitsandbytes
@@ -114,6 +115,16 @@ def dense() -> list[bench.Contender]:
     return [bench.optimizer(name, make, [(ELEMENTS,)], "cpu") for name, make in makers.items()]
 
 
+def dense_bfloat16() -> list[bench.Contender]:
+    shapes = [(ELEMENTS,)]
+    return [bench.optimizer(name, make, shapes, "cpu", torch.bfloat16) for name, make in ours(DENSE).items()]
+
+
+def rows_bfloat16(count: int, width: int) -> list[bench.Contender]:
+    places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
+    return [bench.on_rows(name, make, places, count, width, torch.bfloat16) for name, make in ours(ROWS).items()]
+
+
 def rows(count: int, width: int) -> list[bench.Contender]:
     places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
     makers: dict[str, Make] = {**ours(ROWS), "torch SparseAdam": torch.optim.SparseAdam}
@@ -122,13 +133,15 @@ def rows(count: int, width: int) -> list[bench.Contender]:
 
 
 CASES = {"dense": bench.Case("dense, one tensor of 50M", "torch Adam fused", dense, ELEMENTS, rounds=9)}
+CASES["bfloat16 dense"] = bench.Case("one tensor of 50M in bfloat16", "cadam.CAdam float32", dense_bfloat16, rounds=9)
 for count, width in TABLES:
-    CASES[f"rows {width}"] = bench.Case(
-        f"rows {count / 1e6:g}M x {width}, {bench.COUNT} Zipf ids",
-        "cadam.CAdam float32",
-        partial(rows, count, width),
-        rounds=15,
-    )
+    for name, more, build in (("rows", "", rows), ("bfloat16", " in bfloat16", rows_bfloat16)):
+        CASES[f"{name} {width}"] = bench.Case(
+            f"rows {count / 1e6:g}M x {width}{more}, {bench.COUNT} Zipf ids",
+            "cadam.CAdam float32",
+            partial(build, count, width),
+            rounds=15,
+        )
 
 
 def main() -> None:

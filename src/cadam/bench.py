@@ -154,10 +154,14 @@ def _status(name: str) -> int:
 
 
 def optimizer(
-    name: str, make: Callable[[list[Tensor]], torch.optim.Optimizer], shapes: Sequence[Sequence[int]], device: str
+    name: str,
+    make: Callable[[list[Tensor]], torch.optim.Optimizer],
+    shapes: Sequence[Sequence[int]],
+    device: str,
+    dtype: torch.dtype = torch.float32,
 ) -> Contender:
     """A dense step over parameters of these shapes, with gradients at new addresses each time."""
-    params = [nn.Parameter(torch.randn(tuple(shape), device=device) * 0.1) for shape in shapes]
+    params = [nn.Parameter(torch.randn(tuple(shape), device=device, dtype=dtype) * 0.1) for shape in shapes]
     source = [torch.randn_like(p) for p in params]
     opt = make(list(params))
 
@@ -392,12 +396,17 @@ def _captured_rows(kind: str, rows: int, width: int) -> list[Contender]:
 
 
 def on_rows(
-    name: str, make: Callable[[list[Tensor]], torch.optim.Optimizer], places: list[Tensor], rows: int, width: int
+    name: str,
+    make: Callable[[list[Tensor]], torch.optim.Optimizer],
+    places: list[Tensor],
+    rows: int,
+    width: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Contender:
     """A sparse step over a table, with the next of these ids each time."""
     device, count = places[0].device, len(places[0])
-    table = nn.Parameter(torch.empty(rows, width, device=device).normal_(0, 0.01))
-    values = torch.randn(count, width, device=device)
+    table = nn.Parameter(torch.empty(rows, width, device=device, dtype=dtype).normal_(0, 0.01))
+    values = torch.randn(count, width, device=device, dtype=dtype)
     turns = cycle(places)
 
     def renew() -> None:

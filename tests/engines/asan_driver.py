@@ -61,19 +61,33 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     return done
 
 
-def stored_rows(c: ctypes.CDLL, moments: int, by_row: bool, height: int, width: int) -> None:
+def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -> None:
+    """Adam with moments in fewer bytes, and a scale for each 256 of them."""
+    kernel, size = c.cadam_kernel(b"adam"), (4, 2, 1)[moments]
+    kept, rows = [], []
+    for n in lengths:
+        tensors = [block(n, each) for each in (SIZES[dtype], SIZES[dtype], size, size)]
+        scales, step = [block(-(-n // 256), 1) for _ in range(2)], np.zeros(1, np.float32)
+        kept += [*tensors, *scales, step]
+        given = [*(t.ctypes.data for t in tensors), 0, 0, step.ctypes.data, 0, n, kernel, dtype, 0]
+        rows.append([*given, *(s.ctypes.data for s in scales), 1, moments])
+    table, coefficients = np.array(rows, np.int64), np.full((1, 32), 0.5)
+    assert c.cadam_dense(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
+
+
+def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: int, width: int) -> None:
     """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts of their own."""
     kernel, n, size = c.cadam_kernel(b"adam"), 3 * height, (4, 2, 1)[moments]
     ids = np.random.default_rng(n).integers(0, height, n)
     moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
-    tensors = [block(height * width, 4), moment, second, np.zeros(0), np.zeros(0), np.zeros(1, np.float32)]
+    tensors = [block(height * width, SIZES[dtype]), moment, second, np.zeros(0), np.zeros(0), np.zeros(1, np.float32)]
     scales, steps, set_of = [block(height, 1), block(height, 1)], np.zeros(height, np.int32), np.zeros(2, np.int32)
     own = [2 * by_row, steps.ctypes.data, set_of.ctypes.data, 1]
     pointers = [t.ctypes.data for t in tensors]
     table = np.array(
-        [*pointers, 0, height, width, kernel, 0, *(s.ctypes.data for s in scales), 1, moments, *own], np.int64
+        [*pointers, 0, height, width, kernel, dtype, *(s.ctypes.data for s in scales), 1, moments, *own], np.int64
     )
-    grads, coefficients = block(n * width, 4), np.full(32, 0.5)
+    grads, coefficients = block(n * width, SIZES[dtype]), np.full(32, 0.5)
     given = table.ctypes.data, ids.ctypes.data, n, grads.ctypes.data, coefficients.ctypes.data
     assert c.cadam_rows(*given, 3, in_two_parts) == -1
 
@@ -215,8 +229,11 @@ def main(library: str, mode: str, kernels: str) -> None:
         dense(c, 0, 0, [100], lie=1)
     for level in range(c.cadam_use(-1) + 1):
         c.cadam_use(level)
-        for moments, by_row, width in product(range(3), (False, True), (1, 3, 16, 31, 130)):
-            stored_rows(c, moments, by_row, 50, width)
+        for dtype, moments in product((0, 2, 3), range(3)):
+            for by_row, width in product((False, True), (1, 3, 16, 31, 130, 1024)):
+                stored_rows(c, moments, dtype, by_row, 50, width)
+            if moments:
+                stored_dense(c, moments, dtype, [1, 7, 255, 256, 257, 1000])
         for kernel in range(int(kernels)):
             for dtype in range(4):
                 dense(c, kernel, dtype, [0, 1, 7, 63, 64, 65, 129, 1000])

@@ -32,15 +32,21 @@ needs_kernels = pytest.mark.skipif(not KERNELS, reason="the C kernels were not c
 
 
 def run(
-    rule: str, rows: bool, shape: tuple[int, ...], threads: int = 2, taken: float = 0.0, **options: Any
+    rule: str,
+    rows: bool,
+    shape: tuple[int, ...],
+    threads: int = 2,
+    taken: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor], Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    param = torch.nn.Parameter(torch.randn(shape))
+    param = torch.nn.Parameter(torch.randn(shape, dtype=dtype))
     optimizer = OF_RULE[rule, True]([param], lr=1e-2, **options)
     for _ in range(4):
-        grad = torch.randn(shape) * torch.exp2(torch.randint(-25, 5, shape[1:]).float())
+        grad = (torch.randn(shape) * torch.exp2(torch.randint(-25, 5, shape[1:]).float())).to(dtype)
         grad[0] = 0
         if rows:
             ids = torch.randperm(shape[0])[: shape[0] // 2]
@@ -73,9 +79,9 @@ def test_the_c_kernels_give_the_codes_of_the_reference(rule: str, storage: str, 
 @needs_kernels
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("width", [16, 37])
+@pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (37, torch.float32), (16, torch.bfloat16)])
 def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(
-    width: int, storage: str, rows: bool
+    width: int, dtype: torch.dtype, storage: str, rows: bool
 ) -> None:
     shared: dict[str, Any] = {"second_moment": "row", "row_steps": True} if rows else {}
     found = []
@@ -84,7 +90,7 @@ def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
             c.cadam_use(level)
             for options in (dict[str, Any](), shared):
-                found.append(run("adam", rows, (3000, width), threads, moments=storage, **options))
+                found.append(run("adam", rows, (3000, width), threads, dtype=dtype, moments=storage, **options))
     finally:
         c.cadam_use(-1)
     for number, (param, state, _) in enumerate(found):
@@ -111,6 +117,25 @@ def compare_codes(state: dict[str, Tensor], reference: dict[str, Tensor]) -> Non
 
 
 SHARED = [{"second_moment": "row"}, {"second_moment": "row", "row_steps": True}, {"row_steps": True}]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{"moments": "bfloat16"}, {"moments": "int8"}, *SHARED[:2]], ids=str)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if "positive" in rule.moments.values()])
+def test_the_c_kernels_serve_parameters_of_half_precision(rule: str, options: Any, dtype: torch.dtype) -> None:
+    """As the reference does, but for a last bit of a parameter where float32 was rounded otherwise."""
+    for rows, shape in ((True, (90, 16)), (True, (33, 300)), (True, (90, 64)), (False, (700, 37)), (False, (256, 1))):
+        if "second_moment" in options and not rows:
+            continue
+        param, state, optimizer = run(rule, rows, shape, dtype=dtype, fused=True, **options)
+        assert optimizer.explain()[0].engine == ("native-rows" if rows else "native")
+        expected, reference, slow = run(rule, rows, shape, dtype=dtype, foreach=False, **options)
+        assert slow.explain()[0].engine == ("rows" if rows else "eager")
+        torch.testing.assert_close(param, expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert (param != expected).sum() <= 4
+        compare_codes(state, reference)
+        assert optimizer.alignment() == slow.alignment()
 
 
 @needs_kernels

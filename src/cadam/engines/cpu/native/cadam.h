@@ -16,10 +16,14 @@ enum dtype { F32, F64, BF16, F16, DTYPES };
 
 enum { MAX_BUFFERS = 4, MAX_COEFFICIENTS = 32 };
 
-/* How moments are stored, see cadam/moments.py. Coded ones are those of float32 parameters, and at most two. */
+/* How moments are stored, see cadam/moments.py. Coded ones are at most two, and not those of float64 parameters. */
 enum moments { PLAIN, CODED_BF16, CODED_INT8, STORAGES };
 
 enum { MAX_CODED = 2, CODED_BLOCK = 256, WIDEST = 1024 }; /* elements that share a scale, or a row may have */
+
+/* Numbers of half precision as float32, and back. */
+typedef void open_fn(const uint16_t *from, float *to, int64_t n);
+typedef void close_fn(uint16_t *to, const float *from, int64_t n);
 
 /* Update n elements whose moments are coded: `scales` are those of the buffers, `place` is that of the first element,
  * `key` what the noise of this step comes from. Returns how many were aligned. */
@@ -38,7 +42,7 @@ typedef struct {
 /* The distinct rows of a bucket, in order of appearance, and what is to be done to them. The gradients of row r are
  * those at at[ends[r - 1]] to at[ends[r] - 1], in order of appearance; those of row 0 begin at at[0]. */
 typedef struct {
-    int64_t count, width;
+    int64_t count, width, dtype;
     const uint32_t *distinct; /* the rows, within the bucket */
     const uint32_t *ends, *at;
     const void *grads;      /* of all ids */
@@ -72,6 +76,8 @@ typedef struct {
     const kernel *kernels;
     int count;
     squares_fn *squares[DTYPES];
+    open_fn *const *open; /* by dtype, of half precision */
+    close_fn *const *close;
     update_fn *traffic; /* float32, two buffers: for benchmarks */
 } instruction_set;
 

@@ -104,6 +104,7 @@ typedef struct {
     const coefficients *c;
 } dense_step;
 
+enum { HALVES_AHEAD = 2 * CODED_BLOCK }; /* elements */
 enum { UNIT = CODED_BLOCK }; /* elements; ranges are cut between units, so that blocks stay whole */
 
 static uint32_t scramble(uint32_t x)
@@ -117,6 +118,34 @@ static uint32_t scramble(uint32_t x)
 static uint32_t noise_key(uint64_t seed, float step)
 {
     return scramble((uint32_t)seed ^ scramble((uint32_t)(seed >> 32) ^ scramble((uint32_t)(int64_t)step)));
+}
+
+/* Coded moments of a parameter of half precision: block by block, which is updated as float32. */
+static int64_t coded_halves(const instruction_set *set, const dense_tensor *x, uint16_t *p, const uint16_t *g,
+                            void *const *s, uint8_t *const *scales, int64_t n, int64_t place, uint32_t key, const void *c)
+{
+    coded_fn *update = set->kernels[x->kernel].coded[x->moments];
+    const int64_t size = size_of_buffer(x->dtype, x->moments);
+    float values[CODED_BLOCK], grads[CODED_BLOCK];
+    int64_t aligned = 0;
+    for (int64_t i = 0; i < n; i += CODED_BLOCK) {
+        const int64_t m = n - i < CODED_BLOCK ? n - i : CODED_BLOCK;
+        void *here[MAX_BUFFERS];
+        uint8_t *scale[MAX_CODED];
+        for (int b = 0; b < MAX_BUFFERS; b++)
+            here[b] = s[b] ? (char *)s[b] + i * size : 0;
+        for (int b = 0; b < MAX_CODED; b++)
+            scale[b] = scales[b] ? scales[b] + i / CODED_BLOCK : 0;
+        for (int64_t line = 0; line < CODED_BLOCK; line += 32) {
+            __builtin_prefetch(p + i + HALVES_AHEAD + line, 1);
+            __builtin_prefetch(g + i + HALVES_AHEAD + line);
+        }
+        set->open[x->dtype](p + i, values, m);
+        set->open[x->dtype](g + i, grads, m);
+        aligned += update(values, grads, here, scale, m, (uint64_t)(place + i), key, c);
+        set->close[x->dtype](p + i, values, m);
+    }
+    return aligned;
 }
 
 static void dense_range(int64_t begin, int64_t end, void *context)
@@ -150,8 +179,11 @@ static void dense_range(int64_t begin, int64_t end, void *context)
             uint8_t *scales[MAX_CODED];
             for (int b = 0; b < MAX_CODED; b++)
                 scales[b] = x->scales[b] ? (uint8_t *)x->scales[b] + from / CODED_BLOCK : 0;
-            aligned = k->coded[x->moments]((float *)p, (const float *)g, s, scales, to - from, (uint64_t)from,
-                                           noise_key((uint64_t)x->seed, *(const float *)x->step), c);
+            const uint32_t key = noise_key((uint64_t)x->seed, *(const float *)x->step);
+            if (x->dtype == F32)
+                aligned = k->coded[x->moments]((float *)p, (const float *)g, s, scales, to - from, (uint64_t)from, key, c);
+            else
+                aligned = coded_halves(step->set, x, (uint16_t *)p, (const uint16_t *)g, s, scales, to - from, from, key, c);
         } else
             aligned = k->dense[x->dtype](p, g, s, to - from, c);
         if (x->counts)
@@ -364,7 +396,7 @@ static row_batch rows_of(const row_step *step, int64_t bucket, found_rows *my)
 {
     const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
     const int64_t distinct = find_rows(step->entries + first, n, my);
-    return (row_batch){.count = distinct, .width = step->table->width, .distinct = my->distinct, .ends = my->ends,
+    return (row_batch){.count = distinct, .width = step->table->width, .dtype = step->table->dtype, .distinct = my->distinct, .ends = my->ends,
                        .at = my->at, .grads = step->grads};
 }
 

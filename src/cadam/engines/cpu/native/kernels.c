@@ -1026,31 +1026,53 @@ typedef float code_ROW; /* one for all of them */
         return NAME##_with(&c, p, g, s, scales, n, place, key);                                                    \
     }
 
-#define SUM_ROW(ignored, m)                                                                                        \
+static void open_bf16(const uint16_t *p, float *x, int64_t n) { (void)open_BF16(p, x, n); }
+static void open_f16(const uint16_t *p, float *x, int64_t n) { (void)open_F16(p, x, n); }
+static void close_bf16(uint16_t *p, const float *x, int64_t n) { close_BF16(p, x, n); }
+static void close_f16(uint16_t *p, const float *x, int64_t n) { close_F16(p, x, n); }
+static open_fn *const open_half[DTYPES] = {[BF16] = open_bf16, [F16] = open_f16};
+static close_fn *const close_half[DTYPES] = {[BF16] = close_bf16, [F16] = close_f16};
+
+#define SUM_ROW(T, m)                                                                                              \
     {                                                                                                              \
-        SUM(F32, float, m)                                                                                         \
+        SUM(T, float, m)                                                                                           \
         memcpy(sums + i, total, sizeof total);                                                                     \
         i += m;                                                                                                    \
     }
 
-/* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
-#define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
-    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole)      \
+/* The sum of a row's gradients of half precision. */
+#define SUM_HALVES(T)                                                                                              \
+    static void sum_##T(const row_batch *rows, int64_t begin, int64_t end, float *sums)                            \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
+        const value_##T *grads = rows->grads;                                                                      \
+        const int64_t width = rows->width, last = rows->ends[rows->count - 1];                                     \
+        int64_t i = 0;                                                                                             \
+        STRIPS(SUM_ROW, T)                                                                                         \
+    }
+SUM_HALVES(BF16)
+SUM_HALVES(F16)
+
+/* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
+#define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
+    INLINE int64_t NAME##_of(const row_batch *rows, const void *c_, const int64_t width, const int64_t whole,      \
+                             const int half)                                                                       \
+    {                                                                                                              \
+        typedef float real_t;                                                                                      \
+        const int64_t bytes = width * (int64_t)(half ? sizeof(uint16_t) : sizeof(float));                          \
         const struct element##_lanes_c *c = c_;                                                                    \
         const float *grads = rows->grads;                                                                          \
         const int64_t last = rows->count ? rows->ends[rows->count - 1] : 0;                                        \
         int64_t begin = 0, count = 0;                                                                              \
         uint64_t upper = 0;                                                                                        \
         uint32_t inner = scramble(rows->key);                                                                      \
-        float sums[WIDEST] __attribute__((aligned(64)));                                                             \
+        float sums[WIDEST] __attribute__((aligned(64))), values[WIDEST] __attribute__((aligned(64)));              \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
-            prefetch_row(grads, rows->at[e], width * (int64_t)sizeof *grads);                                      \
+            prefetch_row(grads, rows->at[e], bytes);                                                               \
         for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
             if (r + ROWS_AHEAD < rows->count) {                                                                    \
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
-                prefetch_row(rows->p, next, width * (int64_t)sizeof(float));                                       \
+                prefetch_row(rows->p, next, bytes);                                                                \
                 EACH_##n_buffers(FETCH_ROW, __VA_ARGS__)                                                           \
                 if (rows->steps)                                                                                   \
                     prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
@@ -1059,25 +1081,34 @@ typedef float code_ROW; /* one for all of them */
                 continue;                                                                                          \
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
             if (begin + GRADS_AHEAD < last)                                                                        \
-                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], bytes);                                         \
             if (rows->steps)                                                                                       \
                 c = count_step(rows, c_, row);                                                                     \
             const uint64_t place = rows->place + (uint64_t)(row * width);                                          \
             if (upper != place >> 32)                                                                              \
                 upper = place >> 32, inner = scramble((uint32_t)upper ^ rows->key);                                \
             int64_t i = 0;                                                                                         \
-            STRIPS(SUM_ROW, 0)                                                                                     \
-            BLOCK_OF(c, (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width, row, width,      \
-                     (uint32_t)place, inner, 0, whole, &count);                                                    \
+            if (half) {                                                                                            \
+                open_half[rows->dtype]((uint16_t *)rows->p + row * width, values, width);                          \
+                (rows->dtype == BF16 ? sum_BF16 : sum_F16)(rows, begin, end, sums);                                \
+            } else {                                                                                               \
+                STRIPS(SUM_ROW, F32)                                                                               \
+            }                                                                                                      \
+            BLOCK_OF(c, half ? values : (float *)rows->p + row * width, sums, rows->s, rows->scales, row * width,  \
+                     row, width, (uint32_t)place, inner, 0, whole, &count);                                        \
+            if (half)                                                                                              \
+                close_half[rows->dtype]((uint16_t *)rows->p + row * width, values, width);                         \
             begin = end;                                                                                           \
         }                                                                                                          \
         return count;                                                                                              \
     }                                                                                                              \
     static int64_t NAME(const row_batch *rows, const void *c)                                                      \
     {                                                                                                              \
-        if (rows->width == 16)                                                                                     \
-            return NAME##_of(rows, c, 16, PAIR < 16 ? PAIR : 16);                                                  \
-        return rows->width % PAIR ? NAME##_of(rows, c, rows->width, 0) : NAME##_of(rows, c, rows->width, PAIR);    \
+        const int half = rows->dtype != F32;                                                                       \
+        if (rows->width == 16 && !half)                                                                            \
+            return NAME##_of(rows, c, 16, PAIR < 16 ? PAIR : 16, 0);                                               \
+        return rows->width % PAIR ? NAME##_of(rows, c, rows->width, 0, half)                                       \
+                                  : NAME##_of(rows, c, rows->width, PAIR, half);                                   \
     }
 
 #define LOOP_0(rule, element, STORAGE)                                                            \
@@ -1111,5 +1142,7 @@ const instruction_set JOIN(cadam_, INSTRUCTIONS) = {
     .kernels = kernels,
     .count = sizeof kernels / sizeof *kernels,
     .squares = {squares_f32, squares_f64, squares_bf16, squares_f16},
+    .open = open_half,
+    .close = close_half,
     .traffic = traffic_f32,
 };
