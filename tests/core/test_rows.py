@@ -67,3 +67,34 @@ def test_row_updates_round_stochastically_only_where_that_can_be_done() -> None:
             step=1,
             stochastic_rounding=True,
         )
+
+
+@pytest.mark.skipif(
+    cadam.CAdam([torch.zeros(1)]).explain()[0].engine != "native", reason="the C kernels were not compiled"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"moments": "int8"}, {"second_moment": "row", "row_steps": True}], ids=str)
+@pytest.mark.parametrize("width", [16, 37])
+def test_a_table_of_half_precision_takes_gradients_in_float32(dtype: torch.dtype, options: Any, width: int) -> None:
+    """As TorchRec has them. The C kernels sum them in float32, as the reference does."""
+    found = []
+    for how in ({"fused": True}, {"foreach": False}):
+        torch.manual_seed(0)
+        table, counts = torch.randn(50, width).to(dtype), torch.zeros(3, dtype=torch.int64)
+        state = cadam.rows.new_state(table, **options)
+        update = cadam.rows.RowUpdate(
+            table,
+            state,
+            cadam.CAdam,
+            cadam.rows.complete(cadam.CAdam, {"lr": 0.05, **how, **options}),
+            counts=counts,
+        )
+        for step in range(1, 5):
+            update(torch.randint(50, (99,)), torch.randn(99, width), step=step)
+        found.append((table, state, counts))
+    (fast, state, counts), (slow, reference, expected) = found
+    torch.testing.assert_close(fast, slow, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert (fast != slow).sum() <= 2
+    for name, buffer in state.items():
+        torch.testing.assert_close(buffer, reference[name], rtol=1e-5, atol=1e-6)
+    assert torch.equal(counts, expected)

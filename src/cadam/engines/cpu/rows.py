@@ -30,6 +30,7 @@ from .dense import (
 )
 from .library import Library, package_library
 
+HALVES = (torch.bfloat16, torch.float16)
 MANY = 1 << 24
 """Steps up to which rows are put in order by counting."""
 
@@ -52,8 +53,9 @@ class NativeRows(Engine):
         assert grad is not None
         if grad.sparse_dim() == 0:
             return "the gradient has no sparse dimension"
-        if grad._values().dtype not in (item.param.dtype, item.param.dtype.to_complex()):
-            return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
+        table, values = item.param.dtype, grad._values().dtype
+        if values not in (table, table.to_complex()) and not (table in HALVES and values == torch.float32):
+            return f"the gradient is {grad.dtype}, the parameter {table}"
         if not item.param.is_contiguous():
             return "the table is not contiguous"
         steps = item.row_steps
@@ -106,7 +108,7 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
     else:
         c, set_of = _of_rows(job, item.row_steps, ids)
         own = (item.row_steps.data_ptr(), set_of.ctypes.data, len(c))
-    table = np.array([*tensors, rows, width, *kind, *own], np.int64)
+    table = np.array([*tensors, rows, width, *kind, *own, DTYPES[values_.dtype]], np.int64)
     failed = library.c.cadam_rows(
         table.ctypes.data,
         ids.data_ptr(),
@@ -158,7 +160,7 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
     n, width = values.shape
     if rows and width:
         table = np.array(
-            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 6), np.int64
+            [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 7), np.int64
         )
         failed = library.c.cadam_rows_squares(
             table.ctypes.data,

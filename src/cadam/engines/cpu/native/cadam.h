@@ -42,7 +42,7 @@ typedef struct {
 /* The distinct rows of a bucket, in order of appearance, and what is to be done to them. The gradients of row r are
  * those at at[ends[r - 1]] to at[ends[r] - 1], in order of appearance; those of row 0 begin at at[0]. */
 typedef struct {
-    int64_t count, width, dtype;
+    int64_t count, width, dtype, grad_dtype; /* the latter that of the table, or float32 where that has half precision */
     const uint32_t *distinct; /* the rows, within the bucket */
     const uint32_t *ends, *at;
     const void *grads;      /* of all ids */
@@ -67,6 +67,7 @@ typedef struct {
     update_fn *dense[DTYPES];
     update_fn *moments; /* float32, and the buffers alone: whatever the parameter is, it is neither read nor written */
     rows_fn *rows[DTYPES];
+    rows_fn *wide_rows[DTYPES]; /* of half precision, with gradients in float32 */
     coded_fn *coded[STORAGES]; /* or 0 */
     rows_fn *coded_rows[STORAGES];
     rows_fn *by_row[STORAGES]; /* where second moments are those of rows */

@@ -265,6 +265,7 @@ typedef struct {
     int64_t p, s[MAX_BUFFERS], step, counts, rows, width, kernel, dtype, scales[MAX_CODED], seed, moments;
     int64_t by_row;                 /* bit k: buffer k has one number a row */
     int64_t row_steps, set_of, sets; /* where rows count their own steps: the counts, as in row_batch, how many sets */
+    int64_t grad_dtype;              /* as in row_batch */
 } row_table;
 
 typedef struct {
@@ -396,7 +397,8 @@ static row_batch rows_of(const row_step *step, int64_t bucket, found_rows *my)
 {
     const int64_t first = step->starts[bucket], n = step->starts[bucket + 1] - first;
     const int64_t distinct = find_rows(step->entries + first, n, my);
-    return (row_batch){.count = distinct, .width = step->table->width, .dtype = step->table->dtype, .distinct = my->distinct, .ends = my->ends,
+    return (row_batch){.count = distinct, .width = step->table->width, .dtype = step->table->dtype,
+                       .grad_dtype = step->table->grad_dtype, .distinct = my->distinct, .ends = my->ends,
                        .at = my->at, .grads = step->grads};
 }
 
@@ -423,7 +425,8 @@ static void update_bucket(row_step *step, int64_t bucket, found_rows *my)
     rows.set_of = (const int32_t *)t->set_of;
     rows.set_size = sizeof(coefficients);
     const kernel *k = &step->set->kernels[t->kernel];
-    rows_fn *update = t->by_row ? k->by_row[t->moments] : t->moments ? k->coded_rows[t->moments] : k->rows[t->dtype];
+    rows_fn *plain = t->grad_dtype == t->dtype ? k->rows[t->dtype] : k->wide_rows[t->dtype];
+    rows_fn *update = t->by_row ? k->by_row[t->moments] : t->moments ? k->coded_rows[t->moments] : plain;
     const int64_t aligned = update(&rows, in_arithmetic_of(step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);
     __atomic_fetch_add(&step->touched, rows.count * t->width, __ATOMIC_RELAXED);

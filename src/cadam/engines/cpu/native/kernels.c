@@ -244,10 +244,10 @@ LOOP(traffic, 2, F32, F32, float, int32_t, traffic_f32)
     }                                                                                                              \
     memcpy(total, &sum, sizeof sum);
 
-#define SUM_AND_UPDATE(rule, n_buffers, T, real_, m)                                                               \
+#define SUM_AND_UPDATE(rule, n_buffers, P, G, real_, m)                                                            \
     {                                                                                                              \
-        SUM(T, real_, m)                                                                                           \
-        UPDATE(rule, n_buffers, T, real_, total, m)                                                                \
+        SUM(G, real_, m)                                                                                           \
+        UPDATE(rule, n_buffers, P, real_, total, m)                                                                \
         i += m;                                                                                                    \
     }
 
@@ -272,14 +272,14 @@ static inline const void *count_step(const row_batch *rows, const void *c, int64
 }
 
 /* Rows lie far apart, so they and their gradients are fetched some rows ahead. */
-#define ROWS(rule, n_buffers, T, real_, integer_, NAME)                                                            \
+#define ROWS(rule, n_buffers, P, G, real_, integer_, NAME)                                                         \
     static int64_t NAME(const row_batch *rows, const void *c_)                                                     \
     {                                                                                                              \
         typedef real_ real_t;                                                                                      \
         typedef integer_ integer_t;                                                                                \
         struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_;                                 \
         const struct rule##_##real_##_c *c = &values;                                                              \
-        const value_##T *grads = rows->grads;                                                                      \
+        const value_##G *grads = rows->grads;                                                                      \
         const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                   \
         int64_t aligned = 0, begin = 0;                                                                            \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
@@ -287,7 +287,7 @@ static inline const void *count_step(const row_batch *rows, const void *c, int64
         for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
             if (r + ROWS_AHEAD < rows->count) {                                                                    \
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
-                prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##T));                                   \
+                prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##P));                                   \
                 BUFFERS_##n_buffers(PREFETCH_ROW)                                                                  \
                 if (rows->steps)                                                                                   \
                     prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
@@ -299,20 +299,22 @@ static inline const void *count_step(const row_batch *rows, const void *c, int64
                 prefetch_row(grads, rows->at[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);                \
             if (rows->steps)                                                                                       \
                 values = *(const struct rule##_##real_##_c *)count_step(rows, c_, row);                            \
-            value_##T *restrict p = (value_##T *)rows->p + row * width;                                            \
+            value_##P *restrict p = (value_##P *)rows->p + row * width;                                            \
             BUFFERS_##n_buffers(DECLARE_ROW)                                                                       \
             int64_t i = 0;                                                                                         \
-            STRIPS(SUM_AND_UPDATE, rule, n_buffers, T, real_)                                                      \
+            STRIPS(SUM_AND_UPDATE, rule, n_buffers, P, G, real_)                                                   \
             begin = end;                                                                                           \
         }                                                                                                          \
         return aligned;                                                                                            \
     }
 
 #define ALL_ROWS(rule, buffers, ...)                                                                               \
-    ROWS(rule, buffers, F32, float, int32_t, rule##_f32_rows)                                                      \
-    ROWS(rule, buffers, F64, double, int64_t, rule##_f64_rows)                                                     \
-    ROWS(rule, buffers, BF16, float, int32_t, rule##_bf16_rows)                                                    \
-    ROWS(rule, buffers, F16, float, int32_t, rule##_f16_rows)
+    ROWS(rule, buffers, F32, F32, float, int32_t, rule##_f32_rows)                                                 \
+    ROWS(rule, buffers, F64, F64, double, int64_t, rule##_f64_rows)                                                \
+    ROWS(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16_rows)                                              \
+    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_wide)                                               \
+    ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows)                                                 \
+    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_wide)
 RULES(ALL_ROWS)
 
 /* The squares of the sums of all rows, added up in lanes, so that every instruction set adds in the same order. */
@@ -1040,8 +1042,8 @@ static close_fn *const close_half[DTYPES] = {[BF16] = close_bf16, [F16] = close_
         i += m;                                                                                                    \
     }
 
-/* The sum of a row's gradients of half precision. */
-#define SUM_HALVES(T)                                                                                              \
+/* The sum of a row's gradients. */
+#define SUM_GRADS(T)                                                                                               \
     static void sum_##T(const row_batch *rows, int64_t begin, int64_t end, float *sums)                            \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
@@ -1050,8 +1052,11 @@ static close_fn *const close_half[DTYPES] = {[BF16] = close_bf16, [F16] = close_
         int64_t i = 0;                                                                                             \
         STRIPS(SUM_ROW, T)                                                                                         \
     }
-SUM_HALVES(BF16)
-SUM_HALVES(F16)
+SUM_GRADS(F32)
+SUM_GRADS(BF16)
+SUM_GRADS(F16)
+typedef void sum_fn(const row_batch *rows, int64_t begin, int64_t end, float *sums);
+static sum_fn *const sum_grads[DTYPES] = {[F32] = sum_F32, [BF16] = sum_BF16, [F16] = sum_F16};
 
 /* The rows of a table: the gradients of each are summed, then it is updated as a block of its own. */
 #define STORED_ROWS(element, n_buffers, BLOCK_OF, NAME, ...)                                                       \
@@ -1059,7 +1064,7 @@ SUM_HALVES(F16)
                              const int half)                                                                       \
     {                                                                                                              \
         typedef float real_t;                                                                                      \
-        const int64_t bytes = width * (int64_t)(half ? sizeof(uint16_t) : sizeof(float));                          \
+        const int64_t size = half ? 2 : 4, grad_bytes = width * (half && rows->grad_dtype != F32 ? 2 : 4);         \
         const struct element##_lanes_c *c = c_;                                                                    \
         const float *grads = rows->grads;                                                                          \
         const int64_t last = rows->count ? rows->ends[rows->count - 1] : 0;                                        \
@@ -1068,11 +1073,11 @@ SUM_HALVES(F16)
         uint32_t inner = scramble(rows->key);                                                                      \
         float sums[WIDEST] __attribute__((aligned(64))), values[WIDEST] __attribute__((aligned(64)));              \
         for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                      \
-            prefetch_row(grads, rows->at[e], bytes);                                                               \
+            prefetch_row(grads, rows->at[e], grad_bytes);                                                          \
         for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                      \
             if (r + ROWS_AHEAD < rows->count) {                                                                    \
                 const int64_t next = rows->distinct[r + ROWS_AHEAD];                                               \
-                prefetch_row(rows->p, next, bytes);                                                                \
+                prefetch_row(rows->p, next, width * size);                                                         \
                 EACH_##n_buffers(FETCH_ROW, __VA_ARGS__)                                                           \
                 if (rows->steps)                                                                                   \
                     prefetch_row(rows->steps, next, sizeof *rows->steps);                                          \
@@ -1081,7 +1086,7 @@ SUM_HALVES(F16)
                 continue;                                                                                          \
             const int64_t row = rows->distinct[r], end = rows->ends[r];                                            \
             if (begin + GRADS_AHEAD < last)                                                                        \
-                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], bytes);                                         \
+                prefetch_row(grads, rows->at[begin + GRADS_AHEAD], grad_bytes);                                    \
             if (rows->steps)                                                                                       \
                 c = count_step(rows, c_, row);                                                                     \
             const uint64_t place = rows->place + (uint64_t)(row * width);                                          \
@@ -1090,7 +1095,7 @@ SUM_HALVES(F16)
             int64_t i = 0;                                                                                         \
             if (half) {                                                                                            \
                 open_half[rows->dtype]((uint16_t *)rows->p + row * width, values, width);                          \
-                (rows->dtype == BF16 ? sum_BF16 : sum_F16)(rows, begin, end, sums);                                \
+                sum_grads[rows->grad_dtype](rows, begin, end, sums);                                               \
             } else {                                                                                               \
                 STRIPS(SUM_ROW, F32)                                                                               \
             }                                                                                                      \
@@ -1134,6 +1139,7 @@ STORED_RULES(ALL_STORED)
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
         .moments = rule##_moments,                                                                                 \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
+        .wide_rows = {[BF16] = rule##_bf16_wide, [F16] = rule##_f16_wide},                                         \
         STORED_##n_stored(rule) BY_ROW_##n_by_row(rule)                                                            \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
