@@ -86,7 +86,9 @@ def first_given(o: Mapping[str, Any]) -> str | None:
     return next((f"{name}={o[name]!r}" for name, usual in USUAL.items() if o.get(name, usual) != usual), None)
 
 
-def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any]) -> None:
+def check(
+    kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any], counts_steps: bool
+) -> None:
     """Raise ValueError for options of storage that do not go together. `kinds` are those of the rule's buffers."""
     if o["moments"] not in STORAGES:
         raise ValueError(f"Invalid moments value: {o['moments']!r} (one of {', '.join(map(repr, STORAGES))})")
@@ -98,7 +100,9 @@ def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Ma
     if o["differentiable"]:
         raise ValueError(f"{given} and differentiable=True: autograd cannot look through coded or shared moments")
     if o["state_dtype"] is not None:
-        raise ValueError(f"{given} and state_dtype={o['state_dtype']}: either says how moments are stored")
+        raise ValueError(
+            f"{given} and state_dtype={o['state_dtype']}: both say how moments are stored; give one of them"
+        )
     unknown = [name for name in buffers if name not in kinds]
     if unknown:
         raise ValueError(f"{given}: the rule {rule!r} does not say in `moments` what kind its {unknown[0]} is of")
@@ -108,5 +112,7 @@ def check(kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Ma
             f"moments={o['moments']!r}: {largest[0]} must stay float32, since a maximum of values that are rounded "
             f"at random only grows; use moments='float32' with {rule}'s maximum (amsgrad), or do without it"
         )
+    if o["row_steps"] and not counts_steps:
+        raise ValueError(f"row_steps=True: no step of {rule!r} depends on how many there were; leave it out")
     if o["second_moment"] == "row" and not any(kinds[name] != "signed" for name in buffers):
         raise ValueError(f"second_moment='row': the rule {rule!r} keeps no second moment")

@@ -85,6 +85,18 @@ def test_a_second_moment_is_never_rounded_to_zero() -> None:
         assert (codes.to_bfloat16(values, noise)[0, :4] > 0).all()
 
 
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+def test_every_nan_stays_one(kind: str) -> None:
+    """Also one whose bits are all set, as GPUs have it, and as a half becomes in places."""
+    for bits in (0x7F800001, 0x7FC00000, 0x7FE00000, 0x7FF00000, 0x7FFFFFFF):
+        bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
+        for noise in (0, 65535):
+            found, scale = codes.encode(kind, bad, noise)
+            assert scale == moments.BROKEN
+            assert codes.decode(kind, found, scale)[0, 1].isnan()
+            assert codes.to_bfloat16(bad, noise)[0, 1].isnan()
+
+
 def test_what_is_no_number_is_not_hidden() -> None:
     for bad in (math.nan, math.inf):
         decoded = codes.decode("signed", *codes.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0))
@@ -321,9 +333,16 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
 
 
 def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
-    for optimizer in (cadam.CLion, cadam.Lion):
-        with pytest.raises(ValueError, match="row_steps=True: Lion corrects no bias"):
-            optimizer([torch.nn.Parameter(torch.zeros(3, 2))], row_steps=True)
+    param = torch.nn.Parameter(torch.zeros(3, 2))
+    for optimizer in (cadam.CLion, cadam.Lion, cadam.CSGDM):
+        with pytest.raises(ValueError, match="row_steps=True: no step of"):
+            optimizer([param], row_steps=True)
+        changed = optimizer([param])
+        changed.param_groups[0]["row_steps"] = True
+        param.grad = torch.ones(3, 2).to_sparse(1)
+        with pytest.raises(ValueError, match=r"row_steps=True: no step of .* no parameter was changed"):
+            changed.step()
+    cadam.CSGDM([param], row_steps=True, dampening=0.5)  # where the first step is another
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])

@@ -84,7 +84,8 @@ def dense() -> None:
     compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
     for capturable in (False, True):  # beyond what float32 can count
         compare(cadam.CAdam, False, (4, 64), moments="int8", capturable=capturable, taken=2.0**24)
-    for broken in (float("inf"), 1e30):  # of the latter only the square is no finite number
+    all_set = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32).item()  # the NaN that a GPU computes
+    for broken in (float("inf"), all_set, 1e30):  # of the latter only the square is no finite number
         compare(cadam.CAdam, False, (5, 103), moments="int8", broken=broken)
         compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)
 

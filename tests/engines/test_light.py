@@ -249,6 +249,23 @@ def test_second_moments_below_the_smallest_code_have_it_as_in_the_reference(widt
 
 
 @needs_kernels
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_a_table_that_becomes_float64_is_refused_by_the_next_step(storage: str) -> None:
+    """A model may be converted in place; the C kernels have no such table."""
+    table = torch.nn.Embedding(100, 16, sparse=True)
+    optimizer = cadam.CAdam(table.parameters(), moments=storage)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        table.to(dtype)
+        optimizer.zero_grad()
+        table(torch.arange(50)).sum().backward()
+        if dtype == torch.float64:
+            with pytest.raises(RuntimeError, match=r"at most float32, and this one is torch.float64"):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
+@needs_kernels
 @pytest.mark.parametrize("large", [1e20, 1e30, 3e38, float("inf")], ids=str)
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("width", [16, 20])

@@ -18,6 +18,8 @@ from .base import Item, fills_memory
 
 NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
+INFINITY = 0x7F800000
+"""The bits of it in float32. Those of a NaN are more."""
 CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}
 """What coded moments are kept in."""
 
@@ -31,7 +33,7 @@ def encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tens
     bits = values.contiguous().view(torch.int32)
     size = bits & 0x7FFFFFFF
     largest = size.amax(1, keepdim=True) if size.shape[1] else size.new_zeros(len(size), 1)
-    exponent = ((largest + (1 << shift)) >> 23).clamp_min(LOWEST)
+    exponent = ((largest.clamp_max(INFINITY) + (1 << shift)) >> 23).clamp_min(LOWEST)  # a NaN would overflow
     exponent = torch.where(exponent >= 254, BROKEN, exponent)
     base = torch.where(exponent == BROKEN, BROKEN_BASE, (exponent - 31) << 23)
     codes = (size - base + (noise << (shift - 16))) >> shift

@@ -29,11 +29,6 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
     return Step(f.sign(interpolant) + (interpolant - interpolant), interpolant, {"exp_avg": exp_avg})
 
 
-def check(o: Options) -> None:
-    if o.get("row_steps"):
-        raise ValueError("row_steps=True: Lion corrects no bias, so that steps counted by row would change nothing")
-
-
 LION = Rule(
     name="lion",
     defaults={"lr": 1e-4, "betas": (0.9, 0.99), "decoupled_weight_decay": True},
@@ -42,5 +37,5 @@ LION = Rule(
     update=update,
     moments={"exp_avg": "signed"},
     timeless=True,
-    check=check,
+    counts_steps=lambda o: False,
 )

@@ -49,6 +49,7 @@ class Rule:
     - `variants`: options under which it has other buffers or coefficients than by default.
     - `moments`: what kind of moment each buffer is, for storages other than float32: ``signed`` (first moments),
       ``positive`` (second moments) or ``maximum`` (the largest second moment so far).
+    - `counts_steps`: from the options, whether any coefficient depends on `t`.
     - `check`: raises ValueError for options that do not go together.
     """
 
@@ -61,6 +62,7 @@ class Rule:
     timeless: bool = False
     variants: tuple[Options, ...] = ()
     moments: Mapping[str, str] = field(default_factory=dict)
+    counts_steps: Callable[[Options], bool] = lambda options: True
     check: Callable[[Options], None] = _nothing_to_check
 
     def __post_init__(self) -> None:

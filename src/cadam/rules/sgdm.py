@@ -54,5 +54,6 @@ SGDM = Rule(
     moments={"momentum_buffer": "signed"},
     timeless=True,
     variants=({"nesterov": True}, {"momentum": 0.0}),
+    counts_steps=lambda o: bool(o["dampening"]),
     check=check,
 )

@@ -87,6 +87,8 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
     shared = codes.shares_moments(item)
     if not rows and (shared or item.row_steps is not None):
         return f"has no {item.storage} for dense gradients"
+    if item.param.dtype == torch.float64 and (shared or item.moments in codes.CODES):
+        return f"has {item.storage} for at most float32, and the parameter is {item.param.dtype}"
     return codes.other_scales(item, rows)
 
 

@@ -293,7 +293,8 @@ def put_coded(pointers, x, noise, mask, there, WHOLE: tl.constexpr, SIGNED: tl.c
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     largest = largest_of(size if WHOLE else tl.where(there, size, 0))
-    exponent = tl.maximum((largest + (1 << shift)) >> 23, 32)
+    # A NaN has more bits than infinity has, and would overflow.
+    exponent = tl.maximum((tl.minimum(largest, 0x7F800000) + (1 << shift)) >> 23, 32)
     exponent = tl.where(exponent >= 254, 255, exponent)
     base = tl.where(exponent == 255, 0x78000000, (exponent - 31) << 23)
     above = (tl.maximum(size - base, 0 if SIGNED else tl.minimum(size, 1) << 20) << (24 - shift)).to(tl.uint32) + noise
