@@ -375,10 +375,11 @@ def _calm(calm: Sequence[Finding]) -> str:
     if not ahead:
         return ", nor on clicks that do not drift"
     gains, counted = _span([each.difference.mean for each in ahead], 2), f"{len(ahead)} of {len(calm)} studies"
-    return f". On clicks that do not drift a clear gain, {gains} points of AUC, was found in {counted}"
+    chance = "" if any(holds_among(each, len(calm)) for each in ahead) else ", which may be chance as well"
+    return f". On clicks that do not drift {gains} points of AUC were gained in {counted}{chance}"
 
 
-def holds_among(found: Comparison, comparisons: int) -> bool:
+def holds_among(found: Comparison | Finding, comparisons: int) -> bool:
     """Does a difference hold as one of so many (Bonferroni): does its interval at 1 - 0.05 / number exclude 0?"""
     d = found.difference
     wider = t_quantile(1 - 0.05 / comparisons, d.count - 1) / t_quantile(0.95, d.count - 1)
@@ -456,10 +457,7 @@ def switch() -> list[str]:
     }
     for situation, name in situations.items():
         rows.append(_on_every_model(situation, name))
-    calm = {name: pair.own for name, pair in click_pairs().items() if name.startswith("no drift")}
-    said = ", ".join(f"{in_brackets(own.difference)} ({name})" for name, own in calm.items())
-    to_do = "yes" if any(map(_ahead, calm.values())) else "no need to"
-    rows.append(line("clicks that do not drift", to_do, f"{said} points of AUC", "DeepFM, each at its own best rate"))
+    rows.append(_on_calm_clicks())
     for situation, where, at in (
         ("a rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _above),
         ("a rate that may be too low", "the next rate below Adam's best", _below),
@@ -474,6 +472,19 @@ def switch() -> list[str]:
             )
         )
     return rows
+
+
+def _on_calm_clicks() -> str:
+    _, calm = clicks_by_drift()
+    said = [f"{each.study.partition(',')[0]} {in_brackets(each.difference)} ({each.condition})" for each in calm]
+    sure = any(holds_among(each, len(calm)) for each in calm)
+    chance = (
+        "" if sure or not any(each.ahead for each in calm) else f"; may be chance, as {len(calm)} comparisons were made"
+    )
+    expected = f"{', '.join(said)} points of AUC"
+    return line(
+        "clicks that do not drift", "yes" if sure else "no need to", expected, f"each at its own best rate{chance}"
+    )
 
 
 def _for_both(images: str, clicks: str) -> str:

@@ -372,7 +372,7 @@ class Optimizer(torch.optim.Optimizer):
                 choice = choose(update, item, seen, group)
                 engine, passed_over = choice.engine.name, choice.passed_over
             about = name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over
-            stored = () if fixed is not None else (codes.mixed_scales(item), codes.described(item))
+            stored = () if fixed is not None else (codes.mixed_scales(item), codes.described(item, group))
             rows.append(Explained(*about, *stored))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
         return Explanation(rows, self._how_prepared() if by_kernels else None)

@@ -197,7 +197,9 @@ def _check_table(table: Tensor, state: Mapping[str, Tensor], rule: Rule, o: Mapp
     _check_is_table(table)
     shapes = codes.shapes(table, rule, o)
     if set(state) != set(shapes):
-        raise ValueError(f"state must have {sorted(shapes)}, got {sorted(state)} (see new_state)")
+        raise ValueError(
+            f"state must have {sorted(shapes)}, got {sorted(state)}: give the options of new_state here too"
+        )
     for name, tensor in state.items():
         if name == SEED:
             continue

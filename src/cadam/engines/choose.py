@@ -59,6 +59,8 @@ def insist(item: Item, choice: Choice, options: Options) -> None:
         and item.param.dtype == torch.bfloat16
         and not choice.engine.rounds_stochastically
     ):
+        if item.param.device.type != "cuda":
+            reasons = f"it is on {item.param.device}"
         raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
     for reason in choice.passed_over.values():
         if isinstance(reason, NotThere) and not choice.engine.fused:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import moments
 from ..memory import filled, filled_like
-from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, first_given, scale_of
+from ..moments import BLOCK, BROKEN, BROKEN_BASE, LOWEST, MANTISSA, ROW_STEPS, SEED, USUAL, first_given, scale_of
 from ..rules import Options, Rule
 from . import placement
 from .base import Item, fills_memory
@@ -20,6 +20,8 @@ NEAREST = 1 << 15
 """The noise that makes stochastic rounding the nearest."""
 INFINITY = 0x7F800000
 """The bits of it in float32. Those of a NaN are more."""
+AT_A_TIME = 1 << 20
+"""Elements."""
 CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}
 """What coded moments are kept in."""
 
@@ -29,6 +31,20 @@ CODES = {"bfloat16": torch.bfloat16, "int8": torch.uint8}
 
 def encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
     """Codes of float32 values, blocks first, and the exponent of each block; `noise` is 16 bits for each value."""
+    if isinstance(noise, Tensor):
+        return _encode(kind, values, noise)
+    codes, exponents = zip(
+        *(_encode(kind, part, noise) for part in torch.split(values, _at_a_time(values))), strict=True
+    )
+    return torch.cat(codes), torch.cat(exponents)
+
+
+def _at_a_time(x: Tensor) -> int:
+    """How many blocks to code at a time: what that takes meanwhile is many times as large as what comes out."""
+    return max(1, AT_A_TIME // max(1, x.shape[1]))
+
+
+def _encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
     shift = 23 - MANTISSA[kind]
     bits = values.contiguous().view(torch.int32)
     size = bits & 0x7FFFFFFF
@@ -45,6 +61,17 @@ def encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tens
 
 def decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
     """The float32 values of codes, blocks first, with the exponent of each block."""
+    size = _at_a_time(codes)
+    if len(codes) <= size:
+        return _decode(kind, codes, exponents)
+    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    for start in range(0, len(codes), size):
+        part = slice(start, start + size)
+        values[part] = _decode(kind, codes[part], exponents[part])
+    return values
+
+
+def _decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
     shift, exponent = 23 - MANTISSA[kind], exponents.int()[:, None]
     codes = codes.int()
     size = codes & 0x7F if kind == "signed" else codes
@@ -112,11 +139,16 @@ def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     }
 
 
-def described(item: Item) -> str:
-    """How its moments are stored, in words; empty where each is one float32 for each element."""
-    coded = f"moments in {item.moments}" if item.moments != "float32" else ""
-    shared = "second moments by row" if shares_moments(item) else ""
-    return ", ".join(filter(None, [coded, shared, "steps by row" if item.row_steps is not None else ""]))
+def described(item: Item, o: Options) -> str:
+    """How its moments are stored, in words, and what of the options waits; empty for one float32 for each element."""
+    said = [f"moments in {item.moments}"] if item.moments != "float32" else []
+    done = {"second_moment": shares_moments(item), "row_steps": item.row_steps is not None}
+    names = {"second_moment": "second moments", "row_steps": "steps"}
+    said += [f"{names[option]} by row" for option in names if done[option]]
+    waiting = [names[option] for option in names if not done[option] and o[option] != USUAL[option]]
+    if waiting:
+        said.append(f"{' and '.join(waiting)} by row if the gradient is sparse")
+    return ", ".join(said)
 
 
 def coded(item: Item) -> list[str]:
@@ -216,6 +248,8 @@ def flat(x: Tensor) -> Tensor:
 
 
 def _laid_out(values: Tensor, like: Tensor) -> Tensor:
+    if values.stride() == like.stride() and fills_memory(values):
+        return values
     return torch.empty_like(like, dtype=torch.float32, requires_grad=False).copy_(values)
 
 
