@@ -50,6 +50,7 @@ def run(
                     ids = torch.cat([torch.randperm(shape[0]), torch.full((hot,), 7)])
                     values = torch.randn(len(ids), *shape[1:]).round()
                 values *= torch.exp2(torch.randint(-20, 3, shape[1:]).float())
+                values.view(-1)[0] *= broken if step == 0 else 1
                 param.grad = torch.sparse_coo_tensor(ids[None], values, shape, check_invariants=True)
                 if coalesced:
                     param.grad = param.grad.coalesce()
@@ -78,14 +79,16 @@ def compare(cls: type[cadam.Optimizer], rows: bool, shape: tuple[int, ...], **op
     return light
 
 
+ALL_SET = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32).item()  # the NaN that a GPU computes
+
+
 def dense() -> None:
     compare(cadam.CAdam, False, (60, 37), moments="bfloat16", capturable=True)
     compare(cadam.CAdam, False, (60, 37), moments="int8")
     compare(cadam.CLion, False, (4, 256), moments="int8", capturable=True)
     for capturable in (False, True):  # beyond what float32 can count
         compare(cadam.CAdam, False, (4, 64), moments="int8", capturable=capturable, taken=2.0**24)
-    all_set = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32).item()  # the NaN that a GPU computes
-    for broken in (float("inf"), all_set, 1e30):  # of the latter only the square is no finite number
+    for broken in (float("inf"), ALL_SET, 1e30):  # of the latter only the square is no finite number
         compare(cadam.CAdam, False, (5, 103), moments="int8", broken=broken)
         compare(cadam.CAdam, False, (5, 103), moments="bfloat16", broken=broken)
 
@@ -106,6 +109,10 @@ def rows() -> None:
     compare(cadam.CSGDM, True, (40, 16), moments="int8", capturable=True)
     compare(cadam.CAdam, True, (50, 70), moments="int8", hot=50)  # wide ones
     compare(cadam.CAdam, True, (50, 70), second_moment="row", hot=50)
+    for broken in (float("inf"), ALL_SET):
+        compare(cadam.CAdam, True, (40, 16), moments="int8", broken=broken)
+        compare(cadam.CAdam, True, (40, 16), moments="int8", coalesced=True, broken=broken)
+        compare(cadam.CAdam, True, (40, 16), moments="bfloat16", broken=broken)
 
 
 def rows_apart() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from family import OF_RULE
 from torch import Tensor
-from triton_interpreter import needs_triton, on_cuda, run_cases
+from triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
 
 import cadam
 from cadam import moments
@@ -841,6 +841,24 @@ def test_on_cuda_rows_lie_side_by_side_and_have_the_codes_of_the_cpu(storage: An
     (one, state), (other, apart) = found
     torch.testing.assert_close(one, other)
     compare_codes(state, apart)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("storage", ["bfloat16", "int8"])
+def test_a_nan_that_the_device_computed_stays_one(storage: str, rows: bool, device: str) -> None:
+    """A GPU sets all of its bits."""
+    param = torch.nn.Parameter(torch.ones(40, 16, device=device))
+    optimizer = cadam.CAdam([param], moments=storage)
+    for factor in (float("inf"), 1.0):
+        grad = torch.ones(40, 16, device=device)
+        grad[3, 5] = torch.zeros(1, device=device).mul(factor)[0]  # 0 * inf, then 0
+        param.grad = grad.to_sparse(1) if rows else grad
+        optimizer.step()
+    decoded = codes.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
+    for values in decoded.values():
+        assert values[3, 5].isnan()
+        assert values[20:].isfinite().all()
 
 
 @on_cuda

@@ -25,9 +25,12 @@ import torch
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
+ON_CUDA = (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
 def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
     """A test that needs a CUDA device."""
-    for mark in (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")):
+    for mark in ON_CUDA:
         test = mark(test)
     return test
 
