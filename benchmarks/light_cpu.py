@@ -109,37 +109,34 @@ def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench.Conten
         yield contender
 
 
-def dense() -> list[bench.Contender]:
-    makers: dict[str, Make] = {"torch Adam fused": partial(torch.optim.Adam, fused=True), **ours(DENSE)}
-    makers.update(peers())
-    return [bench.optimizer(name, make, [(ELEMENTS,)], "cpu") for name, make in makers.items()]
+def dense(dtype: torch.dtype) -> list[bench.Contender]:
+    makers = ours(DENSE)
+    if dtype == torch.float32:
+        makers = {"torch Adam fused": partial(torch.optim.Adam, fused=True), **makers, **dict(peers())}
+    return [bench.optimizer(name, make, [(ELEMENTS,)], "cpu", dtype) for name, make in makers.items()]
 
 
-def dense_bfloat16() -> list[bench.Contender]:
-    shapes = [(ELEMENTS,)]
-    return [bench.optimizer(name, make, shapes, "cpu", torch.bfloat16) for name, make in ours(DENSE).items()]
-
-
-def rows_bfloat16(count: int, width: int) -> list[bench.Contender]:
+def rows(count: int, width: int, dtype: torch.dtype) -> list[bench.Contender]:
     places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
-    return [bench.on_rows(name, make, places, count, width, torch.bfloat16) for name, make in ours(ROWS).items()]
+    makers = ours(ROWS)
+    if dtype == torch.float32:
+        makers["torch SparseAdam"] = torch.optim.SparseAdam
+    made = [bench.on_rows(name, make, places, count, width, dtype) for name, make in makers.items()]
+    return [*made, *fbgemm(places, count, width)] if dtype == torch.float32 else made
 
 
-def rows(count: int, width: int) -> list[bench.Contender]:
-    places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
-    makers: dict[str, Make] = {**ours(ROWS), "torch SparseAdam": torch.optim.SparseAdam}
-    made = [bench.on_rows(name, make, places, count, width) for name, make in makers.items()]
-    return [*made, *fbgemm(places, count, width)]
-
-
-CASES = {"dense": bench.Case("dense, one tensor of 50M", "torch Adam fused", dense, ELEMENTS, rounds=9)}
-CASES["bfloat16 dense"] = bench.Case("one tensor of 50M in bfloat16", "cadam.CAdam float32", dense_bfloat16, rounds=9)
+PEER = "cadam.CAdam float32"
+FLOAT32, BFLOAT16 = partial(dense, torch.float32), partial(dense, torch.bfloat16)
+CASES = {
+    "dense": bench.Case("dense, one tensor of 50M", "torch Adam fused", FLOAT32, ELEMENTS, rounds=9),
+    "bfloat16 dense": bench.Case("one tensor of 50M in bfloat16", PEER, BFLOAT16, rounds=9),
+}
 for count, width in TABLES:
-    for name, more, build in (("rows", "", rows), ("bfloat16", " in bfloat16", rows_bfloat16)):
+    for name, more, dtype in (("rows", "", torch.float32), ("bfloat16", " in bfloat16", torch.bfloat16)):
         CASES[f"{name} {width}"] = bench.Case(
             f"rows {count / 1e6:g}M x {width}{more}, {bench.COUNT} Zipf ids",
-            "cadam.CAdam float32",
-            partial(build, count, width),
+            PEER,
+            partial(rows, count, width, dtype),
             rounds=15,
         )
 

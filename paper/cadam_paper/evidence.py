@@ -476,15 +476,15 @@ def switch() -> list[str]:
 
 def _on_calm_clicks() -> str:
     _, calm = clicks_by_drift()
-    said = [f"{each.study.partition(',')[0]} {in_brackets(each.difference)} ({each.condition})" for each in calm]
+    said = []
+    for each in calm:
+        noise = each.condition.removeprefix("no drift").replace(",", " with")
+        said.append(f"{each.study.partition(',')[0]}{noise} {in_brackets(each.difference)}")
     sure = any(holds_among(each, len(calm)) for each in calm)
-    chance = (
-        "" if sure or not any(each.ahead for each in calm) else f"; may be chance, as {len(calm)} comparisons were made"
-    )
-    expected = f"{', '.join(said)} points of AUC"
-    return line(
-        "clicks that do not drift", "yes" if sure else "no need to", expected, f"each at its own best rate{chance}"
-    )
+    unsure = {each.study.partition(",")[0]: None for each in calm if each.ahead and not sure}
+    chance = f"; {' and '.join(unsure)} may be chance, as {len(calm)} comparisons were made" if unsure else ""
+    to_do, how = "yes" if sure else "no need to", f"each at its own best rate{chance}"
+    return line("clicks that do not drift", to_do, f"{', '.join(said)} points of AUC", how)
 
 
 def _for_both(images: str, clicks: str) -> str:

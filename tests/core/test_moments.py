@@ -13,7 +13,9 @@ from torch import Tensor
 
 import cadam
 from cadam import moments
-from cadam.engines import codes
+from cadam.defaults import defaults
+from cadam.engines import codes, scalars
+from cadam.rules import RULES, Rule
 
 STORAGES = ("bfloat16", "int8")
 
@@ -83,6 +85,20 @@ def test_a_second_moment_is_never_rounded_to_zero() -> None:
         assert decoded[4] == 0
         assert (decoded[1:4] >= values[0, 1:4]).all()
         assert (codes.to_bfloat16(values, noise)[0, :4] > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["signed", "positive"])
+def test_a_part_at_a_time_gives_the_same_codes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for blocks, width in ((0, 5), (1, 5), (50, 7), (50, 0)):
+        values = torch.randn(blocks, width).abs()
+        found, scales = codes.encode(kind, values, 0)
+        expected = codes.decode(kind, found, scales)
+        with monkeypatch.context() as small:
+            small.setattr(codes, "AT_A_TIME", 30)  # four rows of seven
+            in_parts = codes.encode(kind, values, 0)
+            assert torch.equal(found, in_parts[0])
+            assert torch.equal(scales, in_parts[1])
+            assert torch.equal(codes.decode(kind, *in_parts), expected)
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
@@ -330,6 +346,15 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
     wrong["state"][0]["exp_avg"] = shared
     with pytest.raises(ValueError, match="exp_avg has shape"):
         cadam.CAdam([param], second_moment="row").load_state_dict(wrong)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
+def test_a_rule_says_whether_its_coefficients_depend_on_the_step(rule: Rule) -> None:
+    more = ({"dampening": 0.5}, {"dampening": 0.0}) if rule.name == "sgdm" else ()
+    for changed in ({}, *rule.variants, *more):
+        o = {**defaults(rule), **changed}
+        first, second = (rule.coefficients(float(t), o, scalars.Scalars) for t in (1, 2))
+        assert rule.counts_steps(o) == (first != second), changed
 
 
 def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:

@@ -67,7 +67,7 @@ typedef struct {
     update_fn *dense[DTYPES];
     update_fn *moments; /* float32, and the buffers alone: whatever the parameter is, it is neither read nor written */
     rows_fn *rows[DTYPES];
-    rows_fn *wide_rows[DTYPES]; /* of half precision, with gradients in float32 */
+    rows_fn *mixed_rows[DTYPES]; /* of half precision, with gradients in float32 */
     coded_fn *coded[STORAGES]; /* or 0 */
     rows_fn *coded_rows[STORAGES];
     rows_fn *by_row[STORAGES]; /* where second moments are those of rows */

@@ -425,7 +425,7 @@ static void update_bucket(row_step *step, int64_t bucket, found_rows *my)
     rows.set_of = (const int32_t *)t->set_of;
     rows.set_size = sizeof(coefficients);
     const kernel *k = &step->set->kernels[t->kernel];
-    rows_fn *plain = t->grad_dtype == t->dtype ? k->rows[t->dtype] : k->wide_rows[t->dtype];
+    rows_fn *plain = t->grad_dtype == t->dtype ? k->rows[t->dtype] : k->mixed_rows[t->dtype];
     rows_fn *update = t->by_row ? k->by_row[t->moments] : t->moments ? k->coded_rows[t->moments] : plain;
     const int64_t aligned = update(&rows, in_arithmetic_of(step->c, t->dtype));
     __atomic_fetch_add(&step->aligned, aligned, __ATOMIC_RELAXED);

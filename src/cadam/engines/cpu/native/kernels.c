@@ -312,9 +312,9 @@ static inline const void *count_step(const row_batch *rows, const void *c, int64
     ROWS(rule, buffers, F32, F32, float, int32_t, rule##_f32_rows)                                                 \
     ROWS(rule, buffers, F64, F64, double, int64_t, rule##_f64_rows)                                                \
     ROWS(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16_rows)                                              \
-    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_wide)                                               \
+    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_mixed)                                               \
     ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows)                                                 \
-    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_wide)
+    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_mixed)
 RULES(ALL_ROWS)
 
 /* The squares of the sums of all rows, added up in lanes, so that every instruction set adds in the same order. */
@@ -1139,7 +1139,7 @@ STORED_RULES(ALL_STORED)
         .dense = {rule##_f32, rule##_f64, rule##_bf16, rule##_f16},                                                \
         .moments = rule##_moments,                                                                                 \
         .rows = {rule##_f32_rows, rule##_f64_rows, rule##_bf16_rows, rule##_f16_rows},                             \
-        .wide_rows = {[BF16] = rule##_bf16_wide, [F16] = rule##_f16_wide},                                         \
+        .mixed_rows = {[BF16] = rule##_bf16_mixed, [F16] = rule##_f16_mixed},                                         \
         STORED_##n_stored(rule) BY_ROW_##n_by_row(rule)                                                            \
     },
 static const kernel kernels[] = {RULES(ENTRY)};
