@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cadam.ab import recommendation, runs, study
-from cadam.ab.command import _optimizer, add_arguments, experiment, to_learn
+from cadam.ab.command import add_arguments, experiment, to_learn
 from cadam.ab.recommendation import recommend
 from cadam.cli import main
 from cadam.intervals import Interval
@@ -593,9 +593,19 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
         return replace(result, outcome=replace(result.outcome, curves=everything(0.0)[0].outcome.curves))
 
     summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
-    assert kind(summary) == "inconclusive"
+    assert kind(summary) == "inconclusive", "seeds differ"
     line = next(line for line in summary.rows if line.what == "as it is: the same, confidence sequence over blocks")
     assert line.verdict == study.SAME
+
+
+def test_arms_that_compute_the_same_make_no_practical_difference(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(place, "--arms", "cadam,cadam:track_alignment=False", "--lr", "0.03", "--json")) == 0
+    (found,) = json.loads(capsys.readouterr().out)["recommendations"]
+    assert found["action"] == "no practical difference"
+    assert found["difference"] == 0
+    assert found["reasons"][0] == "No block of time shows any difference: both compute the same here."
 
 
 @pytest.mark.parametrize(("gain", "kinds"), [(0.02, "better"), (0.0, "inconclusive")])
@@ -844,6 +854,9 @@ def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any
     [
         (["--arms", "adam"], "two or more different optimizers"),
         (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
+        (["--arms", "adam,cadam,adamw,cadamw,lion,clion,sgdm,csgdm,radam"], "--arms takes up to 8 optimizers, got 9"),
+        (["--arms", "adam,cadam:moments=int4"], "cadam:moments=int4: Invalid moments value: 'int4'"),
+        (["--arms", "cadam:eps=1:amsgrad=True,cadam:amsgrad=True:eps=1"], "two or more different optimizers"),
         (["--lr", "0.1,-1"], "--lr: learning rates must be above 0 and finite, got '-1'"),
         (["--lr", "inf,0.01"], "--lr: learning rates must be above 0 and finite, got 'inf'"),
         (["--lr", "nan"], "--lr: learning rates must be above 0 and finite, got 'nan'"),
@@ -1062,8 +1075,16 @@ def test_with_batches_of_one_a_ready_made_model_is_compiled_and_exact(
     assert found["recommendations"][0]["measured_events"] == 1999 - 399
 
 
-def test_optimizers_by_name() -> None:
-    assert [_optimizer(name) for name in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
+def test_arms_may_be_one_optimizer_with_different_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = "cadam, CAdam:moments=int8, cadam:second_moment=row:betas=(0.9,0.99)"
+    assert main(command(place, "--arms", arms, "--lr", "0.03", "--events", "1500", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    other = ["CAdam:moments=int8", "CAdam:betas=(0.9, 0.99):second_moment=row"]
+    assert [one["treatment"] for one in found["recommendations"]] == other
+    assert {one["baseline"] for one in found["recommendations"]} == {"CAdam"}
+    assert all(one["difference"] != 0 for one in found["recommendations"]), "the options did nothing"
+    for name in other:
+        assert name in (place / "report.html").read_text()
 
 
 # Real streams --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from cadam import cli, folders, online
 from cadam.exits import NO_PACKAGE
 from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
 from cadam.online.log import PredictionLog
+from cadam.online.model_file import OptimizerSpec
 from cadam.online.portion import Portion
 from cadam.online.validation import MismatchError, check_arguments, check_columns
 
@@ -787,3 +788,83 @@ def test_a_run_that_diverges_fails_and_says_where(
     assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # from before the first event
     assert run(*data, "--lr", 0.01) == 0  # with another learning rate it goes on from there
     assert "the learning rate was 1e+38 until here and is 0.01 from now on" in caplog.text
+
+
+def test_options_of_the_optimizer_hold_when_a_run_goes_on_and_a_change_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(600))
+    same = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+
+    def group() -> dict[str, Any]:
+        ours = learner(checkpoint=tmp_path / "state")
+        assert ours.checkpoints is not None
+        found = ours.checkpoints.newest()
+        ours.close()
+        assert found is not None
+        return {**found[1]["optimizer"]["param_groups"][0], "state": found[1]["optimizer"]["state"]}
+
+    assert run(*same, "--optimizer", "cadam:moments=int8:weight_decay=0.01", "--events", 200) == 0
+    assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
+    assert group()["state"][0]["exp_avg"].dtype == torch.uint8
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 0  # what is not asked for stays
+    assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
+    assert "until here" not in caplog.text
+    assert run(*same, "--optimizer", "CAdam:weight_decay=0.02:betas=(0.8,0.99)") == 0
+    assert (group()["moments"], group()["weight_decay"], group()["betas"]) == ("float32", 0.02, (0.8, 0.99))
+    assert group()["state"][0]["exp_avg"].dtype == torch.float32
+    for said in ("moments was int8", "weight_decay was 0.01", "betas was (0.9, 0.999)"):
+        assert f"{said} until here and is " in caplog.text
+
+
+def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(200))
+    model = build(seed=7)
+    adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.9), eps=1e-4)
+    torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
+    data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
+    how = ("--take-over", tmp_path / "old.pt", "--optimizer", "cadam:eps=1e-6:moments=bfloat16")
+    assert run("--data", data, "--checkpoint", state, *how) == 0
+    after = learner(checkpoint=state)
+    assert after.resume()
+    group = after.optimizer.param_groups[0]
+    assert (group["eps"], group["betas"]) == (1e-6, (0.5, 0.9))
+    after.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cadam:", "expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got ''"),
+        ("cadam:int8", "expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got 'int8'"),
+        ("cadam:lr=0.1", "the learning rate is given by --lr"),
+        ("cadam:moment=int8", "unknown option 'moment'; did you mean 'moments'?"),
+        ("cadam:params=1", "unknown option 'params'"),
+        ("cadam:eps=1:eps=2", "eps is there twice"),
+        ("cadam:eps=small", "eps"),
+        ("cadam:betas=(0.9,2)", "Invalid beta parameter at index 1: 2"),
+        ("clion:second_moment=row", "keeps no second moment"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused_before_anything_is_written(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(20))
+    state = tmp_path / "state"
+    assert run("--data", f"parquet:{tmp_path / 'a.parquet'}", "--checkpoint", state, "--optimizer", text) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam run: {text}: ")
+    assert message in error
+    assert not state.exists()
+
+
+def test_an_optimizer_is_named_in_any_case_and_its_options_in_any_order() -> None:
+    assert [str(OptimizerSpec.of(text)) for text in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
+    names = {str(OptimizerSpec.of(text)) for text in ("cadam:eps=1e-6:row_steps=True", "CADAM:row_steps=True:eps=1e-6")}
+    assert names == {"CAdam:eps=1e-06:row_steps=True"}
+    assert str(OptimizerSpec.of(*names)) in names

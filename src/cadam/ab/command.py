@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import math
+import re
 import shlex
 import sys
 import time
@@ -17,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from cadam.online import commands as online
 from cadam.online import given, guard
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
-from cadam.online.model_file import optimizer_of
+from cadam.online.model_file import OptimizerSpec
 from cadam.online.schema import Schema
 from cadam.online.serve import HELP
 from cadam.online.sources import Source, open_source
@@ -31,7 +31,7 @@ from cadam.online.validation import check_columns, check_uri
 
 from ..atomic import replace_file
 from ..exits import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
-from ..trials import command
+from ..trials import command, palette
 from ..trials.cache import Cache
 from ..trials.experiment import Experiment
 from ..trials.report import Heading
@@ -204,7 +204,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study is about."""
     given.add_data_arguments(parser)
     given.add_model_arguments(parser)
-    parser.add_argument("--arms", default="adam,cadam", metavar="A,B", help="optimizers; the first is the baseline")
+    parser.add_argument(
+        "--arms",
+        default="adam,cadam",
+        metavar="A,B",
+        help="optimizers, with options as in cadam,cadam:moments=int8; the first is the baseline",
+    )
     parser.add_argument(
         "--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1", metavar="X,Y,...", help="learning rates to choose from"
     )
@@ -235,9 +240,12 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     options.data, options.typed, options.place = given.data_of(options), options.place, None
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
-    arms = tuple(_optimizer(name) for name in options.arms.split(","))
+    # A comma within an option, as in betas=(0.9,0.99), has a number after it.
+    arms = tuple(str(OptimizerSpec.of(text)) for text in re.split(r",(?=\s*[a-zA-Z])", options.arms))
     if len(set(arms)) < 2 or len(set(arms)) < len(arms):
         raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
+    if len(arms) > len(palette.SERIES):
+        raise ValueError(f"--arms takes up to {len(palette.SERIES)} optimizers, got {len(arms)}")
     grid = tuple(dict.fromkeys(_rate(text) for text in options.lr.split(",")))
     if not 0 <= options.matters < math.inf:
         raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
@@ -336,11 +344,6 @@ def _run(options: argparse.Namespace, optimizer: str, lr: float) -> str:
     for name, value in said.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(["cadam", "run", *words])
-
-
-def _optimizer(name: str) -> str:
-    """The name of an optimizer as `cadam` spells it."""
-    return type(optimizer_of(name.strip(), nn.Linear(1, 1), 1e-3)).__name__
 
 
 def _rate(text: str) -> float:

@@ -139,6 +139,8 @@ def listed(words: Iterable[str]) -> str:
 def _holds(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
     """On which side of 0 the difference lies over seeds, users and time."""
     known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
+    if verdict.kind == "equivalent" and len(known) < len(intervals):
+        return "No block of time shows any difference: both compute the same here."
     sides = {1: f"{verdict.arm} is ahead", -1: f"{verdict.arm} is behind", 0: "Not decided"}
     parts = []
     for side, words in sides.items():

@@ -23,7 +23,7 @@ from cadam.online.events import Array, Batch, Events, Labels
 from cadam.online.given import builder
 from cadam.online.learner import Learner, Loss
 from cadam.online.metrics import clicks, measure, user_auc
-from cadam.online.model_file import LOG_LOSS, optimizer_of
+from cadam.online.model_file import LOG_LOSS, OptimizerSpec
 from cadam.online.portion import Portion
 from cadam.online.schema import Schema
 from cadam.online.sources import Source, open_source
@@ -170,7 +170,7 @@ def compute(cell: Cell, given: Subject | None = None) -> Outcome:
     try:
         with seeded(cell.seed):
             model = given.build()
-            optimizer = optimizer_of(cell.optimizer, model, cell.lr)
+            optimizer = OptimizerSpec.of(cell.optimizer).build(model, cell.lr)
             one_by_one, events = settings["batch_size"] == 1, parts.tuning if settings["tuning"] else parts.events
             learner = Learner(model, optimizer, given.loss, one_by_one=one_by_one, metrics=[recorder])
             learner.run(Portion(source, events) if one_by_one else source, events=events)

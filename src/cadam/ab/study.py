@@ -219,6 +219,8 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
     if math.isnan(seeds.difference.low) and not seeds.same_runs:
         return seeds.verdict
     intervals = told(seeds, found)
+    if found.silent == SAME and all(i.low == i.high == 0 for over, i in intervals.items() if over != TIME):
+        return make(kind="equivalent", detail=f": {SAME}")
     kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
     detail, next_step, more_events = "", "", None
     if kind == "equivalent":
@@ -584,6 +586,9 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
     along.set(xlabel="block of time", ylabel="AUC, five blocks", title="Along the stream")
     along.legend(loc="best")
     rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Rates (ring: chosen)")
+    tried = sorted({lr for choice in (*chosen.values(), *after.values()) for lr in choice.means})
+    rates.set_xticks(tried, [f"{lr:g}" for lr in tried], rotation=45)
+    rates.minorticks_off()
     least = min(min(choice.means.values()) for choice in (*chosen.values(), *after.values()))
     rates.set_ylim(0.95 * least, 1.4 * least)  # the worst rates are far off
     baseline = tests.where(optimizer=study.baseline, condition=AS_IT_IS)

@@ -22,12 +22,13 @@ import torch
 
 from .. import folders
 from ..exits import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
+from ..moments import USUAL
 from . import given, guard, serve
 from .checkpoint import DamagedCheckpointError
 from .event_by_event import CHUNK
 from .learner import Learner
 from .metrics import KINDS, StreamMetrics
-from .model_file import LOG_LOSS, UsageError, class_of, optimizer_of
+from .model_file import LOG_LOSS, OptimizerSpec, UsageError
 from .portion import Portion
 from .progress import Metric
 from .reports import Console, Prometheus, Scalars
@@ -81,7 +82,12 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER", help="where state and schema are kept (default: runs/NAME OF DATA)"
     )
-    parser.add_argument("--optimizer", default="CAdam", metavar="NAME", help="of the family (default: CAdam)")
+    parser.add_argument(
+        "--optimizer",
+        default="CAdam",
+        metavar="NAME",
+        help="of the family; with options as in CAdam:moments=int8:weight_decay=0.01 (default: CAdam)",
+    )
     parser.add_argument(
         "--lr", type=float, help="learning rate (default: 0.003 for ready-made models, 0.001 for your own)"
     )
@@ -322,7 +328,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
         raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
     uri = given.data_of(options)
     check_uri(uri)
-    class_of(options.optimizer)
+    optimizer = OptimizerSpec.of(options.optimizer)
     kinds = _kinds(options)
     if options.checkpoint is None:
         options.checkpoint = Path("runs", given.stem(uri))
@@ -352,7 +358,7 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, given.Given]:
     model = asked.build()
     learner = Learner(
         model,
-        optimizer_of(options.optimizer, model, options.lr),
+        optimizer.build(model, options.lr),
         asked.loss,
         horizon=options.horizon,
         unmatched=options.unmatched,
@@ -406,6 +412,7 @@ class Resumed(Portion):
 def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> None:
     """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
     found = None if learner.checkpoints is None else learner.checkpoints.newest()
+    given_options = OptimizerSpec.of(options.optimizer).options
     if found is not None:
         path, state = found
         _check_metrics(state["metrics"][1:], options)
@@ -415,20 +422,34 @@ def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> 
         if options.take_over:
             logger.warning("--take-over %s is for a first run and not looked at: there is a state", _files(options))
         logger.info("resumed from %s at %d events", path, learner.events)
-        for group in learner.optimizer.param_groups:
-            if group["lr"] != options.lr:
-                logger.warning("the learning rate was %g until here and is %g from now on", group["lr"], options.lr)
-                group["lr"] = options.lr
+        _set_options(learner, state["optimizer"]["param_groups"], {"lr": options.lr, **given_options})
     elif options.take_over:
         try:
             learner.take_over(options.take_over)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
             raise UsageError(f"--take-over {_files(options)} does not fit: {_in_one_line(error)}") from error
+        for group in learner.optimizer.param_groups:
+            group.update(given_options)
     if learner.log is not None:
         try:
             learner.log.check()
         except FileExistsError as error:
             raise UsageError(f"--log: {error}") from error
+
+
+def _set_options(learner: Learner, saved: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> None:
+    """Options that are asked for hold from now on. They, and how moments are stored, are said where they change."""
+    for group, before in zip(learner.optimizer.param_groups, saved, strict=True):
+        for name, value in {**{name: group[name] for name in USUAL}, **asked}.items():
+            was = before.get(name, USUAL.get(name, value))
+            if was != value:
+                what = "the learning rate" if name == "lr" else name
+                logger.warning("%s was %s until here and is %s from now on", what, _short(was), _short(value))
+                group[name] = value
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _files(options: argparse.Namespace) -> str:

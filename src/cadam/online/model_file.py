@@ -1,10 +1,13 @@
-"""A model and its optimizer as a command line names them: FILE.py:FUNCTION, a name."""
+"""A model and its optimizer as a command line names them: FILE.py:FUNCTION, and a name with options."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +16,7 @@ from torch import nn
 
 import cadam
 
+from ..options import unknown
 from .schema import Schema
 from .validation import check_arguments
 
@@ -53,8 +57,47 @@ def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:
     return model
 
 
-def class_of(name: str) -> type[cadam.Optimizer]:
-    """An optimizer of the family by name, in any case."""
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer of the family as a command line names it: NAME, or NAME:OPTION=VALUE:..."""
+
+    kind: type[cadam.Optimizer]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, text: str) -> OptimizerSpec:
+        """Read from text, in which the name may be in any case. Raises UsageError where there is no such optimizer."""
+        name, *given = text.strip().split(":")
+        kind = _class_of(name)
+        known = [known for known in inspect.signature(kind).parameters if known not in ("params", "lr")]
+        options: dict[str, Any] = {}
+        for one in given:
+            option, equals, value = one.partition("=")
+            if not equals:
+                raise UsageError(f"{text}: expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got {one!r}")
+            if option == "lr":
+                raise UsageError(f"{text}: the learning rate is given by --lr")
+            if option not in known:
+                raise UsageError(f"{text}: {unknown(option, known)}")
+            if option in options:
+                raise UsageError(f"{text}: {option} is there twice")
+            options[option] = _value(value)
+        made = cls(kind, dict(sorted(options.items())))
+        try:
+            made.build(nn.Linear(1, 1), 1e-3)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UsageError(f"{text}: {error}") from error
+        return made
+
+    def __str__(self) -> str:
+        return ":".join([self.kind.__name__, *(f"{option}={value}" for option, value in self.options.items())])
+
+    def build(self, model: nn.Module, lr: float) -> cadam.Optimizer:
+        """A new optimizer for a model."""
+        return self.kind(model.named_parameters(), lr=lr, **self.options)
+
+
+def _class_of(name: str) -> type[cadam.Optimizer]:
     classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
     family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
     del family["optimizer"]  # the base of all
@@ -64,7 +107,9 @@ def class_of(name: str) -> type[cadam.Optimizer]:
     return family[name.lower()]
 
 
-def optimizer_of(name: str, model: nn.Module, lr: float) -> cadam.Optimizer:
-    """A new optimizer of the family for a model."""
-    made: cadam.Optimizer = class_of(name)(model.named_parameters(), lr=lr)
-    return made
+def _value(text: str) -> Any:
+    """A number, True, a tuple or the like as Python writes it; anything else is a word."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
