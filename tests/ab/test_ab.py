@@ -598,14 +598,32 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
     assert line.verdict == study.SAME
 
 
+@pytest.mark.parametrize("more", [[], ["--seeds", "1"], ["--blocks", "5"]])
 def test_arms_that_compute_the_same_make_no_practical_difference(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(place, "--arms", "cadam,cadam:track_alignment=False", "--lr", "0.03", "--json")) == 0
+    assert main(command(place, "--arms", "cadam,cadam:track_alignment=False", "--lr", "0.03", "--json", *more)) == 0
     (found,) = json.loads(capsys.readouterr().out)["recommendations"]
     assert found["action"] == "no practical difference"
     assert found["difference"] == 0
-    assert found["reasons"][0] == "No block of time shows any difference: both compute the same here."
+    assert found["reasons"][0].endswith("both compute the same here, and an option that only one has does nothing.")
+
+
+def test_arms_that_rank_alike_in_every_block_are_not_called_the_same() -> None:
+    """As with one column of two values: every block's AUC may be the same, and the log loss is not."""
+
+    def ranked(result: Result) -> Result:
+        if result.cell.settings["tuning"]:
+            return result
+        metrics = {**result.outcome.metrics, "gauc_by_impressions": 0.6, "gauc_by_user": 0.6, "auc": 0.6}
+        metrics["log_loss"] = 0.5 if result.cell.optimizer == "CAdam" else 0.6
+        curves = {name: np.full(48, 0.6) for name in result.outcome.curves if name != "user_impressions"}
+        curves |= {"user_auc": np.array([0.6]), "user_impressions": np.array([4800])}
+        return replace(result, outcome=replace(result.outcome, metrics=metrics, curves=curves))
+
+    summary = study.summary(STUDY, Results([ranked(r) for r in everything(0.0)]))
+    assert kind(summary) == "inconclusive"
+    assert "compute the same" not in " ".join(summary.recommendations[0].reasons)
 
 
 @pytest.mark.parametrize(("gain", "kinds"), [(0.02, "better"), (0.0, "inconclusive")])
@@ -637,7 +655,24 @@ def test_what_no_interval_says_is_not_known_rather_than_not_decided() -> None:
         ({"seeds": AROUND, "time": nowhere}, ", but that is not decided over seeds and not known over time"),
         ({"seeds": AROUND, "users": AROUND, "time": ABOVE}, ", but that is not decided over seeds and users"),
     ):
-        assert recommendation._but(undecided(), intervals) == words
+        assert recommendation._but(undecided(), intervals, 0.0) == words
+
+
+def test_an_interval_within_what_matters_is_not_what_is_open() -> None:
+    """AROUND and ABOVE reach 0.03 from 0."""
+    wide = Interval(0.0, -0.2, 0.2, 30)
+    intervals = {"seeds": AROUND, "users": AROUND, "time": wide}
+    verdict = Verdict("inconclusive", "CAdam", "Adam")
+    assert recommendation._but(verdict, intervals, 0.03) == ", but that is not decided over time"
+    said = recommendation._holds(verdict, intervals, 0.03)
+    assert said.startswith("No practical difference over seeds (")
+    assert "Not decided over time (-20.00 to +20.00)" in said
+    found = study.Evidence(np.arange(30.0), np.full(30, -0.2), np.full(30, 0.2), AROUND, AROUND)
+    assert str(study.verdict(comparison(AROUND), found, 0.03)).endswith(
+        ": within 0.03 over seeds and users, open over time"
+    )
+    only = {"seeds": ABOVE, "time": AROUND}  # ahead, but by how much is open
+    assert recommendation._but(verdict, only, 0.03) == ", but that is not decided over time"
 
 
 def test_a_diverged_run_is_no_comparison() -> None:
@@ -852,11 +887,12 @@ def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--arms", "adam"], "two or more different optimizers"),
+        (["--arms", "adam"], "two or more optimizers, got 'adam'"),
         (["--arms", "adam,adan"], "no optimizer 'adan'; there are"),
         (["--arms", "adam,cadam,adamw,cadamw,lion,clion,sgdm,csgdm,radam"], "--arms takes up to 8 optimizers, got 9"),
         (["--arms", "adam,cadam:moments=int4"], "cadam:moments=int4: Invalid moments value: 'int4'"),
-        (["--arms", "cadam:eps=1:amsgrad=True,cadam:amsgrad=True:eps=1"], "two or more different optimizers"),
+        (["--arms", "cadam:eps=1:amsgrad=True,cadam:amsgrad=True:eps=1"], "has CAdam:amsgrad=True:eps=1.0 more than"),
+        (["--arms", "adam,,cadam"], "no optimizer ''; there are"),
         (["--lr", "0.1,-1"], "--lr: learning rates must be above 0 and finite, got '-1'"),
         (["--lr", "inf,0.01"], "--lr: learning rates must be above 0 and finite, got 'inf'"),
         (["--lr", "nan"], "--lr: learning rates must be above 0 and finite, got 'nan'"),
@@ -1073,6 +1109,43 @@ def test_with_batches_of_one_a_ready_made_model_is_compiled_and_exact(
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommendations"][0]["measured_events"] == 1999 - 399
+
+
+def test_the_command_that_follows_has_the_options_of_the_arm() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--data", "csv:a.csv", "--label", "click"])
+    options.typed = "a.csv"
+    arm = "CAdam:betas=(0.9, 0.99):moments=int8"
+    found = {"verdict_kind": "better", "action": ACTIONS["better"], "treatment": arm}
+    learn = to_learn(options, STUDY, [{**found, "learning_rates_to_use": {arm: 0.03}}])
+    assert learn == {arm: f"cadam run a.csv --label click --optimizer '{arm}' --lr 0.03"}
+
+
+def test_with_one_learning_rate_none_is_said_to_decide() -> None:
+    """What one seed says is not what their mean says."""
+
+    def turned(result: Result) -> Result:
+        first = result.cell.seed == 0 and result.cell.optimizer == "CAdam"
+        metrics = {**result.outcome.metrics, **({"gauc_by_impressions": 0.1} if first else {})}
+        return replace(result, outcome=replace(result.outcome, metrics=metrics))
+
+    results = Results([turned(r) for r in everything(0.5) if r.cell.lr == STUDY.grid[0]])
+    one = replace(STUDY, grid=STUDY.grid[:1])
+    assert study.rate_warnings(one, results, "CAdam", 0.3) == []
+
+
+def test_with_batches_of_one_it_is_said_which_arms_are_not_compiled(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = command(place, "--arms", "cadam,cadam:moments=int8", "--lr", "0.03", "--batch-size", "1", "--events", "400")
+    arms[arms.index("--model") + 1] = "fm"
+    assert main([*arms, "--blocks", "4"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "compiled" in line]
+    assert said == [
+        "CAdam:moments=int8 learns by torch: the optimizer has moments='int8'; that is hundreds of times slower than "
+        "compiled code"
+    ]
 
 
 def test_arms_may_be_one_optimizer_with_different_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

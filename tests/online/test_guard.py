@@ -324,7 +324,10 @@ def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
     [
         ("item: ... is not from 0 to 9", "write hash:40 in the schema"),
         ("missing field 'price'", "write number? in the schema"),
-        ("missing field 'user'", "leave it out of the schema"),
+        ("missing field 'user'", "the user is missing in some events, in column 'user': give another --user, or none"),
+        ("missing field 'when'", "give another --time, or none"),
+        ("missing field 'shop'", "write category:10? in the schema"),
+        ("missing field 'click'", "leave it out of the schema"),
         ("price: text '...', not a number", "write hash:1000 in the schema"),
         ("size: text '...', not a number", "write hash:1000? in the schema"),
         ("shop: 7 is not from 0 to 9", "write hash:40? in the schema"),

@@ -816,6 +816,29 @@ def test_options_of_the_optimizer_hold_when_a_run_goes_on_and_a_change_is_said(
     assert group()["state"][0]["exp_avg"].dtype == torch.float32
     for said in ("moments was int8", "weight_decay was 0.01", "betas was (0.9, 0.999)"):
         assert f"{said} until here and is " in caplog.text
+    caplog.clear()
+    assert run(*same, "--optimizer", "CAdam:betas=[0.8,0.99]:track_alignment=False") == 0  # betas are what they were
+    (said,) = [record.getMessage() for record in caplog.records if "until here" in record.getMessage()]
+    assert said == "track_alignment was True until here and is False from now on"
+
+
+def test_options_that_do_not_go_together_with_the_state_are_refused_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(600))
+    data = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--batch-size", 50, "--quiet")
+    same = (*data, "--checkpoint", tmp_path / "state")
+    assert run(*same, "--optimizer", "csgdm:nesterov=True", "--events", 200) == 0
+    assert run(*same, "--optimizer", "csgdm:momentum=0", "--events", 400) == 2  # nesterov, of before, needs a momentum
+    assert "Nesterov momentum requires a momentum" in capsys.readouterr().err
+    assert run(*same, "--optimizer", "csgdm:momentum=0:nesterov=False", "--events", 400) == 0
+    assert run(*same, "--optimizer", "csgdm", "--events", 600) == 0
+    same = (*data, "--checkpoint", tmp_path / "other")
+    assert run(*same, "--optimizer", "cadam:amsgrad=True", "--events", 200) == 0
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 2
+    assert run(*same, "--optimizer", "cadam:amsgrad=false:moments=int8", "--events", 400) == 0
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 600) == 0
 
 
 def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
@@ -833,6 +856,10 @@ def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
     assert after.resume()
     group = after.optimizer.param_groups[0]
     assert (group["eps"], group["betas"]) == (1e-6, (0.5, 0.9))
+    assert after.checkpoints is not None
+    found = after.checkpoints.newest()
+    assert found is not None
+    assert found[1]["optimizer"]["param_groups"][0]["moments"] == "bfloat16"
     after.close()
 
 
@@ -845,7 +872,12 @@ def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
         ("cadam:moment=int8", "unknown option 'moment'; did you mean 'moments'?"),
         ("cadam:params=1", "unknown option 'params'"),
         ("cadam:eps=1:eps=2", "eps is there twice"),
-        ("cadam:eps=small", "eps"),
+        ("cadam:eps=small", "eps must be a number"),
+        ("cadam:amsgrad=no", "amsgrad takes True or False, got 'no'"),
+        ("cadam:amsgrad='False'", "amsgrad takes True or False"),
+        ("cadam:betas={[]}", "Invalid betas"),
+        ("cadam:differentiable=True", "unknown option 'differentiable'"),
+        ("cadam:foreach=True:moments=int8", "foreach=True was asked for, but has no moments='int8'"),
         ("cadam:betas=(0.9,2)", "Invalid beta parameter at index 1: 2"),
         ("clion:second_moment=row", "keeps no second moment"),
     ],
@@ -867,4 +899,10 @@ def test_an_optimizer_is_named_in_any_case_and_its_options_in_any_order() -> Non
     assert [str(OptimizerSpec.of(text)) for text in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
     names = {str(OptimizerSpec.of(text)) for text in ("cadam:eps=1e-6:row_steps=True", "CADAM:row_steps=True:eps=1e-6")}
     assert names == {"CAdam:eps=1e-06:row_steps=True"}
-    assert str(OptimizerSpec.of(*names)) in names
+    given = ("cadam : moments = int8", "cadam:betas=[0,0.9]", "csgdm:nesterov=true", "cadam:weight_decay=0", *names)
+    for text in given:
+        before = torch.get_rng_state()
+        spec = OptimizerSpec.of(text)
+        assert OptimizerSpec.of(str(spec)) == spec
+        assert torch.equal(torch.get_rng_state(), before), "the model that follows would start elsewhere"
+    assert str(OptimizerSpec.of(given[1])) == "CAdam:betas=(0.0, 0.9)"

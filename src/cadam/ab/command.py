@@ -21,6 +21,7 @@ import numpy as np
 
 from cadam.online import commands as online
 from cadam.online import given, guard
+from cadam.online.event_by_event import EventByEvent
 from cadam.online.events import Batch
 from cadam.online.metrics import clicks
 from cadam.online.model_file import OptimizerSpec
@@ -241,9 +242,11 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     if options.data.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     # A comma within an option, as in betas=(0.9,0.99), has a number after it.
-    arms = tuple(str(OptimizerSpec.of(text)) for text in re.split(r",(?=\s*[a-zA-Z])", options.arms))
-    if len(set(arms)) < 2 or len(set(arms)) < len(arms):
-        raise ValueError(f"--arms needs two or more different optimizers, got {options.arms!r}")
+    arms = tuple(str(OptimizerSpec.of(text)) for text in re.split(r",(?!\s*[-.\d])", options.arms))
+    if len(arms) < 2:
+        raise ValueError(f"--arms needs two or more optimizers, got {options.arms!r}")
+    if twice := [arm for arm, count in Counter(arms).items() if count > 1]:
+        raise ValueError(f"--arms needs different optimizers, and has {twice[0]} more than once")
     if len(arms) > len(palette.SERIES):
         raise ValueError(f"--arms takes up to {len(palette.SERIES)} optimizers, got {len(arms)}")
     grid = tuple(dict.fromkeys(_rate(text) for text in options.lr.split(",")))
@@ -255,7 +258,11 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     planted = _planted(options, schema)
     source = open_source(options.data, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
-    asked.build()  # says what is wrong with it
+    model = asked.build()  # says what is wrong with it
+    for arm in arms if options.batch_size == 1 else ():
+        how = EventByEvent.of(model, OptimizerSpec.of(arm).build(model, grid[0]), asked.loss)
+        if isinstance(how, str):
+            print(f"{arm} learns {how}; that is hundreds of times slower than compiled code")
     labelled = Labelled()
     events, reasons, first = _count(source, options.data, labelled, options.events)
     options.left_out = reasons

@@ -9,7 +9,7 @@ from typing import Any
 from cadam.intervals import Interval
 
 from ..trials.statistics import Comparison
-from ..trials.verdict import SAME_RUNS, Recommendation, Verdict, sign
+from ..trials.verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, sign, within
 
 PAIRS = 1000
 """The effect is said as so many pairs of events."""
@@ -53,7 +53,7 @@ def recommend(
     if verdict.kind == "diverged":
         return Recommendation(verdict, "", (f"Learning rates in use: {use}.",), values)
     reasons = [
-        _holds(verdict, intervals),
+        _holds(verdict, intervals, matters),
         f"Not known over seeds: {SAME_RUNS}." if gauc.same_runs else "",
         _pairs(verdict, gauc.difference.mean, label, by_user),
         _log_loss(log_loss),
@@ -83,8 +83,10 @@ def recommend(
             f"neither arm ranks better than chance (GAUC {100 * gauc.baseline_mean:.2f} with {verdict.baseline}, "
             f"{100 * gauc.mean:.2f} with {verdict.arm}, chance 50). Check label and features, or give more events"
         )
-    elif verdict.kind in ("better", "worse") and hindsight[1] * gauc.difference.mean < -matters * abs(
-        gauc.difference.mean
+    elif (
+        hindsight[0] != rates
+        and verdict.kind in ("better", "worse")
+        and hindsight[1] * gauc.difference.mean < -matters * abs(gauc.difference.mean)
     ):
         useless = _turns(verdict, gauc.difference.mean, rates, hindsight)
     return Recommendation(verdict, effect, tuple(filter(None, reasons)), values, useless)
@@ -116,15 +118,16 @@ def _effect(verdict: Verdict, gauc: Comparison, intervals: Mapping[str, Interval
         )
     how = "higher" if points > 0 else "lower"
     pair = f"{100 * gauc.baseline_mean:.2f} -> {100 * gauc.mean:.2f}"
-    return f"GAUC with {verdict.arm} is {abs(points):.2f} points {how} ({pair}){_but(verdict, intervals)}"
+    return f"GAUC with {verdict.arm} is {abs(points):.2f} points {how} ({pair}){_but(verdict, intervals, matters)}"
 
 
-def _but(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
+def _but(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) -> str:
     if verdict.kind != "inconclusive":
         return ""
     if verdict.conflicting:
         return ", but the intervals conflict"
-    undecided = [over for over, i in intervals.items() if sign(i) == 0]
+    unsure = [over for over, i in intervals.items() if sign(i) == 0]
+    undecided = [over for over in unsure if not within(intervals[over], matters)] or unsure
     unknown = [over for over in undecided if not math.isfinite(intervals[over].half_width)]
     words = {"not decided": [over for over in undecided if over not in unknown], "not known": unknown}
     return f", but that is {listed(f'{what} over {listed(overs)}' for what, overs in words.items() if overs)}"
@@ -136,20 +139,33 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _holds(verdict: Verdict, intervals: Mapping[str, Interval]) -> str:
-    """On which side of 0 the difference lies over seeds, users and time."""
+def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) -> str:
+    """On which side of 0 the difference lies over seeds, users and time, and where it is too small to matter."""
     known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
-    if verdict.kind == "equivalent" and len(known) < len(intervals):
-        return "No block of time shows any difference: both compute the same here."
-    sides = {1: f"{verdict.arm} is ahead", -1: f"{verdict.arm} is behind", 0: "Not decided"}
+    if verdict.detail.endswith(SAME_ARM):
+        same = f"{SAME_ARM[:1].upper()}{SAME_ARM[1:]}"
+        return f"{same}: both compute the same here, and an option that only one has does nothing."
+    sides = {
+        "ahead": f"{verdict.arm} is ahead",
+        "behind": f"{verdict.arm} is behind",
+        "within": "No practical difference",
+        "open": "Not decided",
+    }
     parts = []
     for side, words in sides.items():
-        ends = [f"{o} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for o, i in known.items() if sign(i) == side]
+        of_side = {over: i for over, i in known.items() if _side(i, matters) == side}
+        ends = [f"{over} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for over, i in of_side.items()]
         if ends:
             parts.append(f"{words} over {listed(ends)}.")
     if unknown := [over for over in intervals if over not in known]:
         parts.append(f"Not known over {listed(unknown)}.")
     return f"{' '.join(parts)} (95% intervals, in points.)" if known else " ".join(parts)
+
+
+def _side(interval: Interval, matters: float) -> str:
+    if sign(interval):
+        return "ahead" if sign(interval) > 0 else "behind"
+    return "within" if within(interval, matters) else "open"
 
 
 def _pairs(verdict: Verdict, difference: float, label: str, by_user: bool) -> str:

@@ -34,7 +34,7 @@ from cadam.online.evidence import (
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
-from ..trials.verdict import Better, Recommendation, Verdict, judge, sign
+from ..trials.verdict import SAME_ARM, Better, Recommendation, Verdict, judge, sign, within
 from .recommendation import listed, recommend
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ ALIKE = "too few blocks differ from the one before for an interval over time"
 TOO_FEW = "too few independent blocks for an interval over time"
 MOST_TIMES = 100
 """Where it would take more than so many times the events to decide, their number is not said."""
+LONG = 16
+"""Letters of an arm's name beyond which one legend below a figure serves all its parts."""
 LEAST_COST = 0.02
 """A planted change that adds less than this share to the log loss leaves nothing to recover from."""
 NAMES = {MAIN: "GAUC by impressions", "gauc_by_user": "GAUC by user", "auc": "AUC", "log_loss": "log loss"}
@@ -219,14 +221,12 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
     if math.isnan(seeds.difference.low) and not seeds.same_runs:
         return seeds.verdict
     intervals = told(seeds, found)
-    if found.silent == SAME and all(i.low == i.high == 0 for over, i in intervals.items() if over != TIME):
-        return make(kind="equivalent", detail=f": {SAME}")
     kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
     detail, next_step, more_events = "", "", None
     if kind == "equivalent":
         detail = f": less than {matters:g} over {listed(intervals)}"
     elif kind == "inconclusive":
-        detail = f": {_undecided(seeds, intervals, found.silent)}"
+        detail = f": {_undecided(seeds, intervals, found.silent, matters)}"
         next_step, more_events = _next_step(intervals, conflicting, matters, events)
     else:
         detail = f", known after block {found.alarm} of {found.sequence.count}{seeds.qualifier}"
@@ -262,19 +262,24 @@ def decide(study: Study, pair: tuple[Results, Results], repeats: Results | None 
     """An arm against the baseline, from results in the same order of seeds."""
     seeds, found = compared(pair, MAIN, repeats), evidence(*pair, MAIN)
     events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
+    if is_same_arm(*pair):
+        return Decision(seeds, found, events, Verdict("equivalent", seeds.arm, seeds.baseline, detail=f": {SAME_ARM}"))
     return Decision(seeds, found, events, verdict(seeds, found, study.matters, events))
 
 
-def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str) -> str:
-    """Which intervals exclude 0, on which side, and which do not."""
+def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str, matters: float) -> str:
+    """Which intervals exclude 0, on which side, which lie within what matters, and which do neither."""
     wanted = 1 if seeds.better == "higher" else -1
-    sides = {wanted: f"{seeds.arm} ahead", -wanted: f"{seeds.arm} behind", 0: "open"}
-    groups = {side: [over for over, i in intervals.items() if sign(i) == side] for side in sides}
+    sides = {wanted: f"{seeds.arm} ahead", -wanted: f"{seeds.arm} behind"}
+    groups = {words: [over for over, i in intervals.items() if sign(i) == side] for side, words in sides.items()}
+    unsure = {over: i for over, i in intervals.items() if sign(i) == 0}
+    groups[f"within {matters:g}"] = [over for over, i in unsure.items() if within(i, matters)]
+    groups["open"] = [over for over, i in unsure.items() if not within(i, matters)]
     if silent:
-        groups[0].remove(TIME)
-    if len(groups[0]) == len(intervals):
+        groups["open"].remove(TIME)
+    if len(groups["open"]) == len(intervals):
         return f"none of the intervals over {listed(intervals)} excludes 0"
-    parts = [f"{sides[side]} over {listed(groups[side])}" for side in sides if groups[side]]
+    parts = [f"{words} over {listed(overs)}" for words, overs in groups.items() if overs]
     return "; ".join(filter(None, (", ".join(parts), silent)))
 
 
@@ -406,6 +411,11 @@ def is_same_run(results: Results) -> bool:
     return len(results) > 1 and all(len(set(results.metric(name).values())) == 1 for name in NAMES)
 
 
+def is_same_arm(arm: Results, baseline: Results) -> bool:
+    """Whether two arms come out the same to the bit under every seed."""
+    return all(arm.metric(name) == baseline.metric(name) for name in NAMES)
+
+
 def evidence_rows(condition: str, found: Evidence | None, seeds: int, same: Evidence | None = None) -> list[Row]:
     """The same difference as users and blocks of time show it, and the baseline against itself beside it."""
     if found is None:
@@ -483,6 +493,8 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
             }
     turned = []
     for what, rates in others.items():
+        if all(rates[name] == chosen[name].lr for name in names):
+            continue  # what is left is the difference of one seed
         value = _first_seed(results, rates)
         other = value[arm] - value[study.baseline]
         if other * difference < 0 and abs(other) > study.matters:
@@ -584,7 +596,11 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
         means = after[arm].means
         rates.plot(list(means), list(means.values()), "x:", ms=4, lw=1, color=colours[arm])
     along.set(xlabel="block of time", ylabel="AUC, five blocks", title="Along the stream")
-    along.legend(loc="best")
+    one_legend = max(map(len, study.arms)) > LONG
+    if one_legend:  # colours mean the same in all three
+        figure.legend(*along.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    else:
+        along.legend(loc="best")
     rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Rates (ring: chosen)")
     tried = sorted({lr for choice in (*chosen.values(), *after.values()) for lr in choice.means})
     rates.set_xticks(tried, [f"{lr:g}" for lr in tried], rotation=45)
@@ -605,9 +621,9 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
             reach = max(reach, abs(end.mean) + 3 * end.half_width if math.isfinite(end.low) else 0.0)
     if reach > 0:
         sequence.set_ylim(-reach, reach)  # the first looks are too wide to show
-    if sequence.lines:
+    if sequence.lines and not one_legend:
         sequence.legend(loc="best")
-    else:
+    elif not sequence.lines:
         sequence.text(0.5, 0.6, "too few blocks", transform=sequence.transAxes, ha="center", color=palette.MUTED)
     sequence.axhline(0, color=palette.INK, lw=0.8)
     sequence.set(xlabel="blocks seen", ylabel=f"difference of {NAMES[MAIN]}", title="Mean so far, confidence sequence")

@@ -35,6 +35,7 @@ from .reports import Console, Prometheus, Scalars
 from .schema import Schema
 from .sources import Source, open_source
 from .sources.uri import FORMS
+from .take_over import with_options
 from .validation import check_columns, check_uri
 
 logger = logging.getLogger("cadam.online")
@@ -416,20 +417,19 @@ def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> 
     if found is not None:
         path, state = found
         _check_metrics(state["metrics"][1:], options)
+        now = with_options(state["optimizer"], {"lr": options.lr, **given_options})
         with _fitting(options.checkpoint, asked):
-            learner.load_state_dict(state)
+            learner.load_state_dict({**state, "optimizer": now})
         learner.resumed = True
         if options.take_over:
             logger.warning("--take-over %s is for a first run and not looked at: there is a state", _files(options))
         logger.info("resumed from %s at %d events", path, learner.events)
-        _set_options(learner, state["optimizer"]["param_groups"], {"lr": options.lr, **given_options})
+        _say_changes(learner, state["optimizer"]["param_groups"])
     elif options.take_over:
         try:
-            learner.take_over(options.take_over)
+            learner.take_over(options.take_over, given_options)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
             raise UsageError(f"--take-over {_files(options)} does not fit: {_in_one_line(error)}") from error
-        for group in learner.optimizer.param_groups:
-            group.update(given_options)
     if learner.log is not None:
         try:
             learner.log.check()
@@ -437,15 +437,14 @@ def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> 
             raise UsageError(f"--log: {error}") from error
 
 
-def _set_options(learner: Learner, saved: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> None:
-    """Options that are asked for hold from now on. They, and how moments are stored, are said where they change."""
+def _say_changes(learner: Learner, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Which of the optimizer's options are others than in the state."""
     for group, before in zip(learner.optimizer.param_groups, saved, strict=True):
-        for name, value in {**{name: group[name] for name in USUAL}, **asked}.items():
+        for name, value in group.items():
             was = before.get(name, USUAL.get(name, value))
-            if was != value:
+            if name not in ("params", "param_names") and was != value:
                 what = "the learning rate" if name == "lr" else name
                 logger.warning("%s was %s until here and is %s from now on", what, _short(was), _short(value))
-                group[name] = value
 
 
 def _short(value: Any) -> str:

@@ -271,7 +271,9 @@ class DistributedLearner(Learner):
         of_tables = table_optimizer(self.model)
         return [] if of_tables is None else list(of_tables.param_groups)
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
+    def take_over(
+        self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
+    ) -> None:
         raise NotImplementedError("load what is to be taken over into the model and the optimizer, on all ranks")
 
 

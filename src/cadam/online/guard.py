@@ -121,8 +121,12 @@ def cure(counted: Mapping[str, int], schema: Schema) -> str:
     kind = schema.kinds.get(column)
     if found := re.fullmatch(r"missing field '(.*)'", reason):
         name = found[1]
+        for role, field in (("user", schema.user), ("time", schema.time), ("id", schema.id)):
+            if field is not None and field.partition(":")[0] == name:
+                return f"the {role} is missing in some events, in column {name!r}: give another --{role}, or none"
         if name in schema.kinds:
-            return f"column {name!r} may be missing: write {schema.features[name]}? in the schema, or --ignore {name}"
+            optional = schema.features[name].rstrip("?") + "?"
+            return f"column {name!r} may be missing: write {optional} in the schema, or --ignore {name}"
         return f"column {name!r} is missing in some events: without it they cannot be used; leave it out of the schema"
     if kind is not None and "is not from 0 to" in reason:
         more = replace(kind, name="hash", size=4 * kind.size)

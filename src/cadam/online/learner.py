@@ -592,13 +592,15 @@ class Learner:
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def take_over(self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any]) -> None:
+    def take_over(
+        self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
+    ) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
         The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
         tables it may be a list, SparseAdam's and Adam's; see `take_over.joined`. In place of one file there may be
         several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
-        optimizer was made with.
+        optimizer was made with. Nor is what `options` has: that holds in place of the checkpoint's.
         """
         trained = take_over.read(checkpoint)
         groups = self.optimizer.param_groups
@@ -610,7 +612,7 @@ class Learner:
         try:
             self.model.load_state_dict(trained.model)  # what fits is written before an error says what does not
             for one in [state] if state is not None else trained.optimizers:
-                self.optimizer.load_state_dict(one)  # type: ignore[arg-type]
+                self.optimizer.load_state_dict(take_over.with_options(one, options or {}))
         except Exception:
             self.model.load_state_dict(before)  # all of it is taken over, or nothing
             raise

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 import cadam
@@ -20,6 +21,8 @@ from ..options import unknown
 from .schema import Schema
 from .validation import check_arguments
 
+NOT_HERE = ("params", "lr", "differentiable", "state_dtype")
+"""Options of an optimizer that a command line does not give in its name."""
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 
 
@@ -67,30 +70,40 @@ class OptimizerSpec:
     @classmethod
     def of(cls, text: str) -> OptimizerSpec:
         """Read from text, in which the name may be in any case. Raises UsageError where there is no such optimizer."""
-        name, *given = text.strip().split(":")
+        name, *given = (part.strip() for part in text.split(":"))
         kind = _class_of(name)
-        known = [known for known in inspect.signature(kind).parameters if known not in ("params", "lr")]
+        usual = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.name not in NOT_HERE}
         options: dict[str, Any] = {}
         for one in given:
-            option, equals, value = one.partition("=")
+            option, equals, value = (part.strip() for part in one.partition("="))
             if not equals:
                 raise UsageError(f"{text}: expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got {one!r}")
             if option == "lr":
                 raise UsageError(f"{text}: the learning rate is given by --lr")
-            if option not in known:
-                raise UsageError(f"{text}: {unknown(option, known)}")
+            if option not in usual:
+                raise UsageError(f"{text}: {unknown(option, usual)}")
             if option in options:
                 raise UsageError(f"{text}: {option} is there twice")
-            options[option] = _value(value)
+            options[option] = _like(usual[option], _value(value))
+            if isinstance(usual[option], bool) and not isinstance(options[option], bool):
+                raise UsageError(f"{text}: {option} takes True or False, got {value!r}")
         made = cls(kind, dict(sorted(options.items())))
         try:
-            made.build(nn.Linear(1, 1), 1e-3)
+            made._try()
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(f"{text}: {error}") from error
         return made
 
     def __str__(self) -> str:
         return ":".join([self.kind.__name__, *(f"{option}={value}" for option, value in self.options.items())])
+
+    def _try(self) -> None:
+        """Take a step with a table and a dense parameter: what cannot be is refused by the constructor, or there."""
+        model = nn.ModuleList(nn.Embedding(2, 2, sparse=sparse, _weight=torch.zeros(2, 2)) for sparse in (True, False))
+        with torch.random.fork_rng(devices=[]):
+            optimizer = self.build(model, 1e-3)
+            sum(table(torch.tensor([0])).sum() for table in model).backward()
+            optimizer.step()
 
     def build(self, model: nn.Module, lr: float) -> cadam.Optimizer:
         """A new optimizer for a model."""
@@ -110,6 +123,15 @@ def _class_of(name: str) -> type[cadam.Optimizer]:
 def _value(text: str) -> Any:
     """A number, True, a tuple or the like as Python writes it; anything else is a word."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
+
+
+def _like(usual: Any, value: Any) -> Any:
+    """A value as the default has it, if it can be: a float, or a tuple of them. What cannot is refused later."""
+    if isinstance(usual, float) and type(value) is int:
+        return float(value)
+    if isinstance(usual, tuple) and isinstance(value, (tuple, list)):
+        return tuple(float(one) if type(one) is int else one for one in value)
+    return value

@@ -75,6 +75,11 @@ def check_whole(optimizer: Mapping[str, Any], parameters: int) -> None:
         )
 
 
+def with_options(state_dict: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dict with these options in every group, in place of its own."""
+    return {**state_dict, "param_groups": [{**group, **options} for group in state_dict["param_groups"]]}
+
+
 # Several optimizers as one ---------------------------------------------------------------------------------------
 
 

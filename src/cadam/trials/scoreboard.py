@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,12 @@ class Scoreboard:
         return tuple(texts)
 
     def text(self, line: Sequence[str]) -> str:
-        """A line for where there is no live display; each column as wide as its head."""
-        return " ".join(f"{text:>{max(len(name), 8)}}" for text, name in zip(line, self.head, strict=True))
+        """A line for where there is no live display; each column as wide as its head, which is broken after colons."""
+        widths = [max(8, *map(len, _broken(name))) for name in self.head]
+        cells = [_broken(text) for text in line]
+        most = max(map(len, cells))
+        rows = zip(*(["" for _ in range(most - len(cell))] + cell for cell in cells), strict=True)
+        return "\n".join(" ".join(f"{text:>{n}}" for text, n in zip(row, widths, strict=True)) for row in rows)
 
     def table(self) -> RenderableType:
         """All lines, for a live display."""
@@ -72,3 +77,7 @@ class Scoreboard:
         if not self.metrics:
             table.add_row("", *["..."] * (len(self.head) - 1))
         return table
+
+
+def _broken(text: str) -> list[str]:
+    return re.split("(?<=:)", text)

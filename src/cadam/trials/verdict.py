@@ -23,6 +23,7 @@ ACTIONS: Mapping[Kind, Action] = {
 MORE_SEEDS = "run more seeds (--seeds)"
 ONE_SEED = f"undecided: one seed; {MORE_SEEDS}"
 SAME_RUNS = "every seed gives the same run, so seeds tell nothing"
+SAME_ARM = "every metric is equal to the last bit under every seed"
 
 
 def called(better: str, worse: str) -> dict[Kind, str]:
@@ -112,6 +113,11 @@ def sign(interval: Interval) -> int:
     return int(interval.low > 0) - int(interval.high < 0)
 
 
+def within(interval: Interval, matters: float) -> bool:
+    """Does all of an interval lie within `matters` of 0?"""
+    return -matters <= interval.low and interval.high <= matters
+
+
 def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -> tuple[Kind, bool]:
     """The kind that intervals of one difference come to together, and whether they conflict.
 
@@ -120,7 +126,7 @@ def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -
     """
     signs = {sign(interval) for interval in intervals}
     conflicting = {-1, 1} <= signs
-    if all(-matters <= i.low and i.high <= matters for i in intervals):
+    if all(within(interval, matters) for interval in intervals):
         return "equivalent", conflicting
     if len(signs) == 1 and 0 not in signs:
         return ("better" if signs == {1 if better == "higher" else -1} else "worse"), False
