@@ -4,7 +4,7 @@
 
 A DeepFM with CAdam at the paper's size, on generated clicks that are predicted before they are learnt from. Each
 storage is that of all moments, dense ones too, under the same seeds as float32. The noise floor is float32 under as
-many other seeds. On an H200 50 runs take about eight minutes.
+many other seeds. On an H200 a run of 20 million rows takes 8 seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cadam.trials import statistics
 from cadam.trials.statistics import Comparison
+from cadam.trials.verdict import Better
 from cadam_paper.ctr import train
 from cadam_paper.ctr.generator import Generated
 
@@ -35,7 +36,7 @@ STORAGES: dict[str, dict[str, Any]] = {
 }
 REPEAT = 100
 """What sets the seeds of the noise floor apart."""
-METRICS = {"AUC": "higher", "log loss": "lower", "alignment of tables": "higher"}
+METRICS: dict[str, Better] = {"AUC": "higher", "log loss": "lower", "alignment of tables": "higher"}
 
 
 class Learner(train.Learner):
@@ -88,19 +89,14 @@ def main() -> None:
         print(f"{name:36} seed {seed:3}: {said} ({passed:.0f} s, {left:.0f} s left)", flush=True)
     for metric, better in METRICS.items():
         of = {name: {seed: found[name, seed][metric] for seed in range(wanted.seeds)} for name in names}
-        again = {REPEAT + seed: found["float32", REPEAT + seed][metric] for seed in range(wanted.seeds)}
+        again = [found["float32", REPEAT + seed][metric] for seed in range(wanted.seeds)]
         pairs: dict[str, Comparison] = {
-            name: statistics.compare(
-                of[name],
-                of["float32"],
-                names=(name, "float32"),
-                better=better,
-                repeat=again,  # type: ignore[arg-type]
-            )
+            name: statistics.compare(of[name], of["float32"], names=(name, "float32"), better=better)
             for name in names[1:]
         }
         mean = sum(of["float32"].values()) / wanted.seeds
-        print(f"\n{metric} minus float32's, which is {mean:.5f}; noise floor {next(iter(pairs.values())).floor:.5f}")
+        floor = statistics.noise_floor(list(of["float32"].values()), again).half_width
+        print(f"\n{metric} minus float32's, which is {mean:.5f}; noise floor {floor:.5f}")
         for name, pair in pairs.items():
             d = pair.difference
             print(f"  {name:36} {d.mean:+.5f} [{d.low:+.5f}, {d.high:+.5f}]")
