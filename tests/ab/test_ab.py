@@ -343,7 +343,7 @@ def test_blocks_whose_gauc_cannot_be_told_from_guessing_are_warned_of() -> None:
 
     warnings = study.summary(STUDY, Results([guessed(r) for r in everything(0.02)])).warnings
     assert any("in 1 of 48 blocks the GAUC of Adam cannot be told from guessing" in text for text in warnings)
-    assert any("(blocks 7)" in text for text in warnings)
+    assert any("(block 7)" in text for text in warnings)
     assert not any("guessing" in text for text in study.summary(STUDY, everything(0.02)).warnings), "not known"
 
 

@@ -116,9 +116,11 @@ def _effect(verdict: Verdict, gauc: Comparison, intervals: Mapping[str, Interval
             f"GAUC with {verdict.arm} is within {100 * matters:g} points of that with {verdict.baseline} "
             f"({points:+.2f} points)"
         )
-    how = "higher" if points > 0 else "lower"
+    how = (
+        f"{abs(points):.2f} points {'higher' if points > 0 else 'lower'}" if abs(points) >= 0.005 else "about the same"
+    )
     pair = f"{100 * gauc.baseline_mean:.2f} -> {100 * gauc.mean:.2f}"
-    return f"GAUC with {verdict.arm} is {abs(points):.2f} points {how} ({pair}){_but(verdict, intervals, matters)}"
+    return f"GAUC with {verdict.arm} is {how} ({pair}){_but(verdict, intervals, matters)}"
 
 
 def _but(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) -> str:

@@ -383,9 +383,10 @@ def summary(study: Study, results: Results) -> Summary:
     if same is not None and len(same.by_block) and (related := relatedness(same.by_block)) > 0.5:
         warnings.append(f"neighbouring blocks go together (correlation {related:.2f}): {longer}")
     if blocks := blocks_at_chance(baseline.where(condition=AS_IT_IS)):
+        which = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks[:5]))}"
         warnings.append(
             f"in {len(blocks)} of {study.blocks} blocks the GAUC of {study.baseline} cannot be told from guessing "
-            f"(blocks {', '.join(map(str, blocks[:5]))}{', ...' if len(blocks) > 5 else ''}): users there mostly have "
+            f"({which}{', ...' if len(blocks) > 5 else ''}): users there mostly have "
             f"one kind of label, or the model predicts nothing; {longer}"
         )
     users = int(baseline[0].outcome.metrics["users_of_both_classes"]) if same is not None else 0

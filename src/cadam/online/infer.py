@@ -715,7 +715,7 @@ def _odd(schema: Schema, columns: dict[str, Column], sample: Sample) -> list[str
             "no column names the user: GAUC is then the AUC of all events together. Give --user NAME if one does"
         )
     elif columns[schema.user.partition(":")[0]].missing:
-        found.append(f"the user is missing in some rows of {schema.user!r}, which will be rejected")
+        found.append(f"the user is missing in some rows of {schema.user.partition(':')[0]!r}, which will be rejected")
     found += [said for name in schema.features if (said := _doubt(columns[name], schema.kinds[name], sample.total))]
     found += _leaks(schema, columns, sample)
     return found
