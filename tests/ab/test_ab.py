@@ -570,6 +570,7 @@ def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
     summary = study.summary(STUDY, Results([empty(r) for r in everything(0.02)]))
     assert kind(summary) == "inconclusive"
     assert study.TOO_FEW in summary.verdict
+    assert f"Not known over time: {study.TOO_FEW}." in summary.recommendations[0].reasons[0]
 
 
 @pytest.mark.parametrize(

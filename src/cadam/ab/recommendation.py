@@ -29,12 +29,14 @@ def recommend(
     label: str = "",
     by_user: bool = True,
     chance: float = 0.0,
+    silent: str = "",
 ) -> Recommendation:
     """Of one arm against its baseline.
 
     `intervals`: of the difference of GAUC, over seeds, users and time; `hindsight`: the learning rates that had the
     best GAUC where it was measured, and the difference there; `best`: those with the least log loss there; `by_user`:
-    whether GAUC compares within users; `chance`: how far from 0.5 random scores would put it.
+    whether GAUC compares within users; `chance`: how far from 0.5 random scores would put it; `silent`: why an
+    interval is not known.
     """
     values: dict[str, Any] = {
         "metric": "gauc_by_impressions",
@@ -53,7 +55,7 @@ def recommend(
     if verdict.kind == "diverged":
         return Recommendation(verdict, "", (f"Learning rates in use: {use}.",), values)
     reasons = [
-        _holds(verdict, intervals, matters),
+        _holds(verdict, intervals, matters, silent),
         f"Not known over seeds: {SAME_RUNS}." if gauc.same_runs else "",
         _pairs(verdict, gauc.difference.mean, label, by_user),
         _log_loss(log_loss),
@@ -141,7 +143,7 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) -> str:
+def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float, silent: str = "") -> str:
     """On which side of 0 the difference lies over seeds, users and time, and where it is too small to matter."""
     known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
     if verdict.detail.endswith(SAME_ARM):
@@ -160,7 +162,7 @@ def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) 
         if ends:
             parts.append(f"{words} over {listed(ends)}.")
     if unknown := [over for over in intervals if over not in known]:
-        parts.append(f"Not known over {listed(unknown)}.")
+        parts.append(f"Not known over {listed(unknown)}{silent and f': {silent}'}.")
     return f"{' '.join(parts)} (95% intervals, in points.)" if known else " ".join(parts)
 
 

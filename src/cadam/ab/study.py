@@ -367,6 +367,7 @@ def summary(study: Study, results: Results) -> Summary:
                         label=study.more.get("schema", {}).get("label") or "",
                         by_user="user" in study.more.get("schema", {"user": ""}),
                         chance=reach_of_chance(pair[1]),
+                        silent="" if found is None else found.silent,
                     )
                 )
                 warnings += rate_warnings(study, results, arm, decision.seeds.difference.mean)
