@@ -16,13 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cadam.trials import statistics
-from cadam.trials.statistics import Comparison
-from cadam.trials.verdict import Better
+from cadam.intervals import interval
+from cadam.trials.statistics import noise_floor
 from cadam_paper.ctr import train
 from cadam_paper.ctr.generator import Generated
 
 LIGHT = {"moments": "int8", "second_moment": "row"}
+BFLOAT16_TABLES: dict[str, dict[str, Any]] = {
+    "bfloat16 tables": {},
+    "bfloat16 tables, rounded at random": {"stochastic_rounding": True},
+    "the same, int8, row v": {"stochastic_rounding": True, **LIGHT},
+}
 STORAGES: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"moments": "bfloat16"},
@@ -30,13 +34,11 @@ STORAGES: dict[str, dict[str, Any]] = {
     "row v": {"second_moment": "row"},
     "int8, row v": LIGHT,
     "row steps": {"row_steps": True},
-    "bfloat16 tables": {},
-    "bfloat16 tables, rounded at random": {"stochastic_rounding": True},
-    "the same, int8, row v": {"stochastic_rounding": True, **LIGHT},
+    **BFLOAT16_TABLES,
 }
 REPEAT = 100
 """What sets the seeds of the noise floor apart."""
-METRICS: dict[str, Better] = {"AUC": "higher", "log loss": "lower", "alignment of tables": "higher"}
+METRICS = ("AUC", "log loss", "alignment of tables")
 
 
 class Learner(train.Learner):
@@ -58,7 +60,7 @@ def run(clicks: Generated, name: str, seed: int, lr: float, device: torch.device
     """AUC in points and log loss along the stream, and the alignment ratio of what was touched of the tables."""
     task = train.Task("DeepFM", "CAdam", lr, seed, options=STORAGES[name], **sizes)
     with train.numerics(task, device):
-        learner = Learner(task, clicks, device, halves="tables" in name or "the same" in name)
+        learner = Learner(task, clicks, device, halves=name in BFLOAT16_TABLES)
         scores = train.scored(*learner.test(clicks.feed("stream", task.batch, seed=seed, device=device), learn=True))
         _, tables = learner.optimizer.alignment().groups
         found = (100 * scores.auc, scores.log_loss, tables.over_touched)
@@ -87,18 +89,13 @@ def main() -> None:
         left = passed / len(found) * (len(arms) - len(found))
         said = ", ".join(f"{metric} {value:.5f}" for metric, value in found[name, seed].items())
         print(f"{name:36} seed {seed:3}: {said} ({passed:.0f} s, {left:.0f} s left)", flush=True)
-    for metric, better in METRICS.items():
-        of = {name: {seed: found[name, seed][metric] for seed in range(wanted.seeds)} for name in names}
+    for metric in METRICS:
+        of = {name: [found[name, seed][metric] for seed in range(wanted.seeds)] for name in names}
         again = [found["float32", REPEAT + seed][metric] for seed in range(wanted.seeds)]
-        pairs: dict[str, Comparison] = {
-            name: statistics.compare(of[name], of["float32"], names=(name, "float32"), better=better)
-            for name in names[1:]
-        }
-        mean = sum(of["float32"].values()) / wanted.seeds
-        floor = statistics.noise_floor(list(of["float32"].values()), again).half_width
+        mean, floor = sum(of["float32"]) / wanted.seeds, noise_floor(of["float32"], again).half_width
         print(f"\n{metric} minus float32's, which is {mean:.5f}; noise floor {floor:.5f}")
-        for name, pair in pairs.items():
-            d = pair.difference
+        for name in names[1:]:
+            d = interval([mine - theirs for mine, theirs in zip(of[name], of["float32"], strict=True)])
             print(f"  {name:36} {d.mean:+.5f} [{d.low:+.5f}, {d.high:+.5f}]")
 
 

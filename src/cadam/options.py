@@ -34,6 +34,8 @@ HOW_IT_RUNS = (
     "track_alignment",
 )
 FLAGS = (
+    "amsgrad",
+    "nesterov",
     "maximize",
     "capturable",
     "differentiable",
@@ -110,7 +112,8 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
             _no_tensor_in_lists(name, o)
     check_ranges(o, _known)
     for name in FLAGS:
-        _flag(name, o)
+        if name in o:  # not all rules have all
+            _flag(name, o)
     for name in ("foreach", "fused"):
         if o[name] not in (None, True, False):
             raise ValueError(f"Invalid {name} value: {o[name]!r} (None, True or False)")

@@ -495,11 +495,13 @@ def test_where_neither_arm_ranks_better_than_chance_nothing_is_recommended(
 
 
 @pytest.mark.parametrize(
-    ("there", "action"),
-    [(-0.004, "undecided"), (-0.0005, "switch"), (0.004, "switch")],
-    ids=["turns", "hardly", "holds"],
+    ("lr", "there", "action"),
+    [(0.01, -0.004, "undecided"), (0.01, -0.0005, "switch"), (0.01, 0.004, "switch"), (0.1, -0.004, "switch")],
+    ids=["turns", "hardly", "holds", "the rates are those chosen"],
 )
-def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(there: float, action: str) -> None:
+def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(
+    lr: float, there: float, action: str
+) -> None:
     gauc = replace(comparison(ABOVE), mean=0.71, baseline_mean=0.7)
     found = recommend(
         Verdict("better", "CAdam", "Adam"),
@@ -507,7 +509,7 @@ def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(
         comparison(BELOW),
         {"seeds": ABOVE},
         rates={"CAdam": 0.1, "Adam": 0.03},
-        hindsight=({"CAdam": 0.01, "Adam": 0.003}, there),
+        hindsight=({"CAdam": lr, "Adam": 0.3 * lr}, there),
         best={"CAdam": 0.01, "Adam": 0.01},
         matters=0.001,
         events=1000,
@@ -1234,6 +1236,15 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert came("Adam", 1.0, 0, 0.53) is None, "a look back at a rate that was not chosen"
     came("Adam", 0.1, 1, 0.71)
     assert came("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
+
+
+def test_the_head_of_a_scoreboard_is_broken_where_options_begin() -> None:
+    board = Scoreboard("ab", "", ("Adam", "CAdam:moments=int8"), {"auc": "AUC"})
+    first, second = board.text(board.head).splitlines()
+    assert (first.split(), second.split()) == (["CAdam:"], ["seed", "Adam", "AUC", "moments=int8", "AUC", "difference"])
+    line = board.text(["0", "0.7000", "0.7500", "+0.0500"])
+    assert len(first) == len(second) == len(line)
+    assert line.index("0.7500") + 6 == second.index("moments=int8 AUC") + 16
 
 
 def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(

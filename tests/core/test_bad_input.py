@@ -51,7 +51,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"eps": None}, "Invalid epsilon value: None"),
     *(({"weight_decay": bad}, "Invalid weight_decay value: .*finite number >= 0") for bad in (-0.1, NAN, INF)),
     ({"weight_decay": "0"}, "Invalid weight_decay value: '0'"),
-    *(({name: 1}, f"Invalid {name} value: 1 .*True or False") for name in ("maximize", "capturable", "differentiable")),
+    *(
+        ({name: 1}, f"Invalid {name} value: 1 .*True or False")
+        for name in ("amsgrad", "maximize", "capturable", "differentiable")
+    ),
     *(
         ({name: "x"}, f"Invalid {name} value: 'x'")
         for name in ("decoupled_weight_decay", "prepared", "track_alignment")

@@ -9,7 +9,7 @@ from typing import Any
 from cadam.intervals import Interval
 
 from ..trials.statistics import Comparison
-from ..trials.verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, sign, within
+from ..trials.verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, place
 
 PAIRS = 1000
 """The effect is said as so many pairs of events."""
@@ -118,9 +118,9 @@ def _effect(verdict: Verdict, gauc: Comparison, intervals: Mapping[str, Interval
             f"GAUC with {verdict.arm} is within {100 * matters:g} points of that with {verdict.baseline} "
             f"({points:+.2f} points)"
         )
-    how = (
-        f"{abs(points):.2f} points {'higher' if points > 0 else 'lower'}" if abs(points) >= 0.005 else "about the same"
-    )
+    how = "about the same"
+    if abs(points) >= 0.005:
+        how = f"{abs(points):.2f} points {'higher' if points > 0 else 'lower'}"
     pair = f"{100 * gauc.baseline_mean:.2f} -> {100 * gauc.mean:.2f}"
     return f"GAUC with {verdict.arm} is {how} ({pair}){_but(verdict, intervals, matters)}"
 
@@ -130,8 +130,9 @@ def _but(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) ->
         return ""
     if verdict.conflicting:
         return ", but the intervals conflict"
-    unsure = [over for over, i in intervals.items() if sign(i) == 0]
-    undecided = [over for over in unsure if not within(intervals[over], matters)] or unsure
+    places = {over: place(interval, matters) for over, interval in intervals.items()}
+    undecided = [over for over in places if places[over] == "open"]
+    undecided = undecided or [over for over in places if places[over] == "within"]  # some are ahead, by more
     unknown = [over for over in undecided if not math.isfinite(intervals[over].half_width)]
     words = {"not decided": [over for over in undecided if over not in unknown], "not known": unknown}
     return f", but that is {listed(f'{what} over {listed(overs)}' for what, overs in words.items() if overs)}"
@@ -145,31 +146,25 @@ def listed(words: Iterable[str]) -> str:
 
 def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float, silent: str = "") -> str:
     """On which side of 0 the difference lies over seeds, users and time, and where it is too small to matter."""
-    known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
-    if verdict.detail.endswith(SAME_ARM):
+    if verdict.same:
         same = f"{SAME_ARM[:1].upper()}{SAME_ARM[1:]}"
         return f"{same}: both compute the same here, and an option that only one has does nothing."
-    sides = {
-        "ahead": f"{verdict.arm} is ahead",
-        "behind": f"{verdict.arm} is behind",
+    known = {over: interval for over, interval in intervals.items() if math.isfinite(interval.half_width)}
+    places = {
+        "above": f"{verdict.arm} is ahead",
+        "below": f"{verdict.arm} is behind",
         "within": "No practical difference",
         "open": "Not decided",
     }
     parts = []
-    for side, words in sides.items():
-        of_side = {over: i for over, i in known.items() if _side(i, matters) == side}
-        ends = [f"{over} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for over, i in of_side.items()]
+    for where, words in places.items():
+        there = {over: i for over, i in known.items() if place(i, matters) == where}
+        ends = [f"{over} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for over, i in there.items()]
         if ends:
             parts.append(f"{words} over {listed(ends)}.")
     if unknown := [over for over in intervals if over not in known]:
         parts.append(f"Not known over {listed(unknown)}{silent and f': {silent}'}.")
     return f"{' '.join(parts)} (95% intervals, in points.)" if known else " ".join(parts)
-
-
-def _side(interval: Interval, matters: float) -> str:
-    if sign(interval):
-        return "ahead" if sign(interval) > 0 else "behind"
-    return "within" if within(interval, matters) else "open"
 
 
 def _pairs(verdict: Verdict, difference: float, label: str, by_user: bool) -> str:

@@ -34,7 +34,7 @@ from cadam.online.evidence import (
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
-from ..trials.verdict import SAME_ARM, Better, Recommendation, Verdict, judge, sign, within
+from ..trials.verdict import SAME_ARM, Better, Recommendation, Verdict, judge, place, sign
 from .recommendation import listed, recommend
 
 if TYPE_CHECKING:
@@ -263,23 +263,25 @@ def decide(study: Study, pair: tuple[Results, Results], repeats: Results | None 
     seeds, found = compared(pair, MAIN, repeats), evidence(*pair, MAIN)
     events = 0 if found is None else int(pair[0][0].outcome.metrics["events"])
     if is_same_arm(*pair):
-        return Decision(seeds, found, events, Verdict("equivalent", seeds.arm, seeds.baseline, detail=f": {SAME_ARM}"))
+        equal = Verdict("equivalent", seeds.arm, seeds.baseline, same=True, detail=f": {SAME_ARM}")
+        return Decision(seeds, found, events, equal)
     return Decision(seeds, found, events, verdict(seeds, found, study.matters, events))
 
 
 def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str, matters: float) -> str:
     """Which intervals exclude 0, on which side, which lie within what matters, and which do neither."""
-    wanted = 1 if seeds.better == "higher" else -1
-    sides = {wanted: f"{seeds.arm} ahead", -wanted: f"{seeds.arm} behind"}
-    groups = {words: [over for over, i in intervals.items() if sign(i) == side] for side, words in sides.items()}
-    unsure = {over: i for over, i in intervals.items() if sign(i) == 0}
-    groups[f"within {matters:g}"] = [over for over, i in unsure.items() if within(i, matters)]
-    groups["open"] = [over for over, i in unsure.items() if not within(i, matters)]
+    words = {
+        "above" if seeds.better == "higher" else "below": f"{seeds.arm} ahead",
+        "below" if seeds.better == "higher" else "above": f"{seeds.arm} behind",
+        "within": f"within {matters:g}",
+        "open": "open",
+    }
+    groups = {where: [over for over, i in intervals.items() if place(i, matters) == where] for where in words}
     if silent:
         groups["open"].remove(TIME)
     if len(groups["open"]) == len(intervals):
         return f"none of the intervals over {listed(intervals)} excludes 0"
-    parts = [f"{words} over {listed(overs)}" for words, overs in groups.items() if overs]
+    parts = [f"{words[where]} over {listed(overs)}" for where, overs in groups.items() if overs]
     return "; ".join(filter(None, (", ".join(parts), silent)))
 
 

@@ -411,7 +411,7 @@ class Resumed(Portion):
 
 
 def begin(learner: Learner, options: argparse.Namespace, asked: given.Given) -> None:
-    """Go on from the checkpoint, with the learning rate that is asked for now; else begin, or take over."""
+    """Go on from the checkpoint, with the learning rate and options that are asked for; else begin, or take over."""
     found = None if learner.checkpoints is None else learner.checkpoints.newest()
     given_options = OptimizerSpec.of(options.optimizer).options
     if found is not None:

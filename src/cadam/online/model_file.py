@@ -85,8 +85,6 @@ class OptimizerSpec:
             if option in options:
                 raise UsageError(f"{text}: {option} is there twice")
             options[option] = _like(usual[option], _value(value))
-            if isinstance(usual[option], bool) and not isinstance(options[option], bool):
-                raise UsageError(f"{text}: {option} takes True or False, got {value!r}")
         made = cls(kind, dict(sorted(options.items())))
         try:
             made._try()
@@ -100,10 +98,9 @@ class OptimizerSpec:
     def _try(self) -> None:
         """Take a step with a table and a dense parameter: what cannot be is refused by the constructor, or there."""
         model = nn.ModuleList(nn.Embedding(2, 2, sparse=sparse, _weight=torch.zeros(2, 2)) for sparse in (True, False))
-        with torch.random.fork_rng(devices=[]):
-            optimizer = self.build(model, 1e-3)
-            sum(table(torch.tensor([0])).sum() for table in model).backward()
-            optimizer.step()
+        optimizer = self.build(model, 1e-3)
+        sum(table(torch.tensor([0])).sum() for table in model).backward()
+        optimizer.step()
 
     def build(self, model: nn.Module, lr: float) -> cadam.Optimizer:
         """A new optimizer for a model."""

@@ -62,7 +62,7 @@ class Scoreboard:
         widths = [max(8, *map(len, _broken(name))) for name in self.head]
         cells = [_broken(text) for text in line]
         most = max(map(len, cells))
-        rows = zip(*(["" for _ in range(most - len(cell))] + cell for cell in cells), strict=True)
+        rows = zip(*([""] * (most - len(cell)) + cell for cell in cells), strict=True)
         return "\n".join(" ".join(f"{text:>{n}}" for text, n in zip(row, widths, strict=True)) for row in rows)
 
     def table(self) -> RenderableType:

@@ -38,6 +38,8 @@ class Verdict:
     kind: Kind
     arm: str
     baseline: str
+    same: bool = False
+    """Do both arms compute the same?"""
     conflicting: bool = False
     """Do intervals of the same difference exclude 0 on different sides?"""
     detail: str = ""
@@ -116,6 +118,16 @@ def sign(interval: Interval) -> int:
 def within(interval: Interval, matters: float) -> bool:
     """Does all of an interval lie within `matters` of 0?"""
     return -matters <= interval.low and interval.high <= matters
+
+
+Place = Literal["above", "below", "within", "open"]
+
+
+def place(interval: Interval, matters: float) -> Place:
+    """Where an interval lies: on one side of 0; else around it within `matters`, or further."""
+    if sign(interval):
+        return "above" if sign(interval) > 0 else "below"
+    return "within" if within(interval, matters) else "open"
 
 
 def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -> tuple[Kind, bool]:
