@@ -76,7 +76,19 @@ _HOME = {
 }
 
 
-_MODULES = ("alignment", "catalog", "checkpoint", "clip", "engines", "optimizer", "options", "rows", "rules", "update")
+_MODULES = (
+    "alignment",
+    "catalog",
+    "checkpoint",
+    "clip",
+    "ddp",
+    "engines",
+    "optimizer",
+    "options",
+    "rows",
+    "rules",
+    "update",
+)
 """Submodules that are there without being imported by name."""
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and that there are no others

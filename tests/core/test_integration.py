@@ -26,6 +26,7 @@ from torch.testing import assert_close
 
 import cadam
 from cadam import clip
+from cadam.ddp import gather_rows
 from cadam.online.ranks import leave
 from cadam.optimizer import _check_grad
 
@@ -298,6 +299,7 @@ def run_sparse_ddp(rank: int) -> None:
     torch.manual_seed(0)
     table, layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
     model = DistributedDataParallel(nn.Sequential(table, layer))
+    gather_rows(model)
     alone_table, alone_layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
     alone = nn.Sequential(alone_table, alone_layer)
     alone.load_state_dict(model.module.state_dict())
@@ -330,6 +332,7 @@ def run_sparse_beside_fsdp(rank: int) -> None:
         inside(torch.tensor([1, 7])).sum().backward()
 
     table, layer = DistributedDataParallel(start[0]), start[1]
+    gather_rows(table)
     fully_shard(layer)
     optimizer = cadam.CAdam([*table.parameters(), *layer.parameters()], lr=0.1)
     reference = cadam.CAdam(alone.parameters(), lr=0.1)

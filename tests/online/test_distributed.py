@@ -18,6 +18,7 @@ import torch
 from online_ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
 from online_streams import Replayed, events
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run
 
@@ -180,6 +181,18 @@ def run_twice(folder: Path) -> float:
 
 def test_run_again_with_a_rank_that_had_no_events(tmp_path: Path) -> None:
     assert run(2, tmp_path / "world", run_twice, tmp_path, seconds=60) == 16
+
+
+def hooks() -> list[str]:
+    models = [DistributedDataParallel(Plain()) for _ in range(2)]
+    models[1].register_comm_hook(None, allreduce_hook)
+    for model in models:
+        DistributedLearner(model, CAdam(model.parameters()), nn.functional.binary_cross_entropy_with_logits).close()
+    return [hook.__module__ for model in models for hook, _ in model._comm_hooks]
+
+
+def test_sparse_gradients_are_exchanged_as_rows_unless_the_model_has_a_hook(tmp_path: Path) -> None:
+    assert run(1, tmp_path / "world", hooks) == ["cadam.ddp", allreduce_hook.__module__]
 
 
 # Meeting -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import time
@@ -26,12 +27,14 @@ def worker(
         logging.getLogger(name).setLevel(logging.ERROR)
     address, timeout = f"file://{folder}/rendezvous", timedelta(seconds=90)
     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=address, timeout=timeout)
-    try:
-        torch.save(job(*args, **options), Path(folder, f"result.{rank}"))
-    except Exception:
-        Path(folder, f"error.{rank}").write_text(traceback.format_exc())
-        raise
-    leave()
+    with open(f"{folder}/error.{rank}", "w") as errors:
+        faulthandler.enable(errors)
+        try:
+            torch.save(job(*args, **options), Path(folder, f"result.{rank}"))
+        except Exception:
+            errors.write(traceback.format_exc())
+            raise
+        leave()
 
 
 def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
@@ -49,7 +52,7 @@ def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: 
                 raise TimeoutError(f"{job.__name__} on {world} processes did not finish in {seconds} s")
     except Exception as error:
         errors = [file.read_text() for file in sorted(folder.glob("error.*"))]
-        raise AssertionError("\n".join(errors) or str(error)) from error
+        raise AssertionError("\n".join([str(error), *errors])) from error
     finally:
         for process in context.processes:
             if process.is_alive():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..alignment import Ratio
+from ..ddp import gather_rows
 from . import guard
 from .before_0_2 import Metrics, rename_file, renamed_option, upgraded
 from .events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
@@ -74,6 +75,8 @@ class DistributedLearner(Learner):
                 f"the ranks would train a {type(model).__name__} each: wrap it in DistributedDataParallel or in "
                 "TorchRec's DistributedModelParallel"
             )
+        if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
+            gather_rows(model)
         self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         if rejected is None and checkpoint is not None:
