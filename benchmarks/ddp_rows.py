@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py times
     torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py steps {torch,rows} [--seconds 480]
 
-`times`: a backward with either, interleaved, medians. `steps`: small ones of ten tables, as many as there is time for,
-with batches of 0 to 30 events; torch's own sum ends some of these runs with a segmentation fault.
+`times`: backward and a step of CAdam with either, interleaved, medians. `steps`: backwards of ten small tables with
+batches of 0 to 30 events, as many as there is time for; torch's own sum ends some of these runs with a segmentation
+fault.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cadam import CAdam
 from cadam.ddp import gather_rows
 from cadam.online.distributed import join, leave
 
-SHAPES = [(10, 20, 4, 16), (1, 1_000_000, 16, 512), (1, 1_000_000, 16, 8192), (10, 100_000, 16, 8192)]
+SHAPES = [
+    (10, 20, 4, 16),
+    (1, 1_000_000, 16, 512),
+    (1, 1_000_000, 16, 8192),
+    (1, 20, 64, 8192),
+    (10, 100_000, 16, 8192),
+]
 """Tables, rows, columns, events of a rank."""
 
 
@@ -49,6 +57,7 @@ def wrapped(how: str, tables: int, rows: int, columns: int) -> DistributedDataPa
 def times(rounds: int) -> None:
     for tables, rows, columns, events in SHAPES:
         models = {how: wrapped(how, tables, rows, columns) for how in ("torch", "rows")}
+        optimizers = {how: CAdam(model.parameters()) for how, model in models.items()}
         took: dict[str, list[float]] = {how: [] for how in models}
         for number in range(rounds + 5):
             ids = torch.randint(rows, (events,))
@@ -58,6 +67,7 @@ def times(rounds: int) -> None:
                 dist.barrier()
                 began = time.perf_counter()
                 loss.backward()
+                optimizers[how].step()
                 if number >= 5:
                     took[how].append(time.perf_counter() - began)
         torchs, ours = (1e3 * statistics.median(took[how]) for how in ("torch", "rows"))

@@ -295,7 +295,7 @@ def run_dtensor(rank: int) -> None:
 
 
 def run_sparse_ddp(rank: int) -> None:
-    """A table with sparse gradients, summed over the processes, beside a dense layer."""
+    """A table with sparse gradients, gathered from the processes, beside a dense layer."""
     torch.manual_seed(0)
     table, layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
     model = DistributedDataParallel(nn.Sequential(table, layer))

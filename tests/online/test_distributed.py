@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import pkgutil
 import socket
@@ -184,15 +185,24 @@ def test_run_again_with_a_rank_that_had_no_events(tmp_path: Path) -> None:
 
 
 def hooks() -> list[str]:
+    """Of whom the hooks are, and what was logged."""
     models = [DistributedDataParallel(Plain()) for _ in range(2)]
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("cadam.online")
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
     models[1].register_comm_hook(None, allreduce_hook)
     for model in models:
         DistributedLearner(model, CAdam(model.parameters()), nn.functional.binary_cross_entropy_with_logits).close()
-    return [hook.__module__ for model in models for hook, _ in model._comm_hooks]
+    return [*(hook.__module__ for model in models for hook, _ in model._comm_hooks), *logged]
 
 
 def test_sparse_gradients_are_exchanged_as_rows_unless_the_model_has_a_hook(tmp_path: Path) -> None:
-    assert run(1, tmp_path / "world", hooks) == ["cadam.ddp", allreduce_hook.__module__]
+    ours, own, warning = run(1, tmp_path / "world", hooks)
+    assert (ours, own) == ("cadam.ddp", allreduce_hook.__module__)
+    assert "the model has a communication hook already" in warning
 
 
 # Meeting -----------------------------------------------------------------------------------------------------------

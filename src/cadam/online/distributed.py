@@ -75,8 +75,11 @@ class DistributedLearner(Learner):
                 f"the ranks would train a {type(model).__name__} each: wrap it in DistributedDataParallel or in "
                 "TorchRec's DistributedModelParallel"
             )
-        if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
-            gather_rows(model)
+        if isinstance(model, DistributedDataParallel):
+            try:
+                gather_rows(model)
+            except ValueError as error:
+                logger.warning("%s: it must exchange sparse gradients too, which torch itself is not safe for", error)
         self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         if rejected is None and checkpoint is not None:
