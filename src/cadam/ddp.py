@@ -30,7 +30,7 @@ def gather_rows(model: DistributedDataParallel) -> None:
         model.register_comm_hook(_Waiting(model.process_group, tables), _gather)
     except RuntimeError as error:
         model._comm_hooks.pop()  # torch notes it before it looks whether there is another
-        raise ValueError("the model has a communication hook already, and torch allows for one") from error
+        raise ValueError("the model has a communication hook already, torch allows for one: leave it out") from error
 
 
 def _sparse_tables(model: DistributedDataParallel) -> int:

@@ -79,7 +79,7 @@ class DistributedLearner(Learner):
             try:
                 gather_rows(model)
             except ValueError as error:
-                logger.warning("%s: it must exchange sparse gradients too, which torch itself is not safe for", error)
+                logger.warning("torch's own sum of sparse gradients may crash this job: %s", error)
         self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         if rejected is None and checkpoint is not None:
