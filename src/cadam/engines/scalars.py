@@ -29,11 +29,15 @@ def stay_on_device(options: Options) -> bool:
 def as_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with tensors on the CPU read out as numbers."""
     return {
-        name: value if type(value) in _NUMBERS else read(value) for name, value in options.items() if name != "params"
+        name: value if type(value) in _NUMBERS else read(value)
+        for name, value in options.items()
+        if name not in _PARAMETERS
     }
 
 
 _NUMBERS = {float, int, bool, type(None)}
+_PARAMETERS = {"params", "param_names"}
+"""Entries of a parameter group that list its parameters: reading them would make a step quadratic in their number."""
 
 
 def read(value: Any) -> Any:
