@@ -41,7 +41,7 @@ bench: $(VENV)/ready
 	$(RUN)/cadam bench
 
 # What an environment is made of: a change here builds it anew.
-PARTS := pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/engines/cpu/build.py src/cadam/engines/cpu/native/*)
+PARTS := pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/native/build.py src/cadam/native/src/*)
 
 $(VENV)/ready: $(PARTS)
 	@echo "building $(VENV): pip downloads torch and more, a few minutes the first time"

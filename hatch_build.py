@@ -23,7 +23,7 @@ class NativeKernels(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         source = Path(self.root) / "src"
-        path = source / "cadam" / "engines" / "cpu" / "build.py"
+        path = source / "cadam" / "native" / "build.py"
         spec = importlib.util.spec_from_file_location("cadam_kernels_build", path)
         assert spec is not None
         assert spec.loader is not None
@@ -37,7 +37,7 @@ class NativeKernels(BuildHookInterface):
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["artifacts"] += ["src/cadam/engines/cpu/native.so", "src/cadam/engines/cpu/native.so.sha256"]
+        build_data["artifacts"] += ["src/cadam/native/native.so", "src/cadam/native/native.so.sha256"]
 
 
 def _header(source: Path) -> str:
@@ -45,7 +45,9 @@ def _header(source: Path) -> str:
 
     Not by PYTHONPATH: pip removes from it what an editable install in the same environment has put on the path.
     """
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import cadam.codegen.c as c; sys.stdout.write(c.header())"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import cadam.codegen.c_source as c; sys.stdout.write(c.header())"
+    )
     command = [sys.executable, "-c", code, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Sparse gradients under DistributedDataParallel: `cadam.ddp.gather_rows` beside torch's own sum of them.
+"""Sparse gradients under DistributedDataParallel: `cadam.optim.ddp.gather_rows` beside torch's own sum of them.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py times
     torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py steps {torch,rows} [--seconds 480]
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cadam import CAdam
-from cadam.ddp import gather_rows
-from cadam.online.distributed import join, leave
+from cadam.online.distributed_learner import join, leave
+from cadam.optim.ddp import gather_rows
 
 SHAPES = [
     (10, 20, 4, 16),

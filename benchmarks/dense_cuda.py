@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam import bench
-from cadam.codegen.c import header
-from cadam.engines.cpu import build, watch
+from cadam.cli import bench
+from cadam.codegen.c_source import header
+from cadam.native import build, tensor_snapshot
 
 NEVER = 60  # preparations after which none is tried any more
 
@@ -144,7 +144,7 @@ def main() -> int:
     if not build.LIBRARY.exists():
         print("building the C kernels", flush=True)
         build.build(header())
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, layout {watch.layout()}")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, layout {tensor_snapshot.layout()}")
     good = compare()
     host_times("one tensor of 4M", [(1 << 22,)])
     host_times("161 tensors", bench.resnet50(16))

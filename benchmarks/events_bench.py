@@ -39,10 +39,10 @@ import torch
 
 import cadam
 from cadam.online import Learner, ParquetSource, Schema, models
-from cadam.online.event_by_event import CHUNK, EventByEvent
-from cadam.online.model_file import LOG_LOSS
-from cadam.online.sources.uri import open_source
-from cadam.online.training import Training
+from cadam.online.data.sources.uri import open_source
+from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.per_event import CHUNK, EventByEvent
+from cadam.online.training_step import Training
 
 SIZE = "hash:262144"
 FIELDS = "batter,pitcher,park,batting_team,fielding_team,inning,home,slot,daynight"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cadam.intervals import Array
-from cadam.online.evidence import confidence_sequence, first_alarm
+from cadam.statistics.confidence_sequence import confidence_sequence, first_alarm
+from cadam.statistics.intervals import Array
 
 LENGTH = 1000
 LOOKS = (50, 300, 1000)

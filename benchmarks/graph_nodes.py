@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.bench import captured, models, optimizer
+from cadam.cli.bench import captured, models, optimizer
 
 BYTES = 7 * 4
 """Of an element: gradient, parameter and two moments are read, the last three written."""

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 import cadam
-from cadam.engines import choose
-from cadam.engines.cpu import build
+from cadam.engines import selection
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda import launch, prepared
-from cadam.engines.cuda import rows as cuda_rows
+from cadam.engines.cuda import launch, step_replay
+from cadam.engines.cuda import sparse as cuda_rows
+from cadam.native import build
 
 STUB = """
 #include <string.h>
@@ -69,7 +69,7 @@ class IdleKernel:
         return lambda *args, **constants: compiled
 
 
-class IdleDriver(prepared.Driver):
+class IdleDriver(step_replay.Driver):
     """Stands for the CUDA driver."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class IdleDriver(prepared.Driver):
             source.write_text(STUB)
             subprocess.run([build.compiler(), "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
             self.library = ctypes.CDLL(str(library))
-        self.functions = prepared._addresses(self.library, prepared.CUDA)
+        self.functions = step_replay._addresses(self.library, step_replay.CUDA)
         self.current_stream = torch._C._cuda_getCurrentRawStream
         self.get_context = self.library.cuCtxGetCurrent
 
@@ -90,14 +90,14 @@ def pretend() -> None:
     """Let the CUDA engine serve tensors of the CPU, with nothing behind it."""
     engine, of_rows = cuda.Cuda(), cuda_rows.CudaRows()
     engine.device = of_rows.device = "cpu"
-    choose.ENGINES = (engine, of_rows, *choose.ENGINES)
+    selection.ENGINES = (engine, of_rows, *selection.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
     launch.lacking, launch._direct = (lambda device: None), lambda: True
     cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
     keys = launch.Launch(IdleKernel("keys"), {})
-    cuda_rows.make_keys = prepared.make_keys = lambda in_bags: keys
-    prepared.driver = IdleDriver
+    cuda_rows.make_keys = step_replay.make_keys = lambda in_bags: keys
+    step_replay.driver = IdleDriver
 
 
 SHAPES = {

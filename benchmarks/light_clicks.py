@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cadam.intervals import interval
-from cadam.trials.statistics import noise_floor
+from cadam.statistics.comparison import noise_floor
+from cadam.statistics.intervals import interval
 from cadam_paper.ctr import train
 from cadam_paper.ctr.generator import Generated
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam import bench
+from cadam.cli import bench
 
 Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam import bench
-from cadam.engines import codes
-from cadam.engines.cpu.watch import compiled_look
+from cadam.cli import bench
+from cadam.engines import quantization
+from cadam.native.tensor_snapshot import compiled_look
 
 START = time.monotonic()
 LIMIT = 140.0  # seconds after which no further case is begun
@@ -156,7 +156,7 @@ def unbiased() -> None:
         for name, kind, value in (("exp_avg", "signed", 0.3137 * 0.1), ("exp_avg_sq", "positive", 0.3137**2 * 0.001)):
             found = state[name]
             if storage == "int8":
-                found = codes.decode(kind, found.view(-1, 256), state[f"{name}_scale"])
+                found = quantization.decode(kind, found.view(-1, 256), state[f"{name}_scale"])
             found = found.double()
             error = abs(float(found.mean()) - value) / (float(found.std()) / found.numel() ** 0.5)
             say(
@@ -339,9 +339,7 @@ def sizes() -> None:
 def main() -> int:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     if compiled_look() is None:
-        print(
-            "no prepared steps, so times outside of graphs are Python's: build them, python -m cadam.engines.cpu.build"
-        )
+        print("no prepared steps, so times outside of graphs are Python's: build them, python -m cadam.native.build")
     everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
     cases: list[Callable[[], None]] = []
     if everything or "--check" in sys.argv:

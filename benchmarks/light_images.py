@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import torch
 
-from cadam.moments import STORAGES
-from cadam.trials import statistics
+from cadam.rules.moment_storage import STORAGES
+from cadam.statistics import comparison
 from cadam_paper.images import data, streams
 from cadam_paper.images.runs import LANES
 from cadam_paper.images.train import Run, Task, side_by_side
@@ -53,10 +53,10 @@ def main() -> None:
     for what, found in (("last epoch", last), ("mean over epochs", mean)):
         by_seed = {s: {seed: found[s, seed] for seed in range(wanted.seeds)} for s in STORAGES}
         again = [found["float32", REPEAT + seed] for seed in range(wanted.seeds)]
-        floor = statistics.noise_floor(list(by_seed["float32"].values()), again)
+        floor = comparison.noise_floor(list(by_seed["float32"].values()), again)
         print(f"{what}: noise floor {floor.mean:+.2f} [{floor.low:+.2f}, {floor.high:+.2f}]")
         for storage in STORAGES[1:]:
-            pair = statistics.compare(by_seed[storage], by_seed["float32"], names=(storage, "float32"), better="higher")
+            pair = comparison.compare(by_seed[storage], by_seed["float32"], names=(storage, "float32"), better="higher")
             difference = pair.difference
             print(f"  {storage} minus float32: {difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]")
     print(f"{time.monotonic() - start:.0f} s")

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 import cadam
-from cadam.engines import codes
-from cadam.metrics import auc
+from cadam.engines import quantization as codes
+from cadam.online.metrics.auc import auc
 
 WIDTH, BATCH, LR = 16, 256, 3e-3
 STORAGES: dict[str, dict[str, Any]] = {

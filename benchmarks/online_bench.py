@@ -33,9 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from cadam import CAdam
-from cadam.bench import DeepFM
+from cadam.cli.bench import DeepFM
 from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source, StreamMetrics, models
-from cadam.online.model_file import LOG_LOSS
+from cadam.online.models.model_file import LOG_LOSS
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 10
 BAR_SECONDS, BAR_OVERHEAD = 60.0, 0.10

@@ -19,7 +19,7 @@ import torch
 from light_cuda import _replay, in_graph, interleaved
 from torch import Tensor
 
-from cadam import bench
+from cadam.cli import bench
 
 ROWS, WIDTH = 50_000_000, 64
 STORAGES = ("float32", "bfloat16", "int8")

@@ -19,8 +19,8 @@ from dense_cuda import counted, the_usual_way
 from torch import Tensor
 
 import cadam
-from cadam import bench
-from cadam.rows import Bags, RowUpdate, complete, new_state
+from cadam.cli import bench
+from cadam.optim.sparse_update import Bags, RowUpdate, complete, new_state
 
 ROWS = 100_000
 CASES: dict[str, tuple[Any, torch.dtype, list[int], list[int]]] = {  # optimizer, dtype, widths of tables, dense sizes

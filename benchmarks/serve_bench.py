@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from cadam import CAdam
-from cadam.bench import DeepFM
+from cadam.cli.bench import DeepFM
 from cadam.online import Events, Learner
-from cadam.online.serve import Serve
+from cadam.online.monitoring.status_page import Serve
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 1.0
 PATHS = ("/metrics", "/status.json", "/", "/healthz")

@@ -23,7 +23,7 @@ The clicks are made up: each id has a taste, tastes drift, and a tenth of the la
 
 from __future__ import annotations
 
-import cadam.torchrec  # first, since it says what to install if TorchRec is not the one that it needs
+import cadam.torchrec
 
 # isort: split
 import argparse

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 import cadam.jax
-from cadam.jax import rows
+from cadam.jax import sparse_update
 
 WIDTH = 8
 
@@ -72,7 +72,7 @@ def main() -> None:
         updates, of_dense = optimizer.update(grads, of_dense, dense)
         dense = optax.apply_updates(dense, updates)
         for name in ids:
-            tables[name], of_tables[name] = rows.update(
+            tables[name], of_tables[name] = sparse_update.update(
                 tables[name], of_tables[name], ids[name], of_rows[name], optimizer=optimizer
             )
         return tables, of_tables, dense, of_dense, loss

@@ -11,7 +11,7 @@ the same command goes on from there.
 
 from __future__ import annotations
 
-import cadam.torchrec  # first, since it says what to install if TorchRec is not the one that it needs
+import cadam.torchrec
 
 # isort: split
 import argparse
@@ -27,9 +27,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 
+from cadam.cli.run import stopping
 from cadam.online import Console, LinesSource, Schema, StreamMetrics
-from cadam.online.commands import stopping
-from cadam.online.distributed import DistributedLearner, join, leave
+from cadam.online.distributed_learner import DistributedLearner, join, leave
 from cadam.torchrec import BagSharder
 
 ROWS, WIDTH, RATE = 10_000, 16, 1e-2

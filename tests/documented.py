@@ -82,8 +82,6 @@ def main(page: Path, slow: bool) -> int:
     """Torch is imported once; each block then runs in a process of its own. Cells of a notebook share one."""
     import torch  # noqa: F401
 
-    import cadam.catalog  # noqa: F401
-
     _shims(Path("bin"))
     chosen = [b for b in blocks(page) if b.elsewhere is None and (slow or "slow" not in b.marks)]
     if page.suffix == ".ipynb":

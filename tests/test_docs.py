@@ -18,7 +18,8 @@ from documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, blocks, has_work, r
 from written import AVOIDED, anchors, links, prose, sentences, words
 
 import cadam
-from cadam.trials import report, statistics
+from cadam.statistics import comparison
+from cadam.trials import report
 from cadam.trials.experiment import Results, Row
 from cadam_paper import pages, published
 
@@ -196,7 +197,7 @@ def across_rates() -> set[str]:
         pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last_accuracy")))
     for condition in ("continuous 2", "noise 40"):
         pairs.append((runs("VGG-16", condition, "CAdam", 3e-4), runs("VGG-16", condition, "CAdam", 1e-4)))
-    differences = [statistics.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
+    differences = [comparison.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
     return {in_brackets({"difference": d.mean, "low": d.low, "high": d.high}) for d in differences}
 
 

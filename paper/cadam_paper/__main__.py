@@ -2,7 +2,7 @@
 
 import sys
 
-from cadam.cli import main
+from cadam.cli.main import main
 
 from .commands import add_commands
 

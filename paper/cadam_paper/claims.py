@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cadam.statistics.comparison import Interval, compare
 from cadam.trials.experiment import Results, Row
 from cadam.trials.rate_pairs import Pair
-from cadam.trials.statistics import Interval, compare
 
 from . import evidence, published
 from .ctr import study as click_study

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from cadam.exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
+from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
+from cadam.statistics.comparison import NoLearningRateError
 from cadam.trials import command, console, report, runner
 from cadam.trials.archive import NEEDS, Archive, DamagedResultsError
 from cadam.trials.cache import Cache, DamagedCellError
 from cadam.trials.experiment import Data, Experiment, Plan, Result, Results, Scale
 from cadam.trials.scoreboard import Scoreboard
-from cadam.trials.statistics import NoLearningRateError
 
 from . import catalogue
 from .ctr import command as criteo

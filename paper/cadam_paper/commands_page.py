@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cadam import cli
+from cadam.cli import main
 
 from .published import head, line
 
 
 def commands() -> list[str]:
     """Every command: what it does, then its arguments."""
-    parser = cli.parser()
+    parser = main.parser()
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return [text for name in sorted(subparsers.choices) for text in _command(name, subparsers.choices[name])]
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import cadam
-from cadam.metrics import auc, log_loss
+from cadam.online.metrics.auc import auc, log_loss
+from cadam.statistics.comparison import Choice, choose_lr, compare, row
 from cadam.trials import palette
 from cadam.trials.experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
-from cadam.trials.statistics import Choice, choose_lr, compare, row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cadam.ab.verdict import Kind, called
+from cadam.statistics.comparison import Comparison, Interval, compare, t_quantile
 from cadam.trials import palette
 from cadam.trials.experiment import Result, Row
 from cadam.trials.rate_pairs import Pair
 from cadam.trials.rates import RateCurve
 from cadam.trials.rates import draw as draw_curves
-from cadam.trials.statistics import Comparison, Interval, compare, t_quantile
-from cadam.trials.verdict import Kind, called
 
 from .ctr import rates as click_rates
 from .ctr import study as click_study

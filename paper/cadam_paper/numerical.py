@@ -16,18 +16,9 @@ import numpy as np
 import torch
 
 import cadam
-from cadam.trials import palette, statistics
-from cadam.trials.experiment import (
-    Array,
-    Cell,
-    Experiment,
-    Outcome,
-    Plan,
-    Results,
-    Summary,
-    metric_name,
-    tuning_seeds,
-)
+from cadam.statistics import comparison as statistics
+from cadam.trials import palette
+from cadam.trials.experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, metric_name, tuning_seeds
 from cadam.trials.palette import panels
 
 if TYPE_CHECKING:

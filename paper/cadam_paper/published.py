@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from cadam.statistics.comparison import Interval
 from cadam.trials import runner
 from cadam.trials.archive import Archive
 from cadam.trials.experiment import Plan, Row, Summary
-from cadam.trials.statistics import Interval
 
 from . import catalogue
 

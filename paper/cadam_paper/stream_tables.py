@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from cadam.ab.recommendation import listed
+from cadam.ab.verdict import KINDS, called, sign
 from cadam.trials.experiment import Row
-from cadam.trials.verdict import KINDS, called, sign
 
 from .published import head, interval, is_archived, line, lines, request, row, summary
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cadam.ab import rates, runs
 from cadam.ab.study import Study, experiment_of
-from cadam.online.events import Array, Batch, Events
+from cadam.online.data.events import Array, Batch, Events
 from cadam.online.models import pairs
 from cadam.trials.experiment import Cell, Data, Experiment, Outcome
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import walks
 
-from cadam import cli
+from cadam.ab.verdict import KINDS
+from cadam.cli import main
 from cadam.trials import command as shared
 from cadam.trials import console, runner
 from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
-from cadam.trials.verdict import KINDS
 from cadam_paper import catalogue, commands
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     def call(*arguments: str) -> tuple[int, str, str]:
         try:
-            code = cli.main(list(arguments))
+            code = main.main(list(arguments))
         except SystemExit as error:
             code = int(error.code or 0)
         captured = capsys.readouterr()
@@ -412,7 +412,7 @@ def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(commands, "list_experiments", fail)
     with pytest.raises(BrokenPipeError, match="of a worker"):
-        cli.main(["list"])
+        main.main(["list"])
 
 
 def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
@@ -486,11 +486,11 @@ def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str)
 def test_without_the_paper_help_says_which_commands_need_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    monkeypatch.setattr(main, "entry_points", lambda group: [])
     with pytest.raises(SystemExit):
-        cli.main(["--help"])
+        main.main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for name in cli.PAPER:
+    for name in main.PAPER:
         assert any(line.split()[:1] == [name] and "cadam-paper" in line for line in lines)
 
 
@@ -503,8 +503,8 @@ def test_a_broken_command_of_another_package_leaves_ours(
         def load(self) -> None:
             raise ModuleNotFoundError("No module named 'no_such_module'")
 
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Broken()])
+    monkeypatch.setattr(main, "entry_points", lambda group: [Broken()])
     with pytest.raises(SystemExit) as ended:
-        cli.main(["run", "--help"])
+        main.main(["run", "--help"])
     assert ended.value.code == 0
     assert "no_such_module" in capsys.readouterr().err

@@ -18,8 +18,8 @@ import pytest
 import sanitizer
 import torch
 
-from cadam import cli
-from cadam.engines.cpu import build
+from cadam.cli import main
+from cadam.native import build
 from cadam_paper.ctr import criteo as reading
 from cadam_paper.ctr import parse as parsing
 from cadam_paper.ctr import preprocess as stages
@@ -669,16 +669,16 @@ def test_the_command_preprocesses_and_says_what_it_found(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, numbers = damaged(source, tmp_path / "train.txt")
-    assert cli.main(["criteo", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
+    assert main.main(["criteo", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
     said = capsys.readouterr()
     assert f"{ROWS - len(numbers):,} rows" in said.out
     assert "bad lines, left out: 7" in said.out
     assert "line 700: 41 columns instead of 40" in said.out
     assert "3 of 3: encode 100%" in said.err
     assert said.err.count("read 100%") == 1
-    assert cli.main(["criteo", str(path), "--strict", "--rows", "500"]) == 1
+    assert main.main(["criteo", str(path), "--strict", "--rows", "500"]) == 1
     assert "line 1: 39 columns" in capsys.readouterr().err
-    assert cli.main(["criteo", str(tmp_path / "nowhere.txt")]) == 3
+    assert main.main(["criteo", str(tmp_path / "nowhere.txt")]) == 3
     assert "nowhere.txt" in capsys.readouterr().err
 
 
@@ -687,20 +687,20 @@ def test_the_command_generates_a_file_and_never_over_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = tmp_path / name
-    assert cli.main(["criteo", str(path), "--generate", "2000"]) == 0
+    assert main.main(["criteo", str(path), "--generate", "2000"]) == 0
     assert f"{name}: 2,000 generated rows" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [path]
     content = path.read_bytes()
     assert content.startswith(b"\x1f\x8b") == (path.suffix == ".gz")
     assert (Criteo(path).manifest.rows, Criteo(path).manifest.bad) == (2000, 0)
-    assert cli.main(["criteo", str(path), "--generate", "3000"]) == 1
+    assert main.main(["criteo", str(path), "--generate", "3000"]) == 1
     assert "is there already" in capsys.readouterr().err
     assert path.read_bytes() == content
-    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "9"]) == 1
+    assert main.main(["criteo", str(tmp_path / "few.txt"), "--generate", "9"]) == 1
     assert "rows must be at least 10" in capsys.readouterr().err
-    assert cli.main(["criteo", str(tmp_path / "no" / "few.txt"), "--generate", "20"]) == 3
+    assert main.main(["criteo", str(tmp_path / "no" / "few.txt"), "--generate", "20"]) == 3
     assert not (tmp_path / "few.txt").exists()
-    assert cli.main(["criteo", str(tmp_path / "few.txt"), "--generate", "20", "--rows", "20"]) == 2
+    assert main.main(["criteo", str(tmp_path / "few.txt"), "--generate", "20", "--rows", "20"]) == 2
     assert "leave --rows" in capsys.readouterr().err
 
 
@@ -709,7 +709,7 @@ def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(text, "_lines", stopped)
-    assert cli.main(["criteo", str(tmp_path / "train.txt"), "--generate", "2000"]) == 130
+    assert main.main(["criteo", str(tmp_path / "train.txt"), "--generate", "2000"]) == 130
     assert not list(tmp_path.iterdir())
 
 
@@ -717,7 +717,7 @@ def test_without_pyarrow_it_says_what_to_install(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parsing, "find_spec", lambda name: None)
-    assert cli.main(["criteo", str(source), "--cache", str(tmp_path)]) == 5
+    assert main.main(["criteo", str(source), "--cache", str(tmp_path)]) == 5
     assert "pip install ./paper" in capsys.readouterr().err
 
 
@@ -809,5 +809,5 @@ def test_without_c_the_command_says_why(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parsing, "compiled", lambda: "there is no compiler")
-    assert cli.main(["criteo", str(short), "--cache", str(tmp_path)]) == 0
+    assert main.main(["criteo", str(short), "--cache", str(tmp_path)]) == 0
     assert "cadam criteo: pyarrow reads the text, which takes longer: there is no compiler" in capsys.readouterr().err

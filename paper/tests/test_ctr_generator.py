@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cadam.metrics import auc
+from cadam.online.metrics.auc import auc
 from cadam_paper.ctr import generator
 from cadam_paper.ctr.data import Clicks, Part, keyed, mix, noise_limit, shuffled
 from cadam_paper.ctr.fields import FIELDS, VOCABULARY, offsets, scaled

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cadam import cli
+from cadam.cli import main
 from cadam.trials import report, runner
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import (
@@ -279,9 +279,9 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
     monkeypatch.setitem(study.GRIDS, "quick", (1e30,))
     command = ["reproduce", "stream-criteo", "--rows", "1000", "--jobs", "1", "--cache", str(tmp_path)]
     for _ in range(2):
-        assert cli.main(command) == 1
+        assert main.main(command) == 1
         assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
-    assert cli.main(["list", "--cache", str(tmp_path)]) == 0
+    assert main.main(["list", "--cache", str(tmp_path)]) == 0
     assert "not known: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
 
 
@@ -294,23 +294,23 @@ def test_looking_at_results_never_reads_the_users_file(
     path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"
     text.write(runs.generated(2500, 40, "none"), path)
     run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", cache]
-    assert cli.main(run) == 0
+    assert main.main(run) == 0
     listing, page = ["list", cache], ["report", cache, f"--output={tmp_path / 'report.html'}"]
-    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert [main.main(listing), main.main(page)] == [0, 0]
     assert "done (quick, 1 seeds)" in capsys.readouterr().out
 
     numbers = tmp_path / "my train.txt.cache"
     shutil.rmtree(numbers)
     runs.own.cache_clear()
-    assert [cli.main(listing), cli.main(page), cli.main([*page, "stream-criteo"])] == [0, 4, 4]
+    assert [main.main(listing), main.main(page), main.main([*page, "stream-criteo"])] == [0, 4, 4]
     told = capsys.readouterr()
     advice = f"cadam criteo '{path}' --rows 1500"
     assert f"not known: the numbers of {path} are not in {numbers / 'first-1500'}: run `{advice}`" in told.out
     assert advice in told.err
     assert not numbers.exists()
 
-    assert cli.main(["criteo", str(path), "--rows", "1500"]) == 0
-    assert [cli.main(listing), cli.main(page)] == [0, 0]
+    assert main.main(["criteo", str(path), "--rows", "1500"]) == 0
+    assert [main.main(listing), main.main(page)] == [0, 0]
     assert "done (quick, 1 seeds)" in capsys.readouterr().out
 
 
@@ -324,7 +324,7 @@ def test_reading_the_users_file_can_be_stopped(
     text.write(runs.generated(2500, 40, "none"), path)
     monkeypatch.setattr(preprocess, "_encode", stopped)
     command = ["reproduce", "stream-criteo", "--data", str(path), f"--cache={tmp_path / 'store'}"]
-    assert cli.main(command) == 130
+    assert main.main(command) == 130
     assert "interrupted: what is read is kept" in capsys.readouterr().err
 
 
@@ -339,13 +339,13 @@ def test_a_plan_of_fewer_rows_takes_less_time() -> None:
 
 def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = f"--cache={tmp_path / 'store'}"
-    assert cli.main(["reproduce", "fig-shift", "--data", str(tmp_path), cache]) == 2
+    assert main.main(["reproduce", "fig-shift", "--data", str(tmp_path), cache]) == 2
     assert "--data and --rows are not for fig-shift" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), cache]) == 3
+    assert main.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), cache]) == 3
     assert "there is nothing at" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--data", str(tmp_path), cache]) == 3
+    assert main.main(["reproduce", "tab-criteo", "--data", str(tmp_path), cache]) == 3
     assert "has no train.txt" in capsys.readouterr().err
-    assert cli.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
+    assert main.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
     assert "rows must be at least 10" in capsys.readouterr().err
     plan = Plan("quick", 3, "/my data/train.txt", 5000)
     again = report.command(catalogue.find("tab-criteo"), plan)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cadam.ab.verdict import Kind
+from cadam.statistics.comparison import Comparison, Interval, compare
 from cadam.trials.experiment import Results, Row
 from cadam.trials.rate_pairs import Pair
-from cadam.trials.statistics import Comparison, Interval, compare
-from cadam.trials.verdict import Kind
 from cadam_paper import claims, evidence, published, stream_tables
 from cadam_paper.images import rates
 

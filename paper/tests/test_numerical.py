@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import cadam
+from cadam.ab.verdict import KINDS, ONE_SEED
 from cadam.trials.experiment import Cell, Experiment, Outcome, Provenance, Result, Results, metric_name
-from cadam.trials.verdict import KINDS, ONE_SEED
 from cadam_paper import numerical
 
 EXPERIMENTS = {

@@ -2,9 +2,9 @@
 
 import sys
 
-from cadam import cli
+from cadam.cli import main
 from cadam_paper import catalogue, commands
 
 if __name__ == "__main__":
     catalogue.PLACES = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
-    sys.exit(cli.main(sys.argv[1:], [commands.add_commands]))
+    sys.exit(main.main(sys.argv[1:], [commands.add_commands]))

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import rows
-    from .alignment import Alignment, Ratio
-    from .catalog import (
+    from .optim import sparse_update as sparse_update
+    from .optim.alignment import Alignment, Ratio
+    from .optim.classes import (
         CSGDM,
         SGDM,
         AdaBelief,
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         RAdam,
         Yogi,
     )
-    from .checkpoint import for_torch, join_state_dicts
-    from .clip import clip_grad_norm_
-    from .optimizer import Optimizer
+    from .optim.clip_grad import clip_grad_norm_
+    from .optim.optimizer import Optimizer
+    from .optim.state_dict import for_torch, join_state_dicts
     from .rules import Rule, Step
 
 __version__ = "0.2.0"
@@ -60,35 +60,23 @@ __all__ = [
     "clip_grad_norm_",
     "for_torch",
     "join_state_dicts",
-    "rows",
+    "sparse_update",
 ]
 
 # Where a public name is defined, if not in the catalogue.
 _HOME = {
-    "Alignment": "alignment",
-    "Optimizer": "optimizer",
-    "Ratio": "alignment",
+    "Alignment": "optim.alignment",
+    "Optimizer": "optim.optimizer",
+    "Ratio": "optim.alignment",
     "Rule": "rules",
     "Step": "rules",
-    "clip_grad_norm_": "clip",
-    "for_torch": "checkpoint",
-    "join_state_dicts": "checkpoint",
+    "clip_grad_norm_": "optim.clip_grad",
+    "for_torch": "optim.state_dict",
+    "join_state_dicts": "optim.state_dict",
 }
 
 
-_MODULES = (
-    "alignment",
-    "catalog",
-    "checkpoint",
-    "clip",
-    "ddp",
-    "engines",
-    "optimizer",
-    "options",
-    "rows",
-    "rules",
-    "update",
-)
+_MODULES = ("engines", "optim", "rules")
 """Submodules that are there without being imported by name."""
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and that there are no others
@@ -96,9 +84,11 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and that the
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return import_module(f".{name}", __name__)
+        if name == "sparse_update":
+            return import_module(".optim.sparse_update", __name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'catalog')}", __name__), name)
+        value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'optim.classes')}", __name__), name)
         return value
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 
-from . import catalog
-from .optimizer import Optimizer
+from .optim import classes
+from .optim.optimizer import Optimizer
 
 
 def register() -> dict[str, type[Optimizer]]:
@@ -43,6 +43,6 @@ def confident() -> list[type[Optimizer]]:
     """The optimizers with confidence of the catalogue."""
     return [
         value
-        for value in vars(catalog).values()
+        for value in vars(classes).values()
         if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer and value.confidence
     ]

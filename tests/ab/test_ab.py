@@ -19,19 +19,19 @@ import pytest
 import torch
 
 from cadam.ab import recommendation, runs, study
-from cadam.ab.command import add_arguments, experiment, to_learn
 from cadam.ab.recommendation import recommend
-from cadam.cli import main
-from cadam.intervals import Interval
-from cadam.online import exposition
-from cadam.online.evidence import confidence_sequence, over_blocks
-from cadam.online.metrics import measure
+from cadam.ab.verdict import ACTIONS, Verdict
+from cadam.cli.ab import add_arguments, experiment, to_learn
+from cadam.cli.main import main
+from cadam.online.metrics.stream import measure
+from cadam.online.monitoring import prometheus_metrics
+from cadam.statistics.comparison import Comparison
+from cadam.statistics.confidence_sequence import confidence_sequence, over_blocks
+from cadam.statistics.intervals import Interval
 from cadam.trials import runner
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
-from cadam.trials.statistics import Comparison
-from cadam.trials.verdict import ACTIONS, Verdict
 from cadam_paper import catalogue, streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
 
@@ -1261,7 +1261,7 @@ def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
             self.url = f"http://127.0.0.1:{address}/"
 
         def tell(self, families: Any, point: Any) -> None:
-            found = parser.text_string_to_metric_families(exposition.text(families))
+            found = parser.text_string_to_metric_families(prometheus_metrics.text(families))
             pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
 
         def close(self) -> None:

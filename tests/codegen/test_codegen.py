@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import cadam
-from cadam.codegen import triton
-from cadam.codegen.structure import Structure, structures
-from cadam.defaults import defaults
+from cadam.codegen import triton_source
+from cadam.codegen.kernel_spec import Structure, structures
 from cadam.rules import RULES
+from cadam.rules.defaults import defaults
 
 SOURCE = Path(cadam.__file__).parent.parent
 BARE = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'triton')))\n"
@@ -71,9 +71,9 @@ def test_only_what_no_code_depends_on_is_rounded_otherwise_in_triton() -> None:
     )
     structure = Structure.of(rule, {**defaults(rule), "moments": "int8"})
     made_by = {op.out.name: op for op in structure.program.ops}
-    rounded = [made_by[name].kind for name, how in triton.faster(structure).items() if "roughly" in how]
+    rounded = [made_by[name].kind for name, how in triton_source.faster(structure).items() if "roughly" in how]
     assert sorted(rounded) == ["div", "sqrt"]
-    assert triton.faster(Structure.of(rule, defaults(rule))) == {}
+    assert triton_source.faster(Structure.of(rule, defaults(rule))) == {}
 
 
 def _eps(t: Any, o: Any, f: Any) -> dict[str, Any]:

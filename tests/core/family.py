@@ -15,9 +15,9 @@ from engines_under_test import ROWS
 from torch import Tensor
 
 import cadam
-from cadam.codegen.structure import Structure
-from cadam.defaults import defaults
+from cadam.codegen.kernel_spec import Structure
 from cadam.rules import RULES
+from cadam.rules.defaults import defaults
 
 FAMILY: dict[str, type[cadam.Optimizer]] = {
     name: cls

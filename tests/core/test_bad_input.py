@@ -15,8 +15,8 @@ from torch.nn import Parameter
 from torch.testing import assert_close
 
 import cadam
-from cadam.engines.cuda.prepared import turned_off
-from cadam.options import switch
+from cadam.engines.cuda.step_replay import turned_off
+from cadam.optim.options import switch
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cadam import bench, cli
-from cadam.engines.cpu import library
+from cadam.cli import bench, main
+from cadam.native import library
 
 
 def contenders() -> list[bench.Contender]:
@@ -36,7 +36,7 @@ def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupte
 
     monkeypatch.setattr(bench, "SUITES", {"made up": cases})
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=False))
-    assert cli.main(["bench", "--device", "cpu", "--json", str(path)]) == 130
+    assert main.main(["bench", "--device", "cpu", "--json", str(path)]) == 130
     assert [line.split()[0] for line in seen.splitlines()[-2:]] == ["theirs", "ours"]
     assert "the first" in seen
     assert {result["case"] for result in json.loads(path.read_text())["results"]} == {"the first"}
@@ -57,7 +57,7 @@ def test_without_c_kernels_the_limit_is_left_out(
 
     monkeypatch.setattr(library, "package_library", missing)
     monkeypatch.setattr(bench, "SUITES", {"dense": cases})
-    assert cli.main(["bench", "--device", "cpu"]) == 0
+    assert main.main(["bench", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "the speed limit is left out, as it is measured with the C kernels: there are none" in out
     assert "ours" in out

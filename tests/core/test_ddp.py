@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run
 
-from cadam.ddp import gather_rows
+from cadam.optim.ddp import gather_rows
 
 
 class Tables(nn.Module):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from cadam import metrics
-from cadam.metrics import auc, log_loss
+from cadam.online.metrics import auc as metrics
+from cadam.online.metrics.auc import auc, log_loss
 
 
 def pairs(scores: np.ndarray, labels: np.ndarray) -> float:

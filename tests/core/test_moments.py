@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam import moments
-from cadam.defaults import defaults
-from cadam.engines import codes, scalars
-from cadam.rules import RULES, Rule
+from cadam.engines import coefficients, quantization
+from cadam.rules import RULES, Rule, moment_storage
+from cadam.rules.defaults import defaults
 
 STORAGES = ("bfloat16", "int8")
 
@@ -46,7 +45,7 @@ def test_a_value_is_rounded_to_one_of_its_neighbours_as_the_noise_says(kind: str
     if kind == "positive":
         values = values.abs()
     noise = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32)
-    decoded = codes.decode(kind, *codes.encode(kind, values, noise))
+    decoded = quantization.decode(kind, *quantization.encode(kind, values, noise))
     for row, bits, got in zip(values.tolist(), noise.tolist(), decoded.tolist(), strict=True):
         grid = small_floats(kind, shared_exponent(kind, max(map(abs, row))))
         for x, u, y in zip(row, bits, got, strict=True):
@@ -63,14 +62,14 @@ def test_a_value_is_rounded_to_one_of_its_neighbours_as_the_noise_says(kind: str
 @pytest.mark.parametrize("storage", STORAGES)
 def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> None:
     times = 100_000
-    noise = moments.noise(moments.key(7, torch.arange(times)), torch.zeros(times, dtype=torch.int64))
+    noise = moment_storage.noise(moment_storage.key(7, torch.arange(times)), torch.zeros(times, dtype=torch.int64))
     noise = (noise >> (16 if kind == "positive" else 0) & 0xFFFF).int()
     for x in (0.3, 1.03e-3, 0.77e-6, 2.3e-9):
         values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large one
         if storage == "int8":
-            rounded = codes.decode(kind, *codes.encode(kind, values, noise[:, None].expand(-1, 2)))[:, 1]
+            rounded = quantization.decode(kind, *quantization.encode(kind, values, noise[:, None].expand(-1, 2)))[:, 1]
         else:
-            rounded = codes.to_bfloat16(values, noise[:, None].expand(-1, 2)).float()[:, 1]
+            rounded = quantization.to_bfloat16(values, noise[:, None].expand(-1, 2)).float()[:, 1]
         rounded = rounded.double()
         assert len(rounded.unique()) == 2
         error = abs(float(rounded.mean()) - float(values[0, 1]))
@@ -80,25 +79,25 @@ def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> Non
 def test_a_second_moment_is_never_rounded_to_zero() -> None:
     values = torch.tensor([[1.0, 1e-12, 1e-30, 1e-38, 0.0]])
     for noise in (0, 1 << 15, 65535):
-        decoded = codes.decode("positive", *codes.encode("positive", values, noise))[0]
+        decoded = quantization.decode("positive", *quantization.encode("positive", values, noise))[0]
         assert (decoded[:4] > 0).all()
         assert decoded[4] == 0
         assert (decoded[1:4] >= values[0, 1:4]).all()
-        assert (codes.to_bfloat16(values, noise)[0, :4] > 0).all()
+        assert (quantization.to_bfloat16(values, noise)[0, :4] > 0).all()
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
 def test_a_part_at_a_time_gives_the_same_codes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for blocks, width in ((0, 5), (1, 5), (50, 7), (50, 0)):
         values = torch.randn(blocks, width).abs()
-        found, scales = codes.encode(kind, values, 0)
-        expected = codes.decode(kind, found, scales)
+        found, scales = quantization.encode(kind, values, 0)
+        expected = quantization.decode(kind, found, scales)
         with monkeypatch.context() as small:
-            small.setattr(codes, "AT_A_TIME", 30)  # four rows of seven
-            in_parts = codes.encode(kind, values, 0)
+            small.setattr(quantization, "AT_A_TIME", 30)  # four rows of seven
+            in_parts = quantization.encode(kind, values, 0)
             assert torch.equal(found, in_parts[0])
             assert torch.equal(scales, in_parts[1])
-            assert torch.equal(codes.decode(kind, *in_parts), expected)
+            assert torch.equal(quantization.decode(kind, *in_parts), expected)
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
@@ -107,18 +106,20 @@ def test_every_nan_stays_one(kind: str) -> None:
     for bits in (0x7F800001, 0x7FC00000, 0x7FE00000, 0x7FF00000, 0x7FFFFFFF):
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
         for noise in (0, 65535):
-            found, scale = codes.encode(kind, bad, noise)
-            assert scale == moments.BROKEN
-            assert codes.decode(kind, found, scale)[0, 1].isnan()
-            assert codes.to_bfloat16(bad, noise)[0, 1].isnan()
+            found, scale = quantization.encode(kind, bad, noise)
+            assert scale == moment_storage.BROKEN
+            assert quantization.decode(kind, found, scale)[0, 1].isnan()
+            assert quantization.to_bfloat16(bad, noise)[0, 1].isnan()
 
 
 def test_what_is_no_number_is_not_hidden() -> None:
     for bad in (math.nan, math.inf):
-        decoded = codes.decode("signed", *codes.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0))
+        decoded = quantization.decode(
+            "signed", *quantization.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0)
+        )
         assert decoded[0, 1].isnan()
         assert torch.equal(decoded[1], torch.tensor([1.0, 2.0]))
-        assert not codes.to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
+        assert not quantization.to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
 
 
 def test_the_noise_is_the_hash_that_the_definition_says() -> None:
@@ -132,18 +133,18 @@ def test_the_noise_is_the_hash_that_the_definition_says() -> None:
     seed, step, place = 0x123456789ABCDEF, 1000, (5 << 32) + 12345
     key = murmur((seed & 0xFFFFFFFF) ^ murmur((seed >> 32) ^ murmur(step)))
     both = murmur(((place & 0xFFFFFFFF) >> 1) ^ murmur((place >> 32) ^ key))
-    assert moments.noise(moments.key(seed, step), place) == (both >> 16 | (both & 0xFFFF) << 16)
-    assert moments.noise(moments.key(seed, step), place - 1) == both
-    found = moments.noise(moments.key(seed, torch.tensor(step)), torch.tensor([place - 1, place]))
+    assert moment_storage.noise(moment_storage.key(seed, step), place) == (both >> 16 | (both & 0xFFFF) << 16)
+    assert moment_storage.noise(moment_storage.key(seed, step), place - 1) == both
+    found = moment_storage.noise(moment_storage.key(seed, torch.tensor(step)), torch.tensor([place - 1, place]))
     assert found.tolist() == [both, both >> 16 | (both & 0xFFFF) << 16]
     start, column = (7 << 32) + 120, 5
     both = murmur(((start & 0xFFFFFFFF) + 2) ^ murmur((start >> 32) ^ key))
-    assert moments.noise(moments.key(seed, step), column, start) == (both >> 16 | (both & 0xFFFF) << 16)
+    assert moment_storage.noise(moment_storage.key(seed, step), column, start) == (both >> 16 | (both & 0xFFFF) << 16)
 
 
 def test_no_two_moments_near_each_other_share_random_bits() -> None:
     """Over the elements of a few rows, each half is used once by each buffer, and never twice by one element."""
-    words = moments.noise(moments.key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None])
+    words = moment_storage.noise(moment_storage.key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None])
     first, second = words & 0xFFFF, words >> 16
     assert len(first.unique()) > 0.97 * first.numel()  # as many as chance leaves distinct
     assert len(second.unique()) > 0.97 * second.numel()
@@ -200,7 +201,7 @@ def test_a_row_of_its_own_step_count_is_corrected_as_a_first_step() -> None:
         param.grad = torch.sparse_coo_tensor(torch.tensor([[row]]), torch.ones(1, 4), (2, 4), check_invariants=True)
         optimizer.step()
     assert torch.allclose(param[1], torch.full((4,), -0.1))
-    assert optimizer.state[param][moments.ROW_STEPS].flatten().tolist() == [3, 1]
+    assert optimizer.state[param][moment_storage.ROW_STEPS].flatten().tolist() == [3, 1]
 
 
 def test_a_second_moment_by_row_is_the_mean_of_the_squares_of_the_row() -> None:
@@ -353,7 +354,7 @@ def test_a_rule_says_whether_its_coefficients_depend_on_the_step(rule: Rule) -> 
     more = ({"dampening": 0.5}, {"dampening": 0.0}) if rule.name == "sgdm" else ()
     for changed in ({}, *rule.variants, *more):
         o = {**defaults(rule), **changed}
-        first, second = (rule.coefficients(float(t), o, scalars.Scalars) for t in (1, 2))
+        first, second = (rule.coefficients(float(t), o, coefficients.Scalars) for t in (1, 2))
         assert rule.counts_steps(o) == (first != second), changed
 
 
@@ -437,4 +438,4 @@ def test_bfloat16_is_the_upper_half_of_the_bits() -> None:
     bits = struct.unpack("<I", struct.pack("<f", x))[0]
     for noise in (0, 0x1234, 0xFFFF):
         expected = struct.unpack("<f", struct.pack("<I", (bits + noise) & 0xFFFF0000))[0]
-        assert float(codes.to_bfloat16(torch.tensor([x]), noise)) == expected
+        assert float(quantization.to_bfloat16(torch.tensor([x]), noise)) == expected

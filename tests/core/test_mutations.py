@@ -22,8 +22,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import cadam
 from cadam import Rule, Step
-from cadam.engines import rows
-from cadam.update import Moved, Update
+from cadam.engines import sparse_reference
+from cadam.rules.update import Moved, Update
 
 # Checks ---------------------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class MaskBeforeMaximize(Update):
 
 
 def duplicates_overwrite(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rows, "summed", lambda grad, dtype: (tuple(grad._indices()), grad._values().to(dtype)))
+    patch.setattr(sparse_reference, "summed", lambda grad, dtype: (tuple(grad._indices()), grad._values().to(dtype)))
 
 
 def absent_rows_get_zeros(patch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def absent_rows_get_zeros(patch: pytest.MonkeyPatch) -> None:
         dense = grad.to_dense().to(dtype)
         return (torch.arange(len(dense)),), dense
 
-    patch.setattr(rows, "summed", every_row)
+    patch.setattr(sparse_reference, "summed", every_row)
 
 
 def all_rows_decay(patch: pytest.MonkeyPatch) -> None:

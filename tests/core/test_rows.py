@@ -17,15 +17,26 @@ import cadam
 def test_counters_that_do_not_fit_are_refused(counts: Tensor) -> None:
     table = torch.ones(4, 2)
     with pytest.raises(ValueError, match="counts must be three int64"):
-        cadam.rows.update_(
-            table, cadam.rows.new_state(table), torch.tensor([1]), torch.ones(1, 2), step=1, counts=counts
+        cadam.optim.sparse_update.update_(
+            table,
+            cadam.optim.sparse_update.new_state(table),
+            torch.tensor([1]),
+            torch.ones(1, 2),
+            step=1,
+            counts=counts,
         )
 
 
 def test_row_updates_take_the_defaults_of_the_class() -> None:
     table, ids, grads = torch.ones(4, 2), torch.tensor([1]), torch.ones(1, 2)
-    cadam.rows.update_(
-        table, cadam.rows.new_state(table, cadam.CAdamW), ids, grads, step=1, optimizer=cadam.CAdamW, lr=0.5
+    cadam.optim.sparse_update.update_(
+        table,
+        cadam.optim.sparse_update.new_state(table, cadam.CAdamW),
+        ids,
+        grads,
+        step=1,
+        optimizer=cadam.CAdamW,
+        lr=0.5,
     )
     p = nn.Parameter(torch.ones(4, 2))
     p.grad = torch.sparse_coo_tensor(ids[None], grads, (4, 2))
@@ -49,19 +60,19 @@ def test_row_updates_refuse_what_the_optimizer_refuses(
 ) -> None:
     table = torch.ones(4, 2)
     dtype = options.get("state_dtype", torch.float32)
-    state = {name: torch.zeros(4, 2, dtype=dtype) for name in cadam.rows.new_state(table, optimizer)}
+    state = {name: torch.zeros(4, 2, dtype=dtype) for name in cadam.optim.sparse_update.new_state(table, optimizer)}
     ids, grads = torch.tensor([1]), torch.ones(1, 2)
     with pytest.raises(error, match=message):
-        cadam.rows.update_(table, state, ids, grads, step=1, optimizer=optimizer, **options)
+        cadam.optim.sparse_update.update_(table, state, ids, grads, step=1, optimizer=optimizer, **options)
     assert torch.equal(table, torch.ones(4, 2))
 
 
 def test_row_updates_round_stochastically_only_where_that_can_be_done() -> None:
     table = torch.ones(4, 2, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="stochastic_rounding=True needs the CUDA engine"):
-        cadam.rows.update_(
+        cadam.optim.sparse_update.update_(
             table,
-            cadam.rows.new_state(table),
+            cadam.optim.sparse_update.new_state(table),
             torch.tensor([1]),
             torch.ones(1, 2).bfloat16(),
             step=1,
@@ -81,12 +92,12 @@ def test_a_table_of_half_precision_takes_gradients_in_float32(dtype: torch.dtype
     for how in ({"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
         table, counts = torch.randn(50, width).to(dtype), torch.zeros(3, dtype=torch.int64)
-        state = cadam.rows.new_state(table, **options)
-        update = cadam.rows.RowUpdate(
+        state = cadam.optim.sparse_update.new_state(table, **options)
+        update = cadam.optim.sparse_update.RowUpdate(
             table,
             state,
             cadam.CAdam,
-            cadam.rows.complete(cadam.CAdam, {"lr": 0.05, **how, **options}),
+            cadam.optim.sparse_update.complete(cadam.CAdam, {"lr": 0.05, **how, **options}),
             counts=counts,
         )
         for step in range(1, 5):

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 import cadam
 from cadam import Ratio
-from cadam.engines.choose import ENGINES
+from cadam.engines.selection import ENGINES
 
 HOW: dict[str, dict[str, Any]] = {"default": {}, "reference": {"foreach": False}, "foreach": {"foreach": True}}
 over_how = pytest.mark.parametrize("how", HOW)

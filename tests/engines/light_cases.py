@@ -11,16 +11,16 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose, placement
+from cadam.engines import row_layout, selection
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.dense import Cuda
-from cadam.engines.cuda.rows import CudaRows
+from cadam.engines.cuda.sparse import CudaRows
 
-REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows", "eager"))
+REFERENCE = tuple(engine for engine in selection.ENGINES if engine.name in ("rows", "eager"))
 FUSED: tuple[Any, ...] = (Cuda(), CudaRows())
 for engine in FUSED:
     engine.device = "cpu"
-placement.RECORDS_ON = "cpu"
+row_layout.RECORDS_ON = "cpu"
 
 
 def run(
@@ -34,7 +34,7 @@ def run(
     coalesced: bool = False,
     **options: Any,
 ) -> tuple[Any, list[Tensor]]:
-    choose.ENGINES = (*engines, *REFERENCE)
+    selection.ENGINES = (*engines, *REFERENCE)
     torch.manual_seed(0)
     params: list[Tensor] = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
     optimizer = cls(params, lr=1e-2, **options)
@@ -117,7 +117,7 @@ def rows() -> None:
 
 def rows_apart() -> None:
     """Buffers that do not lie side by side, as those that were loaded may."""
-    placement.RECORDS_ON = "elsewhere"
+    row_layout.RECORDS_ON = "elsewhere"
     compare(cadam.CAdam, True, (200, 16), moments="int8", hot=200)
     compare(cadam.CAdam, True, (40, 3), moments="bfloat16", coalesced=True)
     of_odd_widths(together=False)
@@ -153,7 +153,7 @@ def distinct_rows() -> None:
 
 def distinct_ids_that_are_no_rows() -> None:
     """They are left out and not counted, whatever the width, and told once."""
-    choose.ENGINES = (*FUSED, *REFERENCE)
+    selection.ENGINES = (*FUSED, *REFERENCE)
     for width in (16, 200):
         param = torch.nn.Parameter(torch.ones(50, width))
         optimizer = cadam.CAdam([param])

@@ -24,19 +24,19 @@ from torch import Tensor
 from triton_interpreter import run_named
 
 import cadam
-from cadam.engines import choose, placement
-from cadam.engines.cpu import symbols, watch
+from cadam.engines import row_layout, selection
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda import prepared
-from cadam.engines.cuda import rows as cuda_rows
-from cadam.engines.cuda.rows import Bags
-from cadam.rows import RowUpdate, complete, new_state
+from cadam.engines.cuda import sparse as cuda_rows
+from cadam.engines.cuda import step_replay
+from cadam.engines.cuda.sparse import Bags
+from cadam.native import tensor_snapshot, torch_symbols
+from cadam.optim.sparse_update import RowUpdate, complete, new_state
 
 # A device that is none ------------------------------------------------------------------------------------------
 
 engine, rows_engine = cuda.Cuda(), cuda_rows.CudaRows()
 engine.device = rows_engine.device = "cpu"
-choose.ENGINES = (engine, rows_engine, *(e for e in choose.ENGINES if e.name in ("rows", "eager")))
+selection.ENGINES = (engine, rows_engine, *(e for e in selection.ENGINES if e.name in ("rows", "eager")))
 cuda_rows.ELEMENTS = 32  # so that a few ids fill several tiles, and the interpreter is done soon
 
 
@@ -53,9 +53,9 @@ word, number = ctypes.c_uint64, ctypes.c_int
 KERNELS: list[Any] = []
 
 
-def bound(launch: Any, kind: Any) -> prepared.Bound:
+def bound(launch: Any, kind: Any) -> step_replay.Bound:
     KERNELS.append(launch)
-    return prepared.Bound(len(KERNELS), 128, 0, given(launch))
+    return step_replay.Bound(len(KERNELS), 128, 0, given(launch))
 
 
 def given(launch: Any) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def given(launch: Any) -> tuple[str, ...]:
     return tuple(name for name in launch.kernel.arg_names if name not in absent)
 
 
-prepared.Bound.of = bound  # type: ignore[method-assign]
+step_replay.Bound.of = bound  # type: ignore[method-assign]
 
 
 def get_context(out: Any) -> int:
@@ -123,7 +123,7 @@ FUNCTIONS: list[Any] = [
 ]
 
 
-class Driver(prepared.Driver):
+class Driver(step_replay.Driver):
     def __init__(self) -> None:
         self.functions = np.array([ctypes.cast(f, ctypes.c_void_p).value for f in FUNCTIONS], np.int64)
         self.current_stream = torch._C._cuda_getCurrentRawStream
@@ -135,7 +135,7 @@ class Driver(prepared.Driver):
         return None, 0
 
 
-prepared.driver = Driver  # type: ignore[assignment]
+step_replay.driver = Driver  # type: ignore[assignment]
 
 
 # An optimizer that prepares its steps, and one that does not -----------------------------------------------------
@@ -424,7 +424,7 @@ def updates_of_rows() -> None:
 def updates_of_rows_in_records() -> None:
     """Codes, scales and shared moments in one memory, as on CUDA."""
     storage: dict[str, Any] = {"moments": "int8", "second_moment": "row"}
-    placement.RECORDS_ON = "cpu"
+    row_layout.RECORDS_ON = "cpu"
     TYPES.update(s_exp_avg=torch.uint8, e_exp_avg=torch.uint8)
 
     def updated(**more: Any) -> tuple[list[Tensor], int]:
@@ -468,7 +468,7 @@ def no_room_for_rows() -> None:
 
     assert [go(step) for step in range(1, 4)] == [False, False, True], update._preparation.reason
     ready = update._preparation.ready
-    assert isinstance(ready, prepared.CudaStep)
+    assert isinstance(ready, step_replay.CudaStep)
     table = ready.tables[0]
     memory, usual = table.memory, torch.empty
 
@@ -674,11 +674,11 @@ def turned_off() -> None:
 
 def a_symbol_is_missing() -> None:
     """Of those that only the prepared step requires, and the compiled look at tensors."""
-    known = symbols.torch_symbols()
-    for missing in [name for name in symbols.SYMBOLS["libtorch_cpu"] if name != symbols.REQUIRED]:
-        watch.compiled_look.cache_clear()
+    known = torch_symbols.torch_symbols()
+    for missing in [name for name in torch_symbols.SYMBOLS["libtorch_cpu"] if name != torch_symbols.REQUIRED]:
+        tensor_snapshot.compiled_look.cache_clear()
         found = partial(replace, known, missing=(missing,))
-        watch.torch_symbols = prepared.torch_symbols = found  # type: ignore[attr-defined, assignment]
+        tensor_snapshot.torch_symbols = step_replay.torch_symbols = found  # type: ignore[attr-defined, assignment]
         a = made(True)
         assert not any(a.step(seed) for seed in range(3))
         assert missing in a.unprepared, a.unprepared
@@ -689,12 +689,12 @@ def what_cannot_be_prepared() -> None:
         def event(self) -> tuple[Any, int]:
             raise torch.OutOfMemoryError("no memory for an event")
 
-    prepared.driver = NoMemory  # type: ignore[assignment]
+    step_replay.driver = NoMemory  # type: ignore[assignment]
     a = made(True)
     assert not any(a.step(seed) for seed in range(4))
     assert a.state[a.params[0]]["step"] == 4
     assert "no memory for an event" in str(a.optimizer.explain())
-    prepared.driver = Driver  # type: ignore[assignment]
+    step_replay.driver = Driver  # type: ignore[assignment]
     a = made(True)
     a.group["params"] = tuple(a.params)
     assert not any(a.step(seed) for seed in range(4))
@@ -704,7 +704,7 @@ def what_cannot_be_prepared() -> None:
 def whatever_the_users_defaults_are() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
-    for found in (watch.compiled_look, prepared.layout):
+    for found in (tensor_snapshot.compiled_look, step_replay.layout):
         found.cache_clear()
         assert found() is not None
     torch.set_default_dtype(torch.float32)
@@ -725,7 +725,7 @@ def other_threads_run_while_the_driver_waits() -> None:
         def event(self) -> tuple[Any, int]:
             return None, 200_000
 
-    prepared.driver = Waiting  # type: ignore[assignment]
+    step_replay.driver = Waiting  # type: ignore[assignment]
     a = made(True)
     assert [a.step(seed) for seed in range(2)] == [False, False]
     assert a.is_prepared

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cadam.engines.cpu import build
+from cadam.native import build
 
 FLAGS = ["-O0", "-g", "-fsanitize=address,undefined"]  # at -O1 the compiler takes five times as long
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cadam
-from cadam.engines.cpu import build
+from cadam.native import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ def test_a_wheel_packs_no_library_but_the_one_it_made() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     for suffix in ("", ".sha256"):
-        assert f"/src/cadam/engines/cpu/native.so{suffix}" in targets["wheel"]["exclude"]
+        assert f"/src/cadam/native/native.so{suffix}" in targets["wheel"]["exclude"]
     assert "artifacts" not in targets["wheel"]
 
 
@@ -139,7 +139,7 @@ def test_a_compiler_that_works_makes_a_wheel_of_this_platform(hook: Any, monkeyp
     assert library(hook).read_text() == "compiled\n"
     assert told["pure_python"] is False
     assert told["tag"].startswith("py3-none-")
-    assert told["artifacts"] == [f"src/cadam/engines/cpu/native.so{suffix}" for suffix in ("", ".sha256")]
+    assert told["artifacts"] == [f"src/cadam/native/native.so{suffix}" for suffix in ("", ".sha256")]
     assert build.is_whole(library(hook))
 
 

@@ -21,37 +21,37 @@ from torch import Tensor
 from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
-from cadam.codegen import triton as triton_source
-from cadam.codegen.program import Trace, Value
-from cadam.codegen.structure import Structure
-from cadam.defaults import defaults
-from cadam.engines import choose
+from cadam.codegen import triton_source as triton_source
+from cadam.codegen.kernel_spec import Structure
+from cadam.codegen.trace import Trace, Value
+from cadam.engines import selection
 from cadam.engines.base import NotMeant
 from cadam.engines.cuda import dense as cuda
-from cadam.engines.cuda.rows import CudaRows, Strides, _launches, check_ids
+from cadam.engines.cuda.sparse import CudaRows, Strides, _launches, check_ids
 from cadam.rules import RULES, Rule, Step
+from cadam.rules.defaults import defaults
 
-REFERENCE = tuple(engine for engine in choose.ENGINES if engine.name in ("rows", "eager"))
+REFERENCE = tuple(engine for engine in selection.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
-    *([] if any(e.name == "cuda" for e in choose.ENGINES) else [cuda.Cuda(), CudaRows()]),
-    *choose.ENGINES,
+    *([] if any(e.name == "cuda" for e in selection.ENGINES) else [cuda.Cuda(), CudaRows()]),
+    *selection.ENGINES,
 )
 
 
 @pytest.fixture(autouse=True)
 def _engines() -> Iterator[None]:
-    before, huge = choose.ENGINES, cuda.HUGE
-    choose.ENGINES, cuda.HUGE = FUSED, 20_000  # so that a tensor of test size gets a launch of its own
+    before, huge = selection.ENGINES, cuda.HUGE
+    selection.ENGINES, cuda.HUGE = FUSED, 20_000  # so that a tensor of test size gets a launch of its own
     yield
-    choose.ENGINES, cuda.HUGE = before, huge
+    selection.ENGINES, cuda.HUGE = before, huge
 
 
 def without_fused(run: Callable[[], Any]) -> Any:
-    choose.ENGINES = REFERENCE
+    selection.ENGINES = REFERENCE
     try:
         return run()
     finally:
-        choose.ENGINES = FUSED
+        selection.ENGINES = FUSED
 
 
 # Every structure of every rule, and what no structure stands for. AdaBelief's own eps is beyond float32.

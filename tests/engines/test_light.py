@@ -16,15 +16,14 @@ from torch import Tensor
 from triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
 
 import cadam
-from cadam import moments
-from cadam.codegen.structure import Structure
-from cadam.engines import codes, placement
-from cadam.engines.cpu import library
+from cadam.codegen.kernel_spec import Structure
+from cadam.engines import quantization, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import lacks_storage
-from cadam.engines.cuda.rows import Strides
-from cadam.rules import RULES
-from cadam.update import Update
+from cadam.engines.cuda.sparse import Strides
+from cadam.native import library
+from cadam.rules import RULES, moment_storage
+from cadam.rules.update import Update
 
 CODED = [name for name, rule in RULES.items() if rule.moments]
 KERNELS = cadam.CAdam([torch.zeros(1)]).explain()[0].engine == "native"
@@ -176,7 +175,7 @@ def test_rows_of_half_precision_count_their_steps(dtype: torch.dtype) -> None:
                 ids[None], torch.randn(30, 5).to(dtype), param.shape, check_invariants=True
             )
             optimizer.step()
-        found.append((param.detach(), optimizer.state[param][moments.ROW_STEPS]))
+        found.append((param.detach(), optimizer.state[param][moment_storage.ROW_STEPS]))
     torch.testing.assert_close(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert found[0][1].unique().tolist() == [0, 1, 2, 3]
@@ -284,7 +283,7 @@ def test_a_moment_that_overflowed_stays_no_number_in_the_c_kernels_as_in_the_ref
             grad[:, 1] = -value
             param.grad = grad.to_sparse(1) if rows else grad
             optimizer.step()
-        decoded = codes.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
+        decoded = quantization.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
         found.append((param.detach(), *decoded.values()))
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -304,8 +303,8 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
         (64, "int8", "row"): 69,
     }
     for (width, storage, second), size in expected.items():
-        state = cadam.rows.new_state(torch.zeros(1000, width), moments=storage, second_moment=second)
-        held = sum(t.untyped_storage().nbytes() for name, t in state.items() if name != moments.SEED)
+        state = cadam.optim.sparse_update.new_state(torch.zeros(1000, width), moments=storage, second_moment=second)
+        held = sum(t.untyped_storage().nbytes() for name, t in state.items() if name != moment_storage.SEED)
         assert held == 1000 * size
 
 
@@ -317,7 +316,7 @@ def test_the_state_of_a_row_has_the_bytes_that_the_documentation_says() -> None:
 def test_a_table_without_elements_takes_any_gradient(
     where: str, storage: str, second: str, shape: tuple[int, ...], fused: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "RECORDS_ON", where)
+    monkeypatch.setattr(row_layout, "RECORDS_ON", where)
     param = torch.nn.Parameter(torch.ones(shape))
     optimizer = cadam.CAdam([param], moments=storage, second_moment=second, fused=fused)
     none, ids = torch.zeros(shape), torch.zeros(1, 0 if shape[0] == 0 else 3, dtype=torch.int64)
@@ -386,7 +385,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
     """As they do on CUDA. For a dense gradient, whose kernels want them so, they lie apart."""
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "RECORDS_ON", where)
+        monkeypatch.setattr(row_layout, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(shape))
         optimizer = OF_RULE[rule, True]([param], lr=1e-2, fused=False, foreach=False, **storage)
@@ -406,7 +405,7 @@ def test_moments_whose_rows_lie_side_by_side_are_those_that_lie_apart(
 def table_side_by_side(
     monkeypatch: pytest.MonkeyPatch, width: int = 16, **storage: Any
 ) -> tuple[cadam.Optimizer, Tensor]:
-    monkeypatch.setattr(placement, "RECORDS_ON", "cpu")
+    monkeypatch.setattr(row_layout, "RECORDS_ON", "cpu")
     param = torch.nn.Parameter(torch.ones(30, width))
     optimizer = cadam.CAdam([param], fused=False, foreach=False, **storage)
     param.grad = sparse((30, width), 1)
@@ -469,7 +468,7 @@ def test_moments_that_are_stored_otherwise_lie_together_at_once_and_are_those_th
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "RECORDS_ON", where)
+        monkeypatch.setattr(row_layout, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, width))
         optimizer = cadam.CAdam([param], fused=False, foreach=False)
@@ -563,7 +562,7 @@ def test_one_that_was_replaced_lies_with_the_others_again(
     before = {name: x.clone() for name, x in optimizer.state[param].items()}
     optimizer.state[param][name] = copy.deepcopy(optimizer.state[param][name])
     item = optimizer._item(param, optimizer.param_groups[0], "")
-    assert codes.lie_alike(item)
+    assert quantization.lie_alike(item)
     assert share_storage(optimizer.state[param])
     assert all(torch.equal(x, before[name]) for name, x in optimizer.state[param].items())
 
@@ -591,14 +590,14 @@ def test_moments_that_lie_one_after_the_other_in_one_memory_get_records(monkeypa
 
 
 def test_how_rows_follow_each_other_does_not_depend_on_dimensions_of_one_element() -> None:
-    assert placement.row_stride(torch.ones(1, 7).t()) == 1
-    assert placement.row_stride(torch.ones(5, 1).t()) == 5
-    assert placement.row_stride(torch.ones(5, 3, 4)[:, 1]) == 12
-    assert placement.row_stride(torch.ones(5, 7)[:, :4]) == 7
-    assert placement.row_stride(torch.ones(5, 7)[:, 2:3]) == 7
-    assert placement.row_stride(torch.ones(4, 5).t()) is None
-    assert placement.row_stride(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
-    assert placement.row_stride(torch.ones(20).as_strided((5, 4), (3, 1))) is None  # rows overlap
+    assert row_layout.row_stride(torch.ones(1, 7).t()) == 1
+    assert row_layout.row_stride(torch.ones(5, 1).t()) == 5
+    assert row_layout.row_stride(torch.ones(5, 3, 4)[:, 1]) == 12
+    assert row_layout.row_stride(torch.ones(5, 7)[:, :4]) == 7
+    assert row_layout.row_stride(torch.ones(5, 7)[:, 2:3]) == 7
+    assert row_layout.row_stride(torch.ones(4, 5).t()) is None
+    assert row_layout.row_stride(torch.ones(1, 4).expand(5, 4)) is None  # all rows are one
+    assert row_layout.row_stride(torch.ones(20).as_strided((5, 4), (3, 1))) is None  # rows overlap
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"])
@@ -606,13 +605,13 @@ def test_kernels_are_not_given_moments_of_which_one_lies_otherwise(name: str, mo
     """They would take the bytes between its rows, or behind the last, for its own."""
     optimizer, param = table_side_by_side(monkeypatch, moments="int8")
     item = optimizer._item(param, optimizer.param_groups[0], "")
-    assert codes.lie_alike(item)
+    assert quantization.lie_alike(item)
     assert lacks_storage(item, rows=True) is None
     apart = {name: optimizer.state[param][name].clone(memory_format=torch.contiguous_format)}
     buffers = {each: apart.get(each, buffer) for each, buffer in item.state.items()}
     scales = {each: apart.get(f"{each}_scale", buffer) for each, buffer in item.scales.items()}
     other = replace(item, state=buffers, scales=scales)
-    assert not codes.lie_alike(other)
+    assert not quantization.lie_alike(other)
     assert "in the same way" in (lacks_storage(other, rows=True) or "")
 
 
@@ -700,7 +699,7 @@ def test_in_a_capture_moments_stay_where_they_are(storage: Any, dense: bool, mon
     else:
         optimizer.load_state_dict(optimizer.state_dict())
     before = dict(optimizer.state[param])
-    monkeypatch.setattr(placement, "capturing", lambda device: True)
+    monkeypatch.setattr(row_layout, "capturing", lambda device: True)
     optimizer.step()
     assert all(optimizer.state[param][name] is buffer for name, buffer in before.items())
 
@@ -715,7 +714,7 @@ def test_after_a_capture_moments_stay_where_the_graph_reaches_them(
     if not dense:
         optimizer.load_state_dict(optimizer.state_dict())
     with monkeypatch.context() as patched:
-        patched.setattr(placement, "capturing", lambda device: True)
+        patched.setattr(row_layout, "capturing", lambda device: True)
         optimizer.step()
     before = dict(optimizer.state[param])
     assert share_storage(before) == dense
@@ -776,7 +775,7 @@ def test_an_optimizer_that_comes_from_where_rows_lie_side_by_side_is_served_by_t
 ) -> None:
     optimizer, _ = table_side_by_side(monkeypatch, **storage)
     optimizer.param_groups[0].update(fused=None, foreach=None)
-    monkeypatch.setattr(placement, "RECORDS_ON", "elsewhere")
+    monkeypatch.setattr(row_layout, "RECORDS_ON", "elsewhere")
     optimizer.step()
     assert optimizer.explain()[0].engine == "native-rows"
 
@@ -788,14 +787,14 @@ def test_a_state_saved_where_rows_lie_side_by_side_is_loaded_for_the_c_kernels(
 ) -> None:
     found = []
     for where in ("cpu", "elsewhere"):
-        monkeypatch.setattr(placement, "RECORDS_ON", where)
+        monkeypatch.setattr(row_layout, "RECORDS_ON", where)
         torch.manual_seed(0)
         param = torch.nn.Parameter(torch.randn(30, 16))
         optimizer = cadam.CAdam([param], **storage)
         param.grad = sparse((30, 16), 1)
         optimizer.step()
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-        monkeypatch.setattr(placement, "RECORDS_ON", "elsewhere")
+        monkeypatch.setattr(row_layout, "RECORDS_ON", "elsewhere")
         resumed = cadam.CAdam([param], **storage)
         resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
         param.grad = sparse((30, 16), 2)
@@ -855,7 +854,7 @@ def test_a_nan_that_the_device_computed_stays_one(storage: str, rows: bool, devi
         grad[3, 5] = torch.zeros(1, device=device).mul(factor)[0]  # 0 * inf, then 0
         param.grad = grad.to_sparse(1) if rows else grad
         optimizer.step()
-    decoded = codes.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
+    decoded = quantization.load(optimizer._item(param, optimizer.param_groups[0], ""), None, torch.float32)
     for values in decoded.values():
         assert values[3, 5].isnan()
         assert values[20:].isfinite().all()
@@ -906,5 +905,5 @@ def test_the_kernels_in_tritons_interpreter_give_the_codes_of_the_reference(case
 def test_scales_of_other_gradients_are_named(rows: bool, reason: str) -> None:
     scales = torch.zeros((2,) if rows else (2, 1), dtype=torch.uint8)
     item = SimpleNamespace(scales={"exp_avg": scales})
-    assert f"a scale for {reason}, and the gradient is" in (codes.other_scales(item, rows) or "")  # type: ignore[arg-type]
-    assert codes.other_scales(item, not rows) is None  # type: ignore[arg-type]
+    assert f"a scale for {reason}, and the gradient is" in (quantization.other_scales(item, rows) or "")  # type: ignore[arg-type]
+    assert quantization.other_scales(item, not rows) is None  # type: ignore[arg-type]

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.codegen.inplace import Placed, placed
-from cadam.engines import lists
+from cadam.codegen.foreach_fusion import Placed, placed
+from cadam.engines import foreach_interpreter
 from cadam.rules import RULES
-from cadam.update import Scalars, Update
+from cadam.rules.update import Scalars, Update
 
 HOW: dict[str, dict[str, Any]] = {"foreach": {"foreach": True}, "eager": {"foreach": False}}
 over_engines = pytest.mark.parametrize("how", HOW)
@@ -88,7 +88,7 @@ def test_blocks_of_any_size_compute_the_same(how: str, block: int, monkeypatch: 
 
     expected = run()
     for name in ("BLOCK", "GATHERED"):
-        monkeypatch.setattr(lists, name, block)
+        monkeypatch.setattr(foreach_interpreter, name, block)
     found = run()
     for a, b in zip(tensors(found), tensors(expected), strict=True):
         torch.testing.assert_close(a, b)
@@ -109,7 +109,7 @@ def test_parameters_that_share_memory_are_each_updated() -> None:
 @over_engines
 @pytest.mark.parametrize("cls", [cadam.Adam, cadam.CAdam])
 def test_a_step_takes_no_memory_that_grows_with_the_parameter(cls: type[cadam.Optimizer], how: str) -> None:
-    p = torch.zeros(20 * lists.BLOCK)
+    p = torch.zeros(20 * foreach_interpreter.BLOCK)
     p.grad = torch.ones_like(p)
     optimizer = cls([p], **HOW[how])
     optimizer.step()
@@ -120,16 +120,16 @@ def test_a_step_takes_no_memory_that_grows_with_the_parameter(cls: type[cadam.Op
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    assert 0 < most < 8 * p.itemsize * lists.BLOCK
+    assert 0 < most < 8 * p.itemsize * foreach_interpreter.BLOCK
 
 
 @over_engines
 def test_more_aligned_elements_than_float32_can_count_are_counted_to_the_last(how: str) -> None:
-    p = torch.zeros(lists.EXACT + 1)
+    p = torch.zeros(foreach_interpreter.EXACT + 1)
     p.grad = torch.ones_like(p)
     optimizer = cadam.SGDM([p], momentum=0.0, **HOW[how])
     optimizer.step()
-    assert optimizer.alignment().total.aligned == lists.EXACT + 1
+    assert optimizer.alignment().total.aligned == foreach_interpreter.EXACT + 1
 
 
 @over_engines

@@ -23,14 +23,15 @@ from family import OF_RULE, STRUCTURES
 from torch import Tensor
 
 import cadam
-from cadam.codegen import c as c_source
-from cadam.codegen.structure import Structure, structures
-from cadam.defaults import defaults
-from cadam.engines import choose
-from cadam.engines.cpu import build, library, shared
+from cadam.codegen import c_source as c_source
+from cadam.codegen.kernel_spec import Structure, structures
+from cadam.engines import selection
 from cadam.engines.cpu import dense as native
-from cadam.engines.cpu import rows as cpu_rows
+from cadam.engines.cpu import sparse as cpu_rows
+from cadam.native import build, library
+from cadam.native import shared_library as shared
 from cadam.rules import ADAM, RULES, Rule, Step
+from cadam.rules.defaults import defaults
 
 AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
 pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
@@ -122,7 +123,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (library.find, library.package_library, shared.package, choose._warn)
+    found = (library.find, library.package_library, shared.package, selection._warn)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -138,7 +139,7 @@ def edited(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fresh
 
 
-def engine_of_a_step() -> cadam.optimizer.Explained:
+def engine_of_a_step() -> cadam.optim.optimizer.Explained:
     p = torch.zeros(3, requires_grad=True)
     optimizer = cadam.CAdam([p])
     p.grad = torch.ones(3)
@@ -226,7 +227,7 @@ def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
     ):
         row = engine_of_a_step()
     assert row.engine == "foreach"
-    assert "python -m cadam.engines.cpu.build" in row.passed_over["native"]
+    assert "python -m cadam.native.build" in row.passed_over["native"]
 
 
 def test_a_library_without_a_fingerprint_is_compiled_anew(
@@ -392,7 +393,12 @@ def test_parameters_that_share_memory_take_their_turns() -> None:
 
 def test_a_table_that_grew_is_refused_not_written_beside() -> None:
     table = torch.zeros(4, 2)
-    update = cadam.rows.RowUpdate(table, cadam.rows.new_state(table), cadam.CAdam, cadam.rows.complete(cadam.CAdam, {}))
+    update = cadam.optim.sparse_update.RowUpdate(
+        table,
+        cadam.optim.sparse_update.new_state(table),
+        cadam.CAdam,
+        cadam.optim.sparse_update.complete(cadam.CAdam, {}),
+    )
     update(torch.tensor([1]), torch.ones(1, 2), step=1)
     table.data = torch.zeros(400_000, 2)
     with pytest.raises(ValueError, match=r"exp_avg has shape \(4, 2\), the table \(400000, 2\)"):
@@ -492,9 +498,9 @@ def test_a_prepared_update_equals_one_at_a_time() -> None:
     """Options changed on the way, and gradients of another dtype, count from then on."""
     table = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     again = table.clone()
-    options = cadam.rows.complete(cadam.CAdam, {"lr": 0.05})
-    state, other = cadam.rows.new_state(table), cadam.rows.new_state(again)
-    prepared = cadam.rows.RowUpdate(table, state, cadam.CAdam, options)
+    options = cadam.optim.sparse_update.complete(cadam.CAdam, {"lr": 0.05})
+    state, other = cadam.optim.sparse_update.new_state(table), cadam.optim.sparse_update.new_state(again)
+    prepared = cadam.optim.sparse_update.RowUpdate(table, state, cadam.CAdam, options)
     for step in range(1, 9):
         changed: dict[str, Any] = {"lr": 0.05 / step, "weight_decay": 0.1 * (step > 4)}
         options.update(changed)
@@ -502,7 +508,7 @@ def test_a_prepared_update_equals_one_at_a_time() -> None:
         ids = torch.randint(20, (30,), generator=generator)
         grads = torch.randn(30, 6, generator=generator, dtype=torch.float64 if step % 3 == 0 else torch.float32)
         prepared(ids, grads, step=step)
-        cadam.rows.update_(again, other, ids, grads, step=step, **changed)
+        cadam.optim.sparse_update.update_(again, other, ids, grads, step=step, **changed)
     assert torch.equal(table, again)
     assert all(torch.equal(state[name], other[name]) for name in state)
     with pytest.raises(IndexError, match="row id 20"):
@@ -516,12 +522,14 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
     table = torch.randn(50, 8, generator=generator)
     p = table.clone().requires_grad_()
     optimizer = cadam.CAmsGrad([p], lr=0.05)
-    state, counts = cadam.rows.new_state(table, cadam.CAmsGrad), torch.zeros(3, dtype=torch.int64)
+    state, counts = cadam.optim.sparse_update.new_state(table, cadam.CAmsGrad), torch.zeros(3, dtype=torch.int64)
     for step in range(1, 6):
         ids, grads = torch.randint(50, (30,), generator=generator), torch.randn(30, 8, generator=generator)
         p.grad = torch.sparse_coo_tensor(ids[None], grads, p.shape, check_invariants=True)
         optimizer.step()
-        cadam.rows.update_(table, state, ids, grads, step=step, optimizer=cadam.CAmsGrad, counts=counts, lr=0.05)
+        cadam.optim.sparse_update.update_(
+            table, state, ids, grads, step=step, optimizer=cadam.CAmsGrad, counts=counts, lr=0.05
+        )
     assert torch.equal(table, p)
     for name, buffer in state.items():
         assert torch.equal(buffer, optimizer.state[p][name])
@@ -550,14 +558,14 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
 def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
     table = torch.zeros(5, 4)
     arguments: dict[str, Any] = {
-        "state": cadam.rows.new_state(table),
+        "state": cadam.optim.sparse_update.new_state(table),
         "ids": torch.tensor([0, 1]),
         "grads": torch.ones(2, 4),
         "step": 1,
         **change,
     }
     with pytest.raises(error, match=message):
-        cadam.rows.update_(table, **arguments)
+        cadam.optim.sparse_update.update_(table, **arguments)
     assert not table.any()
 
 
@@ -596,9 +604,9 @@ def test_the_norm_of_rows_leaves_ids_that_are_no_rows_to_others() -> None:
 
 def test_new_state_refuses_bad_input() -> None:
     with pytest.raises(TypeError, match="did you mean 'amsgrad'"):
-        cadam.rows.new_state(torch.zeros(5, 4), amsgard=True)
+        cadam.optim.sparse_update.new_state(torch.zeros(5, 4), amsgard=True)
     with pytest.raises(ValueError, match=r"floating-point numbers, got torch.int64"):
-        cadam.rows.new_state(torch.zeros(5, 4, dtype=torch.int64))
+        cadam.optim.sparse_update.new_state(torch.zeros(5, 4, dtype=torch.int64))
 
 
 # The sanitizer ------------------------------------------------------------------------------------------------

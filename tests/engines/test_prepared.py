@@ -15,7 +15,7 @@ import pytest
 from triton_interpreter import needs_triton, run_cases
 
 from cadam.engines.base import UnavailableError
-from cadam.engines.cuda import launch, prepared
+from cadam.engines.cuda import launch, step_replay
 
 CASES = Path(__file__).parent / "prepared_cases.py"
 
@@ -106,10 +106,8 @@ def test_the_optimizer_and_row_updates_do_not_import_it() -> None:
     step = (
         "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3); o = cadam.CAdam([p]); [o.step() for _ in '123']"
     )
-    rows = "t = torch.ones(3, 2); cadam.rows.update_(t, cadam.rows.new_state(t), torch.tensor([1]), t[:1], step=1)"
-    source = (
-        f"import sys, torch, cadam, cadam.rows; {step}; {rows}; print('cadam.engines.cuda.prepared' in sys.modules)"
-    )
+    rows = "t = torch.ones(3, 2); cadam.optim.sparse_update.update_(t, cadam.optim.sparse_update.new_state(t), torch.tensor([1]), t[:1], step=1)"
+    source = f"import sys, torch, cadam, cadam.optim.sparse_update; {step}; {rows}; print('cadam.engines.cuda.step_replay' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -123,20 +121,20 @@ def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 
 
 
 def test_a_kernel_is_launched_as_it_is_only_if_all_is_known_of_it() -> None:
-    assert prepared.Bound.of_compiled(triton_s()) == prepared.Bound(7, 128, 128, ("a", "b", "c"))
+    assert step_replay.Bound.of_compiled(triton_s()) == step_replay.Bound(7, 128, 128, ("a", "b", "c"))
     for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
         more: dict[str, Any] = {name: 1}
         unknown: dict[str, Any] = {name: None}
         with pytest.raises(UnavailableError, match=f"more than usual: 1 blocks, .'{name}'"):
-            prepared.Bound.of_compiled(triton_s(**more))
+            step_replay.Bound.of_compiled(triton_s(**more))
         with pytest.raises(UnavailableError, match=f"without .'{name}'"):
-            prepared.Bound.of_compiled(triton_s(**unknown))
+            step_replay.Bound.of_compiled(triton_s(**unknown))
     with pytest.raises(UnavailableError, match="2 blocks"):
-        prepared.Bound.of_compiled(triton_s((4, 2, 128)))
+        step_replay.Bound.of_compiled(triton_s((4, 2, 128)))
     with pytest.raises(UnavailableError, match="says other things"):
-        prepared.Bound.of_compiled(triton_s((4, 1, 128, 0)))
+        step_replay.Bound.of_compiled(triton_s((4, 1, 128, 0)))
     with pytest.raises(UnavailableError, match="b: fp32"):
-        prepared.Bound.of_compiled(triton_s(kinds="*fp32 fp32"))
+        step_replay.Bound.of_compiled(triton_s(kinds="*fp32 fp32"))
 
 
 @needs_triton

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines.cpu import library, symbols, watch
+from cadam.native import library, tensor_snapshot, torch_symbols
 
-OPTIONAL = [name for names in symbols.SYMBOLS.values() for name in names if name != symbols.REQUIRED]
+OPTIONAL = [name for names in torch_symbols.SYMBOLS.values() for name in names if name != torch_symbols.REQUIRED]
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Make as if torch had no such symbol."""
 
     def forget() -> None:
-        for cached in (symbols.torch_symbols, watch.compiled_look, *vars(library).values()):
+        for cached in (torch_symbols.torch_symbols, tensor_snapshot.compiled_look, *vars(library).values()):
             if hasattr(cached, "cache_clear"):
                 cached.cache_clear()
 
     def take(symbol: str) -> None:
-        known = symbols.address
-        monkeypatch.setattr(symbols, "address", lambda lib, name: 0 if name == symbol else known(lib, name))
+        known = torch_symbols.address
+        monkeypatch.setattr(torch_symbols, "address", lambda lib, name: 0 if name == symbol else known(lib, name))
         forget()
 
     yield take
@@ -52,18 +52,18 @@ def test_a_missing_optional_symbol_costs_no_kernel_and_changes_no_bit(symbol: st
         pytest.skip("no C kernels")
     without(symbol)
     optimizer, found = trained()
-    assert symbols.torch_symbols().missing == (symbol,)
-    assert watch.compiled_look() is None
+    assert torch_symbols.torch_symbols().missing == (symbol,)
+    assert tensor_snapshot.compiled_look() is None
     assert [row.engine for row in optimizer.explain()] == ["native"] * 3
     assert all(torch.equal(x, y) for x, y in zip(found, values, strict=True))
 
 
 def test_without_torchs_threads_there_are_no_c_kernels_and_explain_names_the_symbol(without: Any) -> None:
     _, values = trained()
-    without(symbols.REQUIRED)
+    without(torch_symbols.REQUIRED)
     optimizer, found = trained()
     row = optimizer.explain()[0]
     assert row.engine == "foreach"
-    assert symbols.REQUIRED in row.passed_over["native"]
+    assert torch_symbols.REQUIRED in row.passed_over["native"]
     for x, y in zip(found, values, strict=True):
         torch.testing.assert_close(x, y)

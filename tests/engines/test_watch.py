@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cadam.engines.cpu import watch
-from cadam.engines.cpu.watch import CHANGED, MOVED, Watched
+from cadam.native import tensor_snapshot
+from cadam.native.tensor_snapshot import CHANGED, MOVED, Watched
 
 WAYS = ["at once", "one by one"]
 
@@ -17,8 +17,8 @@ WAYS = ["at once", "one by one"]
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "one by one":
-        monkeypatch.setattr(watch, "compiled_look", lambda: None)
-    elif watch.compiled_look() is None:
+        monkeypatch.setattr(tensor_snapshot, "compiled_look", lambda: None)
+    elif tensor_snapshot.compiled_look() is None:
         pytest.skip("no compiled kernels")
     return str(request.param)
 

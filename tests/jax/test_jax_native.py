@@ -14,11 +14,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_cases import LR, OF_RULES, alignment, arrays, followed, largest_difference, optimizer, rule_of, trained
 
 import cadam.jax
-from cadam.engines.cpu import shared
 from cadam.jax import native
+from cadam.native import shared_library
 from cadam.rules import RULES
 
-pytestmark = pytest.mark.skipif(isinstance(shared.package(), str), reason=str(shared.package()))
+pytestmark = pytest.mark.skipif(isinstance(shared_library.package(), str), reason=str(shared_library.package()))
 
 SIZE = 100
 GRADS = jax.random.normal(jax.random.key(0), (3, SIZE))
@@ -200,7 +200,7 @@ def test_transformed_steps_are_those_of_xla(name: str, monkeypatch: pytest.Monke
 
 
 def test_without_the_library_xla_computes_all_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "package", lambda: "there is no compiler")
+    monkeypatch.setattr(shared_library, "package", lambda: "there is no compiler")
     native._form.cache_clear()
     native._kernel.cache_clear()
     try:

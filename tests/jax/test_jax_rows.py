@@ -16,7 +16,7 @@ from jax_cases import LR, NAMES, OF_RULES, alignment, largest_difference
 
 import cadam
 import cadam.jax
-from cadam.jax import rows
+from cadam.jax import sparse_update
 
 ROWS, WIDTH, STEPS = 9, 4, 20
 
@@ -28,7 +28,7 @@ def batches(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def jitted(optimizer: Any) -> Any:
-    return jax.jit(partial(rows.update, optimizer=optimizer), donate_argnums=(0, 1))
+    return jax.jit(partial(sparse_update.update, optimizer=optimizer), donate_argnums=(0, 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,14 +36,14 @@ def test_rows_move_as_in_the_torch_engine(name: str) -> None:
     cls = {key.lower(): cls for key, cls in FAMILY.items()}[name]
     start = np.random.default_rng(1).uniform(-1, 1, (ROWS, WIDTH)).astype(np.float32)
     theirs = torch.tensor(start)
-    buffers, counts = cadam.rows.new_state(theirs, cls), torch.zeros(3, dtype=torch.int64)
+    buffers, counts = cadam.optim.sparse_update.new_state(theirs, cls), torch.zeros(3, dtype=torch.int64)
     optimizer = getattr(cadam.jax, name)(LR)
     table = jnp.asarray(start)
     state, step = optimizer.init(table), jitted(optimizer)
     for number, (ids, grads) in enumerate(batches(), 1):
         counts.zero_()
         given = torch.tensor(ids), torch.tensor(grads, dtype=torch.float32)
-        cadam.rows.update_(theirs, buffers, *given, step=number, optimizer=cls, counts=counts, lr=LR)
+        cadam.optim.sparse_update.update_(theirs, buffers, *given, step=number, optimizer=cls, counts=counts, lr=LR)
         table, state = step(table, state, jnp.asarray(ids), jnp.asarray(grads, jnp.float32))
         assert alignment(state) == pytest.approx(int(counts[0]) / int(counts[1]), rel=1e-6)
     assert largest_difference(table, theirs.numpy()) < 1e-6
@@ -61,7 +61,7 @@ def test_every_row_with_one_gradient_is_a_dense_step(name: str) -> None:
     for _ in range(3):
         grads = jnp.asarray(rng.integers(-16, 17, (ROWS, WIDTH)) / 16, jnp.float32)
         order = rng.permutation(ROWS)
-        table, state = rows.update(table, state, jnp.asarray(order), grads[order], optimizer=optimizer)
+        table, state = sparse_update.update(table, state, jnp.asarray(order), grads[order], optimizer=optimizer)
         updates, of_dense = optimizer.update(grads, of_dense, dense)
         dense = optax.apply_updates(dense, updates)
     for ours, theirs in zip(*map(jax.tree.leaves, ((table, state), (dense, of_dense))), strict=True):
@@ -70,9 +70,9 @@ def test_every_row_with_one_gradient_is_a_dense_step(name: str) -> None:
 
 def test_ids_that_are_no_rows_are_padding() -> None:
     table = jnp.ones((4, 2))
-    state = rows.DEFAULT.init(table)
-    padded = rows.update(table, state, jnp.array([-1, 2, 4, 2, 99]), jnp.ones((5, 2)))
-    alone = rows.update(table, state, jnp.array([2, 2]), jnp.ones((2, 2)))
+    state = sparse_update.DEFAULT.init(table)
+    padded = sparse_update.update(table, state, jnp.array([-1, 2, 4, 2, 99]), jnp.ones((5, 2)))
+    alone = sparse_update.update(table, state, jnp.array([2, 2]), jnp.ones((2, 2)))
     for ours, theirs in zip(*map(jax.tree.leaves, (padded, alone)), strict=True):
         assert jnp.array_equal(ours, theirs)
     assert alignment(padded[1]) == 1
@@ -88,7 +88,7 @@ def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, ar
     past = np.iinfo(dtype).max if array is np.asarray else min(np.iinfo(dtype).max, 2**32 - 1)
     numbers = np.array([3, 1, 3, 3, 1, past] + [past - 1] * 300, dtype)
     ids = array(numbers)
-    after, state = rows.update(table, rows.DEFAULT.init(table), ids, jnp.ones((len(ids), 2)))
+    after, state = sparse_update.update(table, sparse_update.DEFAULT.init(table), ids, jnp.ones((len(ids), 2)))
     moved = np.flatnonzero(np.any(np.asarray(after) != 1, axis=1))
     assert set(moved) == {int(i) for i in np.asarray(ids) if 0 <= i < many}
     moment = np.asarray(optax.tree_utils.tree_get(state, "exp_avg"))
@@ -97,22 +97,24 @@ def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, ar
 
 def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
     table = jnp.ones((4, 2))
-    after, _ = rows.update(table, rows.DEFAULT.init(table), np.array([2**32 + 1]), jnp.ones((1, 2)))
+    after, _ = sparse_update.update(table, sparse_update.DEFAULT.init(table), np.array([2**32 + 1]), jnp.ones((1, 2)))
     assert jnp.array_equal(after, table)
 
 
 def test_tables_and_states_of_numpy_move_as_those_of_jax() -> None:
     """As a checkpoint gives them, outside of jit."""
     table, ids, grads = jnp.ones((4, 2)), jnp.array([2, 0]), jnp.ones((2, 2))
-    state = rows.DEFAULT.init(table)
-    ours = rows.update(*jax.tree.map(np.asarray, (table, state, ids, grads)))
-    for one, other in zip(*map(jax.tree.leaves, (ours, rows.update(table, state, ids, grads))), strict=True):
+    state = sparse_update.DEFAULT.init(table)
+    ours = sparse_update.update(*jax.tree.map(np.asarray, (table, state, ids, grads)))
+    for one, other in zip(*map(jax.tree.leaves, (ours, sparse_update.update(table, state, ids, grads))), strict=True):
         assert jnp.array_equal(one, other)
 
 
 def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
     table = jnp.ones((4, 2))
-    after, state = rows.update(table, rows.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2)))
+    after, state = sparse_update.update(
+        table, sparse_update.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))
+    )
     assert jnp.array_equal(after, table)
     assert int(optax.tree_utils.tree_get(state, "RuleState").count) == 1
 
@@ -121,7 +123,7 @@ def test_half_precision_sums_and_updates_in_float32() -> None:
     """256 + 1 + 1 is 256 in bfloat16, added one by one."""
     optimizer, table = cadam.jax.csgdm(1.0, momentum=0.0), jnp.zeros((2, 1), jnp.bfloat16)
     grads = jnp.array([[256.0], [1.0], [1.0]], jnp.bfloat16)
-    table, _ = rows.update(table, optimizer.init(table), jnp.array([1, 1, 1]), grads, optimizer=optimizer)
+    table, _ = sparse_update.update(table, optimizer.init(table), jnp.array([1, 1, 1]), grads, optimizer=optimizer)
     assert table.dtype == jnp.bfloat16
     assert float(table[1, 0]) == -258
 
@@ -129,16 +131,18 @@ def test_half_precision_sums_and_updates_in_float32() -> None:
 def test_donated_tables_are_updated_in_place() -> None:
     """No copy of the table is made, however large it is: what an update needs goes by the batch."""
     table = jax.ShapeDtypeStruct((100_000, 16), jnp.float32)
-    state = jax.eval_shape(rows.DEFAULT.init, table)
+    state = jax.eval_shape(sparse_update.DEFAULT.init, table)
     batch = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
-    memory = jitted(rows.DEFAULT).lower(table, state, *batch).compile().memory_analysis()
+    memory = jitted(sparse_update.DEFAULT).lower(table, state, *batch).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= 3 * 100_000 * 16 * 4
     assert memory.temp_size_in_bytes < 100_000
 
 
 def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
     optimizer, table = optax.adam(0.1), jnp.zeros((3, 2))
-    table, state = rows.update(table, optimizer.init(table), jnp.array([1, 1]), jnp.ones((2, 2)), optimizer=optimizer)
+    table, state = sparse_update.update(
+        table, optimizer.init(table), jnp.array([1, 1]), jnp.ones((2, 2)), optimizer=optimizer
+    )
     assert table[1] == pytest.approx(-0.1, rel=1e-5)
     assert not jnp.any(table[jnp.array([0, 2])])
     assert state[0].mu[1] == pytest.approx(0.2)
@@ -155,4 +159,4 @@ def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
 def test_what_does_not_fit_is_refused(ids: Any, grads: Any, message: str) -> None:
     table = jnp.ones((4, 2))
     with pytest.raises(ValueError, match=message):
-        rows.update(table, rows.DEFAULT.init(table), ids, grads)
+        sparse_update.update(table, sparse_update.DEFAULT.init(table), ids, grads)

@@ -96,7 +96,7 @@ def test_a_table_with_sparse_gradients_goes_on_by_rows_and_back(name: str) -> No
     tx, weight = getattr(cadam.jax, name)(LR), jnp.asarray(net.weight.detach().numpy())
     state = cadam.jax.from_torch(there.state_dict(), tx.init(weight), rename=lambda _: "weight")
     for ids in batches[3:6]:
-        weight, state = cadam.jax.rows.update(weight, state, jnp.asarray(ids), 2 * weight[ids], optimizer=tx)
+        weight, state = cadam.jax.sparse_update.update(weight, state, jnp.asarray(ids), 2 * weight[ids], optimizer=tx)
 
     net.weight.data = torch.from_numpy(np.array(weight))
     there.load_state_dict(cadam.jax.to_torch(state, there.state_dict(), rename=lambda _: "weight"))

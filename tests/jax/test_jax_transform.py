@@ -33,11 +33,11 @@ from jax_cases import (
 
 import cadam
 import cadam.jax
-from cadam.defaults import defaults
+from cadam.array_update import of_step
 from cadam.jax import native, transform
 from cadam.rules import RULES, Rule, Step
-from cadam.update import Scalars, Update
-from cadam.xla import of_step
+from cadam.rules.defaults import defaults
+from cadam.rules.update import Scalars, Update
 
 FLOAT32, FLOAT64 = 5e-6, 1e-12
 

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cadam import CAdam
+from cadam.cli.run import stopping
 from cadam.online import Batch, Labels, Learner, LinesSource, StreamMetrics
-from cadam.online.commands import stopping
-from cadam.online.distributed import DistributedLearner, join, leave
-from cadam.online.events import concatenated, from_columns
+from cadam.online.data.events import concatenated, from_columns
+from cadam.online.distributed_learner import DistributedLearner, join, leave
 
 WIDTH, RATE = 4, 0.05
 TABLES = {"users": USERS, "goods": ITEMS}

@@ -25,8 +25,8 @@ import cadam
 from cadam import online
 from cadam.online import Batch, Learner, LinesSource, Rejected, Schema, StreamMetrics, measure
 from cadam.online.before_0_2 import OLD_TO_NEW, new_name
-from cadam.online.distributed import DistributedLearner
-from cadam.online.portion import Portion
+from cadam.online.data.limit import Portion
+from cadam.online.distributed_learner import DistributedLearner
 
 WRITTEN = Path(__file__).parents[1] / "data" / "before-0.2"
 SCHEMA = Schema({"user": "category:8", "price": "number"}, label="click", id="event:text", user="user", time="at")

@@ -23,8 +23,9 @@ from online_process import COUNT, records
 from online_redis import Server
 from online_streams import Replayed, build, events, files, learner, weights
 
-from cadam.online import Learner, checkpoint
-from cadam.online.log import LABEL, PredictionLog
+from cadam.online import Learner
+from cadam.online.persistence import checkpoints
+from cadam.online.persistence.logs import LABEL, PredictionLog
 
 
 def parquet_stream(folder: Path) -> str:
@@ -137,7 +138,7 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
     left = [p for p in (tmp_path / "full").iterdir() if p.name not in (".lock", "rejected.jsonl")]
     assert len(left) == 3
     for path in left:
-        checkpoint.read(path)
+        checkpoints.read(path)
 
 
 def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
@@ -211,7 +212,7 @@ def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) ->
         if child == 0:
             try:
                 while True:
-                    checkpoint.write(tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)})
+                    checkpoints.write(tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)})
             finally:
                 os._exit(1)
         time.sleep(0.02 + 0.003 * attempt)
@@ -220,8 +221,8 @@ def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) ->
         found |= {path.name for path in tmp_path.iterdir()} - {"checkpoint-000000000001.safetensors"}
         if found:
             break
-    assert all(checkpoint.LEFT.fullmatch(name) for name in found)
-    checkpoint.Checkpoints(tmp_path).close()
+    assert all(checkpoints.LEFT.fullmatch(name) for name in found)
+    checkpoints.Checkpoints(tmp_path).close()
     assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-000000000001.safetensors", ".lock"}
 
 

@@ -18,8 +18,8 @@ import pytest
 from online_streams import SCHEMA, learner, table
 
 from cadam.online import Batch, LinesSource, ParquetSource, Schema
-from cadam.online.sources.record import Record, batch_of
-from cadam.online.validation import MismatchError, check_columns
+from cadam.online.data.sources.records import Record, batch_of
+from cadam.online.data.validation import MismatchError, check_columns
 
 TEXT = Schema({"word": "hash:50", "price": "number"}, label="click", id="event:text", user="who:text", time="at")
 

@@ -24,10 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import run
 
 from cadam import CAdam, Ratio, online
-from cadam.alignment import Alignment
-from cadam.online import Batch, DamagedCheckpointError, ranks, recompute, tables
-from cadam.online.checkpoint import write
-from cadam.online.distributed import DistributedLearner
+from cadam.distributed import process_group, table_protocol
+from cadam.online import Batch, DamagedCheckpointError, recompute
+from cadam.online.distributed_learner import DistributedLearner
+from cadam.online.persistence.checkpoints import write
+from cadam.optim.alignment import Alignment
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -51,7 +52,7 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
         write(path, tree)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "write", full)
+        patch.setattr(process_group, "write", full)
         return learn_rounds(kind, True, folder, checkpoint=folder / "state", checkpoint_every=100)
 
 
@@ -201,7 +202,7 @@ def hooks() -> list[str]:
 
 def test_sparse_gradients_are_exchanged_as_rows_unless_the_model_has_a_hook(tmp_path: Path) -> None:
     ours, own, warning = run(1, tmp_path / "world", hooks)
-    assert (ours, own) == ("cadam.ddp", allreduce_hook.__module__)
+    assert (ours, own) == ("cadam.optim.ddp", allreduce_hook.__module__)
     assert "the model has a communication hook already" in warning
 
 
@@ -222,9 +223,9 @@ def test_ranks_of_torchrun_meet(nodes: int, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **given: groups.append((backend, given))
     )
-    ranks.join("gloo")
+    process_group.join("gloo")
     assert devices == []
-    ranks.join("cpu:gloo,cuda:nccl")
+    process_group.join("cpu:gloo,cuda:nccl")
     assert devices == [1]
     assert groups[1] == ("cpu:gloo,cuda:nccl", {"store": ("attempt 2", "agent"), "rank": 3, "world_size": 4})
     assert ("set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text) == (nodes > 1)
@@ -341,7 +342,7 @@ class Fused(DistributedDataParallel):
 
 def tables_of_a_stranger(folder: Path) -> list[Ratio]:
     counted = Alignment(Ratio(1, 2, 4), (Ratio(1, 2, 4),), {"table": Ratio(1, 2, 4)})
-    tables.register_alignment(lambda model: counted)
+    table_protocol.register_alignment(lambda model: counted)
     numbers = []
     for _ in range(2):
         model = Fused()

@@ -10,9 +10,9 @@ import pytest
 from exact import present
 
 from cadam.online import Source
-from cadam.online.drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
-from cadam.online.events import Batch, Events, Labels
-from cadam.online.schema import Schema
+from cadam.online.data.events import Batch, Events, Labels
+from cadam.online.data.schema import Schema
+from cadam.online.data.simulation import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
 
 COUNT = 3000
 

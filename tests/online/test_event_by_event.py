@@ -23,9 +23,9 @@ from torch import nn
 
 import cadam
 from cadam.online import Batch, Events, Labels, Learner, Schema, models
-from cadam.online.event_by_event import EventByEvent
-from cadam.online.model_file import LOG_LOSS
-from cadam.online.training import Training
+from cadam.online.models.model_file import LOG_LOSS
+from cadam.online.per_event import EventByEvent
+from cadam.online.training_step import Training
 
 SCHEMA = Schema(
     {
@@ -281,7 +281,7 @@ def test_light_moments_go_through_torch(options: dict[str, Any]) -> None:
 
 
 def test_a_table_that_32_bits_cannot_number_goes_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cadam.engines.cpu import events as engine
+    from cadam.online import per_event_kernel as engine
 
     built, optimizer = started("fm", "CAdam")
     monkeypatch.setattr(engine, "MOST_ROWS", 100)
@@ -449,7 +449,7 @@ def stream(path: Path, rows: int) -> None:
 
 
 def run(folder: Path, *more: str) -> list[str]:
-    command = [sys.executable, "-m", "cadam.cli", "run", str(folder / "clicks.parquet"), "--label", "click"]
+    command = [sys.executable, "-m", "cadam.cli.main", "run", str(folder / "clicks.parquet"), "--label", "click"]
     return [*command, "--batch-size", "1", "--model", "fm", "--lr", "0.01", "--quiet", *more]
 
 
@@ -490,7 +490,7 @@ def _wait_for_progress(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 def _state(folder: Path) -> dict[str, torch.Tensor]:
-    from cadam.online.checkpoint import Checkpoints
+    from cadam.online.persistence.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder, 3)
     found = checkpoints.newest()

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import cadam
-from cadam.intervals import interval
-from cadam.online.evidence import (
+from cadam.statistics.confidence_sequence import (
     ConfidenceSequence,
     changes,
     confidence_sequence,
@@ -22,6 +21,7 @@ from cadam.online.evidence import (
     recovery,
     relatedness,
 )
+from cadam.statistics.intervals import interval
 
 
 def blocks(runs: int, length: int, related: float, seed: int = 0) -> np.ndarray:

@@ -24,10 +24,10 @@ from test_run_command import HERE, MODEL, run
 from test_sources import write_jsonl
 from torch import Tensor, nn
 
-from cadam import cli
-from cadam.exits import NO_PACKAGE
+from cadam.cli import main
+from cadam.cli.exit_codes import NO_PACKAGE
 from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
-from cadam.online.export import LoadedModel, export
+from cadam.online.persistence.export import LoadedModel, export
 
 SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
 
@@ -113,9 +113,9 @@ def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys:
         load_model(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"lacks model.json"):
         load_model(tmp_path)
-    assert cli.main(["export", str(state), str(tmp_path / "model.bin")]) == 2
+    assert main.main(["export", str(state), str(tmp_path / "model.bin")]) == 2
     assert "should end in .pt2" in capsys.readouterr().err
-    assert cli.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == 2
+    assert main.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == 2
     assert "lacks model.json" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -124,7 +124,7 @@ def test_without_safetensors_the_command_says_what_to_install(
     state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert cli.main(["export", str(state), str(tmp_path / "model.pt2")]) == NO_PACKAGE
+    assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == NO_PACKAGE
     assert "checkpoints need safetensors: pip install safetensors" in capsys.readouterr().err
 
 
@@ -143,7 +143,7 @@ assert not any(name.partition(".")[0] == "cadam" for name in sys.modules)
 def exported(state: Path) -> Path:
     """A folder with the exported model."""
     path = state.parent / "exported" / "model.pt2"
-    assert cli.main(["export", str(state), str(path)]) == 0
+    assert main.main(["export", str(state), str(path)]) == 0
     return path.parent
 
 
@@ -264,7 +264,7 @@ def test_the_page_works_from_its_first_command_to_its_last(
         names: dict[str, Any] = {}
         for line in block.code.splitlines() if block.language == "sh" else ():
             if line.startswith("cadam "):
-                assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+                assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
         if block.language == "python" and "do_POST" not in block.code:
             exec(block.code, names)
         if "loaded" in names:

@@ -15,11 +15,12 @@ from online_redis import Server
 from online_streams import Replayed, build, events, learner
 from test_sources import write_csv
 
-from cadam import cli
-from cadam.online import Batch, Console, Rejected, Schema, guard
-from cadam.online.guard import Guard, alike, cure, reasons
-from cadam.online.progress import LogLoss
-from cadam.online.reports import Bar
+from cadam.cli import main
+from cadam.online import Batch, Console, Rejected, Schema
+from cadam.online.metrics.running import LogLoss
+from cadam.online.monitoring import reject_limit
+from cadam.online.monitoring.reject_limit import Guard, alike, cure, reasons
+from cadam.online.monitoring.reports import Bar
 
 
 def clicks(path: Path, count: int, **change: Any) -> Path:
@@ -36,7 +37,7 @@ def clicks(path: Path, count: int, **change: Any) -> Path:
 
 
 def run(*arguments: Any) -> int:
-    return cli.main(["run", *map(str, arguments)])
+    return main.main(["run", *map(str, arguments)])
 
 
 def schema_file(path: Path, **features: str) -> Path:
@@ -92,12 +93,12 @@ def test_two_columns_of_one_name_are_refused_by_every_command(
         pa = pytest.importorskip("pyarrow")
         columns = [pa.array(column) for column in zip(*rows, strict=True)]
         pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_arrays(columns, names=names), "two.parquet")
-    assert cli.main([command, f"two.{kind}", "--label", "click"]) == 2
+    assert main.main([command, f"two.{kind}", "--label", "click"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"cadam {command}: two.{kind} has more than one column 'item': give each a name of its own")
     assert not Path("schema.json").exists()
     if command == "schema" and kind == "csv":
-        assert cli.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
+        assert main.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
 
 
 def test_a_schema_that_was_edited_is_replaced_only_on_request(
@@ -106,17 +107,17 @@ def test_a_schema_that_was_edited_is_replaced_only_on_request(
     monkeypatch.chdir(tmp_path)
     clicks(tmp_path / "clicks.csv", 1000)
     command = ["schema", "clicks.csv", "--label", "click"]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     inferred = Path("schema.json").read_text()
-    assert cli.main(command) == 0, "the same again"
+    assert main.main(command) == 0, "the same again"
     edited = inferred.replace("hash:", "hash:1")
     Path("schema.json").write_text(edited)
-    assert cli.main(command) == 2
+    assert main.main(command) == 2
     error = capsys.readouterr().err
     assert error.startswith("cadam schema: schema.json exists and says otherwise than what was inferred now")
     assert "name another --output, or replace it with --force" in error
     assert Path("schema.json").read_text() == edited != inferred
-    assert cli.main([*command, "--force"]) == 0
+    assert main.main([*command, "--force"]) == 0
     assert Path("schema.json").read_text() == inferred
 
 
@@ -172,7 +173,7 @@ def test_a_damaged_note_of_the_model_is_named_with_the_cure(
     good = (state / "model.json").read_bytes()
     (state / "model.json").write_text(content)
     cure = f"{state / 'model.json'} is damaged: it should say how the model is built"
-    for command in (lambda: run(*same), lambda: cli.main(["export", str(state), str(tmp_path / "model.pt2")])):
+    for command in (lambda: run(*same), lambda: main.main(["export", str(state), str(tmp_path / "model.pt2")])):
         capsys.readouterr()
         assert command() == 2
         assert cure in capsys.readouterr().err
@@ -213,7 +214,7 @@ def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
         assert message in capsys.readouterr().err
         assert {name: (state / name).read_text() for name in before} == before
     assert run(*same) == 0
-    assert cli.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
+    assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
 
 
 def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_looked_at(
@@ -275,7 +276,7 @@ def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
 def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_started_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "FIRST", 1000)
+    monkeypatch.setattr(reject_limit, "FIRST", 1000)
     data = clicks(tmp_path / "clicks.csv", 3000)
     schema = schema_file(tmp_path / "schema.json", item="category:5")
     arguments = (data, "--schema", schema, "--checkpoint", tmp_path / "state", "--model", "linear")
@@ -298,7 +299,7 @@ def source(count: int, rejected: int) -> Replayed:
 def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "FIRST", 1000)
+    monkeypatch.setattr(reject_limit, "FIRST", 1000)
     stream = source(120, 1)
     warned = Guard(None, follow=True)
     ours = learner(reports=[warned])
@@ -381,7 +382,7 @@ def test_a_mistyped_redis_stream_is_named_beside_those_that_there_are(
         for row in range(300):
             server.client.xadd("clicks", {"user": str(row % 9), "item": str(row % 7), "click": str(int(row % 7 == 0))})
         uri = server.url.replace("/0", "")
-        assert cli.main(["schema", f"{uri}/klicks", "--label", "click", "--output", str(tmp_path / "s.json")]) == 2
+        assert main.main(["schema", f"{uri}/klicks", "--label", "click", "--output", str(tmp_path / "s.json")]) == 2
         assert "Redis has no stream 'klicks'; is clicks meant?" in capsys.readouterr().err
         schema = ("--schema", schema_file(tmp_path / "schema.json"))
         assert run(f"{uri}/klicks", *schema, "--checkpoint", tmp_path / "state") == 2

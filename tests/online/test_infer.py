@@ -18,11 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.online import Schema, given, open_source, sample
-from cadam.online.events import Batch
-from cadam.online.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
-from cadam.online.schema import Kind, Target, convert
-from cadam.online.sources.uri import uri_of
+from cadam.online import Schema, open_source
+from cadam.online import run_config as given
+from cadam.online.data.events import Batch
+from cadam.online.data.inference import sampling
+from cadam.online.data.inference.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
+from cadam.online.data.schema import Kind, Target, convert
+from cadam.online.data.sources.uri import uri_of
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 ROWS = 600
@@ -60,7 +62,7 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], separator: str =
 
 
 def inferred(path: Path | str, **wishes: Any) -> Inferred:
-    return infer(sample.take(uri_of(str(path))), Wishes(**wishes), str(path))
+    return infer(sampling.take(uri_of(str(path))), Wishes(**wishes), str(path))
 
 
 def read(path: Path, schema: Schema) -> tuple[int, list[str]]:
@@ -326,11 +328,11 @@ def test_what_cannot_be_read_says_what_to_do(content: bytes, words: str, tmp_pat
 
 def test_a_long_file_is_sampled_from_several_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users come and go: the beginning alone would show a tenth of them."""
-    monkeypatch.setattr(sample, "BYTES", 1 << 14)
+    monkeypatch.setattr(sampling, "BYTES", 1 << 14)
     rows = 40_000
     given = {"user_id": [row // 40 for row in range(rows)], "item": [row % 7 for row in range(rows)]}
     path = write_csv(tmp_path / "a.csv", {**given, "click": [row % 3 == 0 for row in range(rows)]})
-    taken = sample.take(f"csv:{path}")
+    taken = sampling.take(f"csv:{path}")
     assert taken.rows < 3000
     assert taken.total == pytest.approx(rows, rel=0.1)
     users = taken.columns["user_id"]
@@ -450,7 +452,7 @@ def test_a_file_that_is_not_utf8_is_said_with_how_to_convert_it(suffix: str, tmp
     lines.insert(1, lines[-1].replace("\xe9", "e"))
     path = tmp_path / f"a.{suffix}"
     path.write_bytes("\n".join(lines).encode("latin1"))
-    with pytest.raises(sample.UnreadableError) as caught:
+    with pytest.raises(sampling.UnreadableError) as caught:
         inferred(path, label="click")
     assert f"not UTF-8 (line {3 if suffix == 'csv' else 1})" in str(caught.value)
     assert f"iconv -f latin1 -t utf8 {path} > " in str(caught.value)
@@ -481,7 +483,7 @@ def test_a_single_line_that_is_not_utf8_is_a_warning(tmp_path: Path) -> None:
 )
 def test_small_mistakes_are_said_with_what_to_do(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with pytest.raises((CannotInferError, sample.UnreadableError)) as caught:
+    with pytest.raises((CannotInferError, sampling.UnreadableError)) as caught:
         inferred(tmp_path / "a.csv", label="click")
     assert words in str(caught.value)
 
@@ -506,16 +508,16 @@ def test_a_damaged_gzip_file_is_said_with_what_to_do(damage: str, tmp_path: Path
 
 def test_a_folder_without_parquet_says_what_to_give(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", {"item": column("device"), "click": column("click")})
-    with pytest.raises(sample.UnreadableError, match="nothing else is read from a folder: give a file of CSV"):
+    with pytest.raises(sampling.UnreadableError, match="nothing else is read from a folder: give a file of CSV"):
         inferred(tmp_path, label="click")
 
 
 def test_of_short_lines_no_more_is_read_than_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "ROWS", 160)
-    monkeypatch.setattr(sample, "BYTES", 1 << 16)
+    monkeypatch.setattr(sampling, "ROWS", 160)
+    monkeypatch.setattr(sampling, "BYTES", 1 << 16)
     rows = 20_000
     path = write_csv(tmp_path / "a.csv", {"n": list(range(rows)), "click": [row % 2 for row in range(rows)]})
-    lines, total, *_ = sample._lines(str(path))
+    lines, total, *_ = sampling._lines(str(path))
     assert 16 * 15 < len(lines) < 16 * 25, "about twenty of each of sixteen places, and not the 500 that fit there"
     numbers = [int(line.split(b",")[0]) for line in lines[1:]]
     assert numbers[-1] > 0.999 * rows

@@ -20,7 +20,7 @@ from online_kafka import Broker, Named, fill, settings
 from online_process import BATCH, COUNT, records
 from online_streams import ITEMS
 
-from cadam import cli
+from cadam.cli import main
 from cadam.online import Schema
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -79,10 +79,10 @@ def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_i
         for row in range(3000)
     ]
     if partitions == 1:
-        assert cli.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
+        assert main.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
         assert "holds no messages yet" in capsys.readouterr().err
     fill(broker.servers, topic, rows, partitions)
-    assert cli.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "schema.json")]) == 0
+    assert main.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "schema.json")]) == 0
     print(shown := capsys.readouterr().out)
     assert shown.startswith(f"kafka://{broker.servers}/{topic}: Kafka topic; looked at the first 3,000 messages")
     schema = Schema.read(tmp_path / "schema.json")
@@ -92,12 +92,12 @@ def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_i
     }  # fmt: skip
     assert schema.kinds["tags"].length == 3
     folder = tmp_path / "state"
-    assert cli.main(["run", uri, "--label", "click", "--checkpoint", str(folder), "--log", str(tmp_path / "log")]) == 0
+    assert main.main(["run", uri, "--label", "click", "--checkpoint", str(folder), "--log", str(tmp_path / "log")]) == 0
     assert pq.read_table(tmp_path / "log").num_rows == len(rows)
     missing = uri.replace(topic, "no-such-topic-here")
     if isinstance(broker, Broker):  # this one makes a topic of any name that is asked for
         return
-    assert cli.main(["schema", missing, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
+    assert main.main(["schema", missing, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
     assert "no-such-topic-here" in capsys.readouterr().err
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from cadam.online.events import Labels
-from cadam.online.labels import LabelJoin
-from cadam.online.log import OUTCOMES
+from cadam.online.data.events import Labels
+from cadam.online.labels.join import LabelJoin
+from cadam.online.persistence.logs import OUTCOMES
 
 HORIZON = 50.0
 Event = tuple[int, float, float | None]  # id, time, label

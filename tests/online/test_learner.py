@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
-from cadam.online.pending import Memory
+from cadam.online.labels.pending import Memory
 
 
 def test_a_prediction_is_made_before_its_label_changes_anything() -> None:

@@ -24,13 +24,14 @@ from online_streams import SCHEMA, Replayed, build, events, learner, table
 from test_sources import write_csv, write_jsonl, write_parquet
 
 import cadam
-from cadam import cli, folders, online
-from cadam.exits import NO_PACKAGE
+from cadam import online
+from cadam.cli import main, writable_paths
+from cadam.cli.exit_codes import NO_PACKAGE
 from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
-from cadam.online.log import PredictionLog
-from cadam.online.model_file import OptimizerSpec
-from cadam.online.portion import Portion
-from cadam.online.validation import MismatchError, check_arguments, check_columns
+from cadam.online.data.limit import Portion
+from cadam.online.data.validation import MismatchError, check_arguments, check_columns
+from cadam.online.models.model_file import OptimizerSpec
+from cadam.online.persistence.logs import PredictionLog
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'online_model.py'}:build"
@@ -161,7 +162,7 @@ def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) ->
 
 
 def run(*arguments: object) -> int:
-    return cli.main(["run", "--model", MODEL, *map(str, arguments)])
+    return main.main(["run", "--model", MODEL, *map(str, arguments)])
 
 
 def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
@@ -175,7 +176,7 @@ def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cadam.online.checkpoint.Checkpoints.save", full)
+        patch.setattr("cadam.online.persistence.checkpoints.Checkpoints.save", full)
         assert run(*arguments) == 1
     told = capsys.readouterr().err
     assert "the last checkpoint, at 300 events, could not be written" in told
@@ -302,7 +303,7 @@ def test_a_command_that_cannot_be_meant_says_why(
     write_jsonl(tmp_path / "a.jsonl", table(10))
     given = {"--model": MODEL, "--data": f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint": str(tmp_path / "state")}
     arguments = [part for pair in {**given, **change}.items() for part in pair]
-    assert cli.main(["run", *arguments]) == 2
+    assert main.main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -432,11 +433,13 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_learnt(
 def test_permissions_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(os, "access", lambda path, mode: asked.append(Path(path)))
-    with pytest.raises(folders.UnwritableError, match=f"--log: {tmp_path}/a/b cannot be written to: permission denied"):
-        folders.check_folder(tmp_path / "a" / "b", "--log")
+    with pytest.raises(
+        writable_paths.UnwritableError, match=f"--log: {tmp_path}/a/b cannot be written to: permission denied"
+    ):
+        writable_paths.check_folder(tmp_path / "a" / "b", "--log")
     assert asked == [tmp_path]
-    with pytest.raises(folders.UnwritableError, match=f"--log: {tmp_path} is a folder, not a file"):
-        folders.check_file(tmp_path, "--log")
+    with pytest.raises(writable_paths.UnwritableError, match=f"--log: {tmp_path} is a folder, not a file"):
+        writable_paths.check_file(tmp_path, "--log")
 
 
 def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path: Path) -> None:
@@ -741,10 +744,10 @@ def _interrupt(*arguments: object, **options: object) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("cadam.cli._parser", "cadam: interrupted before anything was done"),
-        ("cadam.online.commands.prepare", "cadam run: interrupted before anything was done"),
-        ("cadam.online.commands.begin", "cadam run: interrupted at 0 events; what was saved before stays"),
-        ("cadam.online.commands.stopping", "cadam run: interrupted at 0 events; what was saved before stays"),
+        ("cadam.cli.main._parser", "cadam: interrupted before anything was done"),
+        ("cadam.cli.run.prepare", "cadam run: interrupted before anything was done"),
+        ("cadam.cli.run.begin", "cadam run: interrupted at 0 events; what was saved before stays"),
+        ("cadam.cli.run.stopping", "cadam run: interrupted at 0 events; what was saved before stays"),
     ],
 )
 def test_an_interrupt_is_one_line(
@@ -759,7 +762,7 @@ def test_an_interrupt_is_one_line(
 
 def test_the_help_says_the_exit_code_of_a_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["run", "--help"])
+        main.main(["run", "--help"])
     assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learnt\n" in capsys.readouterr().out
 
 

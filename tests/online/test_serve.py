@@ -26,9 +26,9 @@ from test_run_command import ENVIRONMENT, HERE, command, run
 from test_sources import write_jsonl
 
 from cadam.online import Batch, Console, Learner, Rejected, StreamMetrics
-from cadam.online.guard import alike
-from cadam.online.serve import Serve, address_of
-from cadam.online.status_server import POINTS, SILENT, Status
+from cadam.online.monitoring.reject_limit import alike
+from cadam.online.monitoring.status_page import Serve, address_of
+from cadam.online.monitoring.status_server import POINTS, SILENT, Status
 
 prometheus = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
 

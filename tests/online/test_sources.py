@@ -36,12 +36,12 @@ from cadam.online import (
     Source,
     open_source,
 )
-from cadam.online import schema as schema_module
-from cadam.online.schema import Kind, Repeated, convert
-from cadam.online.sources.parquet import read_values
-from cadam.online.sources.record import Record, batch_of
-from cadam.online.texts import Texts
-from cadam.online.validation import MismatchError, check_columns
+from cadam.online.data import schema as schema_module
+from cadam.online.data.schema import Kind, Repeated, convert
+from cadam.online.data.sources.parquet import read_values
+from cadam.online.data.sources.records import Record, batch_of
+from cadam.online.data.text_columns import Texts
+from cadam.online.data.validation import MismatchError, check_columns
 
 
 def all_ids(batches: list[Batch]) -> list[int]:
@@ -158,7 +158,7 @@ class Seen:
 def test_a_kafka_partition_that_is_added_is_read_while_following(
     kafka: Any, follow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cadam.online.sources.kafka.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("cadam.online.data.sources.kafka.LOOK_EVERY", 0.0)
     caplog.set_level("INFO", "cadam.online")
     kafka(table(10))
     servers = kafka(table(10, first=10), partition=2)

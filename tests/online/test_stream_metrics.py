@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cadam.online.events import Events as Stream
+from cadam.online.data.events import Events as Stream
 from cadam.online.learner import Learner
-from cadam.online.metrics import StreamMetrics, measure, recompute, user_auc
-from cadam.online.progress import LogLoss
+from cadam.online.metrics.running import LogLoss
+from cadam.online.metrics.stream import StreamMetrics, measure, recompute, user_auc
 
 Events = tuple[np.ndarray, np.ndarray, np.ndarray]
 

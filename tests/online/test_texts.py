@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cadam.online import Schema, texts
-from cadam.online.schema import Kind, convert
-from cadam.online.sources.lines import Format, LinesSource
-from cadam.online.texts import Quotes, Reading, Texts
+from cadam.online import Schema
+from cadam.online.data import text_columns
+from cadam.online.data.schema import Kind, convert
+from cadam.online.data.sources.lines import Format, LinesSource
+from cadam.online.data.text_columns import Quotes, Reading, Texts
 
-pytestmark = pytest.mark.skipif(texts.native() is None, reason="no compiled kernels")
+pytestmark = pytest.mark.skipif(text_columns.native() is None, reason="no compiled kernels")
 
 PLAIN = """5 05 5.0 5.00 -5 -0 0 0.0 00 true True false TRUE 1e3 1E3 1e400 nan NaN inf -inf Infinity abc é 日本 +5 1_000
     123456789012345678 1234567890123456789 12345678901234567890 -9223372036854775808 9223372036854775808 3e38 1.1e19
@@ -109,7 +110,7 @@ def test_lines_give_the_same_events_and_reasons_as_python_reads_them(
     schema, size = SCHEMAS[seed % len(SCHEMAS)], draw.choice([1, 40, 64, 1000])
     ours = everything(path, schema, form, size)
     with monkeypatch.context() as patch:
-        patch.setattr(texts, "native", lambda: None)
+        patch.setattr(text_columns, "native", lambda: None)
         theirs = everything(path, schema, form, size)
     assert ours == theirs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from documented import blocks
 
-from cadam import cli
+from cadam.cli import main
 
 PATH = Path(__file__).parents[2] / "docs" / "your_data.md"
 PAGE = PATH.read_text()
@@ -30,7 +30,7 @@ def test_the_commands_of_the_guide_run(
     exec(next(block.code for block in blocks(PATH) if block.language == "python"), {})
     assert commands
     for line in commands:
-        assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
         told = capsys.readouterr()
         assert "rejected (" not in told.err
         assert "no better than a constant" not in told.err

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from cadam.online.ranks import leave
+from cadam.distributed.process_group import leave
 
 
 def worker(
@@ -41,7 +41,7 @@ def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: 
     """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
     folder.mkdir(parents=True)
     # Imported once for all worlds; without TorchRec the last is passed over.
-    multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed", "cadam.torchrec"])
+    multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed_learner", "cadam.torchrec"])
     context = start_processes(
         worker, (world, str(folder), job, args, options), nprocs=world, join=False, start_method="forkserver"
     )

@@ -29,7 +29,7 @@ from torchrec.modules.mc_modules import (
 from torchrec_model import Setting, Table, distributed, state_of
 from worlds import run
 
-from cadam.online.ranks import everywhere
+from cadam.distributed.process_group import everywhere
 from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, load, save, tables_of, track_changes
 
 SLOTS, IDS, STEPS, START, RATE = 32, 1000, 30, 0.5, 0.1

@@ -19,8 +19,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torchrec_model import Setting, sharded, state_of, train_plainly
 from worlds import run
 
-from cadam.engines import codes
-from cadam.moments import LOWEST, ROW_STEPS
+from cadam.engines import quantization
+from cadam.rules.moment_storage import LOWEST, ROW_STEPS
 from cadam.torchrec import BagSharder, Tables, load, save
 
 LIGHT: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
@@ -94,7 +94,7 @@ def test_light_moments_learn_what_float32_learns(worlds: Worlds) -> None:
 
 
 def decoded(state: dict[str, Tensor], table: str, name: str, kind: str) -> Tensor:
-    return codes.decode(kind, state[f"{table}.{name}"], state[f"{table}.{name}_scale"].view(-1))
+    return quantization.decode(kind, state[f"{table}.{name}"], state[f"{table}.{name}_scale"].view(-1))
 
 
 def test_from_float32_to_one_byte_values_are_rounded_to_the_nearest(worlds: Worlds) -> None:

@@ -21,7 +21,7 @@ except ImportError as error:
 from documented import blocks
 from worlds import run
 
-import cadam.online.distributed
+import cadam.online.distributed_learner
 
 ROOT = Path(__file__).parents[2]
 TRAIN, SERVE, SLOTS, ONLINE = (
@@ -32,7 +32,7 @@ TRAIN, SERVE, SLOTS, ONLINE = (
 def execute(code: str, folder: str) -> dict[str, Any]:
     """Run code of the page; the ranks have met already, and go on after it."""
     os.chdir(folder)
-    for module in (cadam.torchrec, cadam.online.distributed):
+    for module in (cadam.torchrec, cadam.online.distributed_learner):
         module.join = lambda backend: None  # type: ignore[attr-defined]
         module.leave = lambda: None  # type: ignore[attr-defined]
     names: dict[str, Any] = {"__name__": "page"}

@@ -27,9 +27,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
 from worlds import run
 
-from cadam.atomic import settle
-from cadam.online import ranks
-from cadam.online.ranks import everywhere
+from cadam.atomic_write import settle
+from cadam.distributed import process_group
+from cadam.distributed.process_group import everywhere
 from cadam.torchrec import (
     BagSharder,
     Saved,
@@ -118,12 +118,12 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
         save(folder, 5, trainer.model, trainer.dense, 5)
     save(folder, 6, trainer.model, trainer.dense, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "settle", settle_files_only)
+        patch.setattr(process_group, "settle", settle_files_only)
         with pytest.raises(OSError, match="no space left"):
             save(folder, 6, trainer.model, trainer.dense, 7)
     again_saved = load(folder, again.model, again.dense)
     with pytest.raises(RuntimeError, match="another process keeps its checkpoints"):
-        ranks.RankCheckpoints(folder, hold=True)
+        process_group.RankCheckpoints(folder, hold=True)
     left = sorted(path.name for path in checkpoints(folder))
     return {"kept": kept, "newest": newest, "same": same, "again": again_saved, "left": left}
 
@@ -218,18 +218,18 @@ def load_what_is_older(folder: str) -> tuple[list[str], float, tuple[float, floa
     trainer.train(1)
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks.RankCheckpoints, "save", lambda self, number, tree: older.append(tree))
+        patch.setattr(process_group.RankCheckpoints, "save", lambda self, number, tree: older.append(tree))
         older: list[Any] = []
         save(folder, 1, trainer.model, trainer.dense)
     (tree,) = older
     (shops,) = (options for name, options in tree["shared"]["options of tables"].items() if "shops" in name)
     shops["eps"] = 1e-4
-    ranks.RankCheckpoints(f"{folder}-apart").save(1, tree)
+    process_group.RankCheckpoints(f"{folder}-apart").save(1, tree)
     with pytest.raises(ValueError, match=r"users.weight and .*shops.weight have the same options here"):
         load(f"{folder}-apart", trainer.model, trainer.dense)
     del tree["shared"]["options of tables"], tree["shared"]["optimizers"]
     tree["shared"]["learning rates"] = {"users": 0.25, "goods": 0.25, "shops": 0.25}
-    ranks.RankCheckpoints(folder).save(1, tree)
+    process_group.RankCheckpoints(folder).save(1, tree)
     again = sharded(Setting("row_wise", options=(("lr", 0.5), ("betas", (0.5, 0.9))), tables=TABLES))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("cadam.torchrec"), "warning", lambda text, *given: said.append(text % given))

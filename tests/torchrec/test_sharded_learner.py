@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 try:
-    import cadam.torchrec  # noqa: F401
+    import cadam.torchrec
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 

@@ -31,7 +31,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec_model import BATCH, Batch, Setting, Table, batch, distributed, furthest, keyed, sharded, train_plainly
 from worlds import run
 
-from cadam.online.ranks import everywhere
+from cadam.distributed.process_group import everywhere
 from cadam.torchrec import BagSharder, Tables, tables_of, versions
 from cadam.torchrec import tables as tables_module
 

@@ -19,7 +19,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 import cadam
-from cadam.online.ranks import everywhere
+from cadam.distributed.process_group import everywhere
 from cadam.torchrec import BagSharder, SequenceSharder
 
 BATCH = 24  # can be divided among one to four ranks

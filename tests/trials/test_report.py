@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from walks import TUNED, WALK, make_cell
 
+from cadam.ab.verdict import Kind
 from cadam.trials import palette, report, runner
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import Outcome, Plan, Row, Summary
 from cadam.trials.runner import Request
-from cadam.trials.verdict import Kind
 from cadam_paper import catalogue
 
 HEADING = report.Heading("Walks", ("Where they lead.",))

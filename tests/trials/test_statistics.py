@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from walks import make_cell
 
-from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
-from cadam.trials.statistics import (
+from cadam.ab.verdict import ONE_SEED
+from cadam.statistics.comparison import (
     Comparison,
     choose_lr,
     compare,
@@ -21,7 +21,7 @@ from cadam.trials.statistics import (
     t_quantile,
     tally,
 )
-from cadam.trials.verdict import ONE_SEED
+from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
 
 NAMES = ("CAdam", "Adam")
 

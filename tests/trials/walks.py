@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from cadam.statistics.comparison import choose_lr, compare, row
 from cadam.trials.experiment import Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
-from cadam.trials.statistics import choose_lr, compare, row
 
 ARMS = ("Adam", "CAdam")
 

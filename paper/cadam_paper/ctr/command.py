@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from cadam.exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
+from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
 from cadam.trials.report import duration
 
 from . import parse

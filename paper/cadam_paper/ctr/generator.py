@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadam.metrics import auc
+from cadam.online.metrics.auc import auc
 from cadam.trials.experiment import Array
 
 from .data import GOLDEN, Batch, Part, Reading, buffers, flip_, key, keyed, mix, noise_limit, read, shuffled, signed

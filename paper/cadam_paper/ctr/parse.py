@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cadam.engines.cpu import build
+from cadam.native import build
 from cadam.trials.experiment import Array
 
 from .fields import CATEGORIES, FIELDS, INTEGERS

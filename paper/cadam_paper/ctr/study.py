@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.trials import palette, rate_pairs, statistics
+from cadam.statistics import comparison as statistics
+from cadam.statistics.comparison import Choice, Comparison
+from cadam.trials import palette, rate_pairs
 from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from cadam.trials.palette import panels
 from cadam.trials.rates import RateCurve
-from cadam.trials.statistics import Choice, Comparison
 
 from . import runs
 from .generator import ROWS

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import cadam
-from cadam import metrics
-from cadam.alignment import Ratio
+from cadam.online.metrics import auc as metrics
+from cadam.optim.alignment import Ratio
 from cadam.trials.experiment import Array
 
 from ..images.train import Captured

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.trials import palette, statistics
+from cadam.ab.verdict import KINDS, Better
+from cadam.statistics import comparison as statistics
+from cadam.statistics.comparison import Choice, Comparison, Interval
+from cadam.trials import palette
 from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
 from cadam.trials.palette import panels
-from cadam.trials.statistics import Choice, Comparison, Interval
-from cadam.trials.verdict import KINDS, Better
 
 from . import runs, streams
 from .data import CIFAR10, DIGITS

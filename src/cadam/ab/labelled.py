@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cadam.online.events import Batch
-
+from ..online.data.events import Batch
 from ..trials.experiment import Results
 from .runs import Parts
 from .study import MAIN

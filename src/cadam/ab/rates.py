@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..statistics.comparison import row
 from ..trials import palette
 from ..trials.experiment import Cell, Experiment, Plan, Results, Row, Scale, Summary
 from ..trials.rate_pairs import grown
 from ..trials.rates import RateCurve, draw, tolerance_row
-from ..trials.statistics import row
 from .study import AS_IT_IS, BETTER, MAIN, MEASURE, NAMES, Study, compared, decide, evidence_rows, runs_compute
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cadam.intervals import Interval
-
-from ..trials.statistics import Comparison
-from ..trials.verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, place
+from ..statistics.comparison import Comparison
+from ..statistics.intervals import Interval
+from .verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, place
 
 PAIRS = 1000
 """The effect is said as so many pairs of events."""

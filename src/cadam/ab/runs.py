@@ -17,17 +17,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from cadam.online import drift
-from cadam.online.event_by_event import CHUNK
-from cadam.online.events import Array, Batch, Events, Labels
-from cadam.online.given import builder
-from cadam.online.learner import Learner, Loss
-from cadam.online.metrics import clicks, measure, user_auc
-from cadam.online.model_file import LOG_LOSS, OptimizerSpec
-from cadam.online.portion import Portion
-from cadam.online.schema import Schema
-from cadam.online.sources import Source, open_source
-
+from ..online.data import simulation
+from ..online.data.events import Array, Batch, Events, Labels
+from ..online.data.limit import Portion
+from ..online.data.schema import Schema
+from ..online.data.sources import Source, open_source
+from ..online.learner import Learner, Loss
+from ..online.metrics.stream import clicks, measure, user_auc
+from ..online.models.model_file import LOG_LOSS, OptimizerSpec
+from ..online.per_event import CHUNK
+from ..online.run_config import builder
 from ..trials.experiment import Cell, Outcome
 from .study import BY_CHANCE
 
@@ -124,11 +123,11 @@ def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, An
     """The stream with what is done to it. That has one seed: all arms, under all seeds, meet the same events."""
     if change := settings.get("change"):
         moments = [parts.start + block * parts.block for block in change["blocks"]]
-        source = drift.SuddenChange(source, change["feature"], fields[change["feature"]], moments)
+        source = simulation.SuddenChange(source, change["feature"], fields[change["feature"]], moments)
     if noise := settings.get("noise"):
-        source = drift.LabelNoise(source, noise)
+        source = simulation.LabelNoise(source, noise)
     if delay := settings.get("delay"):
-        source = drift.LabelDelay(source, delay)
+        source = simulation.LabelDelay(source, delay)
     return source
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.intervals import Interval
-from cadam.online.evidence import (
+from ..statistics.comparison import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
+from ..statistics.confidence_sequence import (
     FIRST_LOOK,
     changes,
     confidence_sequence,
@@ -30,12 +30,11 @@ from cadam.online.evidence import (
     recovery,
     relatedness,
 )
-
+from ..statistics.intervals import Interval
 from ..trials import palette
 from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from ..trials.statistics import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
-from ..trials.verdict import SAME_ARM, Better, Recommendation, Verdict, judge, place, sign
 from .recommendation import listed, recommend
+from .verdict import SAME_ARM, Better, Recommendation, Verdict, judge, place, sign
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

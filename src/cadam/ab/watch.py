@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cadam.online.exposition import GAUGES
-from cadam.online.serve import StatusServer
+from cadam.online.monitoring.prometheus_metrics import GAUGES
+from cadam.online.monitoring.status_page import StatusServer
 
 from ..trials.console import Progress
 from ..trials.runner import Event, Request

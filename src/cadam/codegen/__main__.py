@@ -7,8 +7,8 @@ import signal
 from typing import NoReturn
 
 from ..rules import RULES
-from . import c, triton
-from .structure import structures
+from . import c_source, triton_source
+from .kernel_spec import structures
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,9 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     language.add_argument("--triton", action="store_true", help="in Triton only")
     asked = parser.parse_args(arguments)
     if not asked.triton:
-        print(c.header([RULES[asked.rule]]))
+        print(c_source.header([RULES[asked.rule]]))
     if not asked.c:
-        print(triton.source(*structures([RULES[asked.rule]])))
+        print(triton_source.source(*structures([RULES[asked.rule]])))
     return 0
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..native.errors import UnavailableError as UnavailableError
 from ..rules import Options
-from ..update import Update
-from .errors import UnavailableError as UnavailableError
+from ..rules.update import Update
 
 if TYPE_CHECKING:
-    from .cuda.rows import RowGrad
+    from .cuda.sparse import RowGrad
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 """Numbers of 8 bytes, as the kernels take them: addresses and sizes before all."""
@@ -39,7 +39,7 @@ class Item:
     counts: Tensor | None
     name: str = "the parameter"
     moments: str = "float32"
-    """How they are stored, see `cadam.moments`. The `state` holds their codes."""
+    """How they are stored, see `cadam.rules.moment_storage`. The `state` holds their codes."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """What kind of moment each buffer is, as the rule says."""
     scales: Mapping[str, Tensor] = field(default_factory=dict)

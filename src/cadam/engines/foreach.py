@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..rules import Options
-from ..update import Update
-from . import eager, lists, scalars
+from ..rules.update import Update
+from . import coefficients as scalars
+from . import foreach_interpreter, reference
 from .base import PLAIN, Engine, Item, Job
 
 
@@ -31,18 +32,20 @@ class Foreach(Engine):
 
     def run(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            lists.count_steps(job.items)
+            foreach_interpreter.count_steps(job.items)
             on_device = scalars.stay_on_device(job.options)
             coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
-            step_of = None if on_device else lists.steps(job)
+            step_of = None if on_device else foreach_interpreter.steps(job)
             pairs = list(job)
             alone = [item.is_negated or item.is_stand_in for item, _ in pairs]
             for item, grad in compress(pairs, alone):
-                lists.count(job, [item], [eager.step(job, item, grad, coefficients(item.step))])
+                foreach_interpreter.count(job, [item], [reference.step(job, item, grad, coefficients(item.step))])
             pairs = [pair for pair, is_alone in zip(pairs, alone, strict=True) if not is_alone]
             for t, items, grads in _alike(pairs, read=not on_device):
-                step = lists.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
-                lists.count(job, items, step.run_lists(items, grads))
+                step = (
+                    foreach_interpreter.Step(job, items[0], _on_device(job, items)) if step_of is None else step_of(t)
+                )
+                foreach_interpreter.count(job, items, step.run_lists(items, grads))
 
 
 def _alike(pairs: Sequence[tuple[Item, Tensor]], read: bool) -> list[tuple[Any, list[Item], list[Tensor]]]:

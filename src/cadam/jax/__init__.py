@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError(f"cadam.jax needs JAX and optax ({error}): pip install 'cadam[jax]'") from error
 
-from . import rows
+from . import sparse_update
 from .family import (
     adabelief,
     adam,
@@ -54,9 +54,9 @@ __all__ = [
     "from_torch",
     "lion",
     "radam",
-    "rows",
     "scale_by_rule",
     "sgdm",
+    "sparse_update",
     "to_torch",
     "yogi",
 ]

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..codegen.program import ARITHMETIC, Value, record
-from ..codegen.structure import Structure, structures
-from ..defaults import defaults
-from ..engines.cpu import shared
+from ..array_update import Arrays, check_rule, count_true
+from ..codegen.kernel_spec import Structure, structures
+from ..codegen.trace import ARITHMETIC, Value, record
+from ..native import shared_library as shared
 from ..rules import RULES, Rule
 from ..rules.adam import ADAM
-from ..update import Scalars, Update
-from ..xla import Arrays, check_rule, count_true
+from ..rules.defaults import defaults
+from ..rules.update import Scalars, Update
 
 LEAST = 2**13
 """From so many elements on, leaves go there."""

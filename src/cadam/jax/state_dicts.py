@@ -110,7 +110,7 @@ def _parameters(state_dict: Mapping[str, Any]) -> dict[str, tuple[Any, Mapping[s
 
 def _check_maximum(state_dict: Mapping[str, Any], of_rule: RuleState) -> None:
     """Raise if AMSGrad's maximum would change its meaning: torch.optim takes it of the raw second moment."""
-    from ..checkpoint import FORMAT_KEY
+    from ..optim.state_dict import FORMAT_KEY
 
     if MAXIMUM in of_rule.moments and not all(FORMAT_KEY in group for group in state_dict["param_groups"]):
         raise ValueError(

@@ -1,6 +1,6 @@
 """A rule of `cadam.rules` as a gradient transformation of optax.
 
-`Update` of cadam.update runs as it is, on arrays. The parameter it is given is 0 and its learning rate -1, so that
+`Update` of cadam.rules.update runs as it is, on arrays. The parameter it is given is 0 and its learning rate -1, so that
 what comes out is the step itself; the rest of a chain decays, scales and adds it.
 """
 
@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..defaults import check_ranges, defaults
+from ..array_update import Arrays, check_rule, count_true, is_array, of_step
 from ..rules import Options, Rule
-from ..update import Update
-from ..xla import Arrays, check_rule, count_true, is_array, of_step
+from ..rules.defaults import check_ranges, defaults
+from ..rules.update import Update
 from . import native
 
 LARGE = 2**16

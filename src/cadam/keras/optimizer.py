@@ -1,6 +1,6 @@
 """A rule of `cadam.rules` as an optimizer of Keras 3, on whichever backend Keras runs.
 
-`Update` of cadam.update runs as it is, on tensors of the backend. What Keras does for every optimizer it does here too:
+`Update` of cadam.rules.update runs as it is, on tensors of the backend. What Keras does for every optimizer it does here too:
 decoupled weight decay, clipping, moving averages, gradient accumulation, loss scaling and saving.
 """
 
@@ -14,9 +14,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..defaults import check_ranges, defaults
 from ..rules import Rule
-from ..update import Update
+from ..rules.defaults import check_ranges, defaults
+from ..rules.update import Update
 
 # What Keras calls the options of rules; the two betas are a pair there.
 OPTIONS = {"epsilon": "eps", "initial_accumulator_value": "initial_accumulator"}
@@ -108,7 +108,7 @@ class Optimizer(keras.optimizers.Optimizer):
         """The scalars of this step, computed in float64 and where JAX has none as precisely."""
         step = ops.convert_to_tensor(self.iterations) + 1
         if keras.backend.backend() == "jax":
-            from ..xla import of_step
+            from ..array_update import of_step
 
             c = of_step(self._update, step, self._options)
         else:

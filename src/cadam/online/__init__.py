@@ -3,18 +3,18 @@
 import warnings
 from typing import Any
 
-from .checkpoint import DamagedCheckpointError
-from .drift import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
-from .events import Batch, Events, Labels, Rejected
-from .evidence import ConfidenceSequence
-from .export import LoadedModel, load_model
+from ..statistics.confidence_sequence import ConfidenceSequence
+from .data.events import Batch, Events, Labels, Rejected
+from .data.schema import Schema
+from .data.simulation import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
+from .data.sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
 from .learner import Learner
-from .metrics import StreamMetrics, measure, recompute
-from .progress import LogLoss, Metric
-from .reports import Console, Prometheus, Scalars
-from .schema import Schema
-from .serve import Serve
-from .sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
+from .metrics.running import LogLoss, Metric
+from .metrics.stream import StreamMetrics, measure, recompute
+from .monitoring.reports import Console, Prometheus, Scalars
+from .monitoring.status_page import Serve
+from .persistence.checkpoints import DamagedCheckpointError
+from .persistence.export import LoadedModel, load_model
 
 __all__ = [
     "Batch",

@@ -15,19 +15,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..alignment import Ratio
-from . import guard, take_over
+from ..optim.alignment import Ratio
 from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
-from .checkpoint import Checkpoints
-from .event_by_event import EventByEvent
-from .events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, from_columns, keys
-from .labels import LabelJoin, Settled, Unmatched
-from .log import DROPPED, PredictionLog, RejectFile, Rejections
-from .pending import Pending
-from .progress import NONE, AlignmentCounts, LogLoss, Metric
-from .ready import Ready
-from .saving import Saving, random_state, set_random_state
-from .training import Loss, Training
+from .data.events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, from_columns, keys
+from .labels.join import LabelJoin, Settled, Unmatched
+from .labels.pending import Pending
+from .labels.training_queue import Ready
+from .metrics.running import NONE, AlignmentCounts, LogLoss, Metric
+from .monitoring import reject_limit
+from .per_event import EventByEvent
+from .persistence import warm_start
+from .persistence.checkpoint_schedule import Saving, random_state, set_random_state
+from .persistence.checkpoints import Checkpoints
+from .persistence.logs import DROPPED, PredictionLog, RejectFile, Rejections
+from .training_step import Loss, Training
 
 __all__ = ["Batches", "Learner", "Loss"]
 
@@ -470,7 +471,7 @@ class Learner:
 
     def metrics(self) -> Metrics:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        share = guard.share(self.rejected, self.events)
+        share = reject_limit.share(self.rejected, self.events)
         numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
         for metric in (self.progress, *self.own_metrics):
             numbers.update(metric.results())
@@ -602,17 +603,17 @@ class Learner:
         several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
         optimizer was made with. Nor is what `options` has: that holds in place of the checkpoint's.
         """
-        trained = take_over.read(checkpoint)
+        trained = warm_start.read(checkpoint)
         groups = self.optimizer.param_groups
-        state = take_over.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        state = warm_start.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
         if len(trained.optimizers) == 1:
-            take_over.check_whole(trained.optimizers[0], sum(len(group["params"]) for group in groups))
+            warm_start.check_whole(trained.optimizers[0], sum(len(group["params"]) for group in groups))
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         rates = [group["lr"] for group in groups]
         try:
             self.model.load_state_dict(trained.model)  # what fits is written before an error says what does not
             for one in [state] if state is not None else trained.optimizers:
-                self.optimizer.load_state_dict(take_over.with_options(one, options or {}))
+                self.optimizer.load_state_dict(warm_start.with_options(one, options or {}))
         except Exception:
             self.model.load_state_dict(before)  # all of it is taken over, or nothing
             raise

@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .rule import Options, Rule, Step
+from .base import Options, Rule, Step
 
 RULES: dict[str, Rule] = {}
 """Every rule of the package by its name. Each is compiled, and tested on every engine, for being here."""

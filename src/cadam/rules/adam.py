@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rule import Options, Rule, Step
+from .base import Options, Rule, Step
 
 
 def state(o: Options) -> dict[str, float]:

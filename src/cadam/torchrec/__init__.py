@@ -12,8 +12,8 @@ from .versions import problem
 if reason := problem():
     raise ImportError(reason)
 
-from ..online.ranks import join, leave
-from ..online.tables import register_alignment
+from ..distributed.process_group import join, leave
+from ..distributed.table_protocol import register_alignment
 from .checkpoint import Saved, checkpoints, load, save
 from .serving import Changed, apply_, changed_rows, track_changes
 from .sharders import BagSharder, SequenceSharder, alignment, tables_of

@@ -1,6 +1,6 @@
 """Checkpoints of a sharded model: saved by some number of ranks, loaded by any other.
 
-They are folders as cadam.online.ranks describes them. The tables, their moments and steps and the dense part are the
+They are folders as cadam.distributed.process_group describes them. The tables, their moments and steps and the dense part are the
 tensors; the state of the dense part's optimizer, the step, the position in the data and the options of the tables are
 what all ranks share.
 """
@@ -19,10 +19,17 @@ import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 
-from ..moments import USUAL
-from ..online.checkpoint import pack
-from ..online.ranks import RankCheckpoints, everywhere, load_tensors, lock_for_all, saved_options, tensors_of
-from ..optimizer import Optimizer
+from ..distributed.process_group import (
+    RankCheckpoints,
+    everywhere,
+    load_tensors,
+    lock_for_all,
+    saved_options,
+    tensors_of,
+)
+from ..online.persistence.checkpoints import pack
+from ..optim.optimizer import Optimizer
+from ..rules.moment_storage import USUAL
 from .sharders import tables_of, warn_of_plain_collections
 from .tables import Tables
 

@@ -28,7 +28,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from torchrec.optim.fused import FusedOptimizer
 
-from ..optimizer import Optimizer
+from ..optim.optimizer import Optimizer
 from .tables import Tables
 
 CHOICE, BY_TABLE = "cadam", "by_table"  # among the fused parameters that a sharder hands down to its tables

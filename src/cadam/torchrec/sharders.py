@@ -25,9 +25,9 @@ from torchrec.distributed.types import ParameterSharding, QuantizedCommCodecs, S
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ..alignment import Alignment, Ratio
-from ..catalog import CAdam
-from ..optimizer import Optimizer
+from ..optim.alignment import Alignment, Ratio
+from ..optim.classes import CAdam
+from ..optim.optimizer import Optimizer
 from .kernels import BY_TABLE, CHOICE, Choice, PooledLookup, SequenceLookup
 from .tables import Tables
 

@@ -1,7 +1,7 @@
 """The tables of one rank: FBGEMM's module with its forward, and a backward that updates rows with our engines.
 
 FBGEMM looks rows up for many tables at once. Its own backward knows a few optimizers, on the CPU not even Adam, so it
-is left out: gradients of pooled bags are spread to the rows they came from, and `cadam.rows` does the rest in place.
+is left out: gradients of pooled bags are spread to the rows they came from, and `cadam.optim.sparse_update` does the rest in place.
 Nothing as large as a table is made, and on CUDA nothing waits for the device.
 """
 
@@ -20,15 +20,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
-from .. import alignment
-from ..alignment import Ratio
-from ..engines import codes
-from ..engines.cuda.rows import Bags
-from ..memory import filled_like
-from ..moments import SEED
-from ..optimizer import Optimizer
-from ..options import unknown
-from ..rows import RowUpdate, new_state
+from ..engines import quantization
+from ..engines.cuda.sparse import Bags
+from ..engines.huge_pages import filled_like
+from ..optim import alignment
+from ..optim.alignment import Ratio
+from ..optim.optimizer import Optimizer
+from ..optim.options import unknown
+from ..optim.sparse_update import RowUpdate, new_state
+from ..rules.moment_storage import SEED
 
 Specs = Sequence[tuple[int, int, EmbeddingLocation, ComputeDevice]]  # rows, columns, where, computed where
 MOST_NOTED = 256  # steps whose changed rows are kept before those of all of them are put together
@@ -173,12 +173,12 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
             return
         old, rule = self.get_optimizer_state(), self.optimizer_class.rule
         if self.is_coded:
-            old = [{**state, SEED: codes.new_seed(0)} for state in old]
+            old = [{**state, SEED: quantization.new_seed(0)} for state in old]
         self.options.update(asked)
         self._make_state()
         dtype = torch.bfloat16 if moments == "bfloat16" else torch.float32
         for table, state, new in zip(self.by_table(self.memory()), old, self.get_optimizer_state(), strict=True):
-            codes.complete(state, table, rule, self.options, dtype, rows=True)
+            quantization.complete(state, table, rule, self.options, dtype, rows=True)
             for name, buffer in new.items():
                 buffer.copy_(state[name])
         self._slabs = self._cut(self._merge)
@@ -199,7 +199,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
                 for name, buffer in self.flat_state.items()
             }
             if self.is_coded:
-                state[SEED] = codes.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
+                state[SEED] = quantization.new_seed(zlib.crc32(self.table_names[tables[0]].encode()), self.seed)
             update = RowUpdate(
                 memory[part].view(-1, width),
                 state,

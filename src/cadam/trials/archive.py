@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..atomic import replace_file
+from ..atomic_write import replace_file
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import replace_file
+from ..atomic_write import replace_file
 from .archive import Archive, DamagedResultsError
 from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result, Scale
 

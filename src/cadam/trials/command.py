@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .. import folders
-from ..atomic import replace_file
-from ..exits import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
+from ..atomic_write import replace_file
+from ..cli import writable_paths
+from ..cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
 from . import console, palette, report, runner
 from .cache import Cache
 from .scoreboard import Scoreboard
@@ -207,8 +207,8 @@ def can_write(command: str, **places: Path | None) -> bool:
     try:
         for option, place in places.items():
             if place is not None:
-                (folders.check_file if option == "output" else folders.check_folder)(place, f"--{option}")
-    except folders.UnwritableError as error:
+                (writable_paths.check_file if option == "output" else writable_paths.check_folder)(place, f"--{option}")
+    except writable_paths.UnwritableError as error:
         print(f"cadam {command}: {error}", file=sys.stderr)
         return False
     return True

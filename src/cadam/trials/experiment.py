@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .verdict import Kind, Recommendation, Verdict
+from ..ab.verdict import Kind, Recommendation, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import palette, statistics
+from ..statistics import comparison
+from ..statistics.comparison import Comparison
+from . import palette
 from .experiment import Cell, Results, Row, Summary
 from .rates import RateCurve, at_one_rate, best_against_best, beyond, draw, tolerance_row
-from .statistics import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,12 +92,12 @@ def summary(pairs: Mapping[str, Pair], near: float, *, same_data: bool, digits: 
     for name, pair in pairs.items():
         own, base, seconds = pair.own, pair.baseline, pair.seconds
         paper = "" if pair.margin is None else f"{pair.margin:+.2f}"
-        rows.append(statistics.row(f"{name}: each at its own best rate", paper, own, seconds, digits))
+        rows.append(comparison.row(f"{name}: each at its own best rate", paper, own, seconds, digits))
         ahead.append(f"{name} {own.difference:+.{digits}f} ({own.verdict})")
         rate = base.best()
         above = base.above(rate)
         for words, at in ((f"{base.arm}'s best rate", rate), (f"{above / rate:.0f} times that", above)):
-            rows.append(statistics.row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
+            rows.append(comparison.row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
         if same_data and pair.margin is not None:
             rows.append(_explanation(name, pair))
         for curve in (pair.treatment, base):

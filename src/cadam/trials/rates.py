@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cadam.intervals import Interval, interval
-
+from ..ab.verdict import Better
+from ..statistics.comparison import Comparison, NoLearningRateError, compare
+from ..statistics.intervals import Interval, interval
 from .experiment import Results, Row
-from .statistics import Comparison, NoLearningRateError, compare
-from .verdict import Better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..ab.verdict import Kind, Recommendation, called
 from . import palette
 from .experiment import Experiment, Plan, Row, Summary
 from .runner import Request
-from .verdict import Kind, Recommendation, called
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

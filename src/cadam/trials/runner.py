@@ -25,10 +25,10 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from ..statistics.comparison import NoLearningRateError
 from .archive import Archive
 from .cache import BusyCellError, Cache, DamagedCellError, identity
 from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Experiment, Finished, Plan, Provenance, Result, Results
-from .statistics import NoLearningRateError
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
 

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen.c import stored, stored_by_row
-from ...codegen.structure import Structure
-from ...host import OnHost
+from ...codegen.c_source import stored, stored_by_row
+from ...codegen.kernel_spec import Structure
+from ...native.library import Library, find
+from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
+from ...numpy_functions import OnHost
 from ...rules import Options
-from ...update import Update
-from .. import codes, scalars
+from ...rules.update import Update
+from .. import coefficients, quantization
 from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
-from .library import Library, find
-from .watch import CHANGED, Watched, lay_out, watched_grads
 
 MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -50,8 +50,10 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return f"has no kernels for {item.param.dtype}"
     work = torch.promote_types(item.param.dtype, torch.float32)
     for name, buffer in item.state.items():
-        shared = codes.shares(item.param, item.kinds.get(name, ""), options) and codes.is_by_row(buffer, item.param)
-        wanted = work if shared else codes.CODES.get(item.moments, work)
+        shared = quantization.shares(item.param, item.kinds.get(name, ""), options) and quantization.is_by_row(
+            buffer, item.param
+        )
+        wanted = work if shared else quantization.CODES.get(item.moments, work)
         if buffer.dtype != wanted:
             return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
         if shared and not is_of_rows(buffer, item.param):
@@ -66,8 +68,8 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
         return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
     if any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
-    structure = Structure.of(update.rule, scalars.as_numbers(options))
-    by_row = [codes.is_by_row(buffer, item.param) for buffer in item.state.values()]
+    structure = Structure.of(update.rule, coefficients.as_numbers(options))
+    by_row = [quantization.is_by_row(buffer, item.param) for buffer in item.state.values()]
     if any(by_row) and by_row != [item.kinds[name] != "signed" for name in item.state]:
         return "some of its second moments are those of rows, and others are not"
     storages = stored_by_row(structure) if any(by_row) else ["float32", *stored(structure)]
@@ -79,17 +81,17 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
 
 def is_of_rows(x: Tensor, table: Tensor) -> bool:
     """Has it one number for each row, one after the other in memory?"""
-    return x.shape == codes.by_row(table) and x.is_contiguous() and x.device == table.device
+    return x.shape == quantization.by_row(table) and x.is_contiguous() and x.device == table.device
 
 
 def lacks_storage(item: Item, rows: bool) -> str | None:
     """Why the kernels cannot serve moments that are stored like these; None if they can."""
-    shared = codes.shares_moments(item)
+    shared = quantization.shares_moments(item)
     if not rows and (shared or item.row_steps is not None):
         return f"has no {item.storage} for dense gradients"
-    if item.param.dtype == torch.float64 and (shared or item.moments in codes.CODES):
+    if item.param.dtype == torch.float64 and (shared or item.moments in quantization.CODES):
         return f"has {item.storage} for at most float32, and the parameter is {item.param.dtype}"
-    return codes.other_scales(item, rows)
+    return quantization.other_scales(item, rows)
 
 
 # Dense ---------------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list
 
 def kernel(job: Job) -> tuple[Library, int]:
     """The kernel that serves a job, as its number in its library."""
-    found = find(Structure.of(job.update.rule, scalars.as_numbers(job.options)))
+    found = find(Structure.of(job.update.rule, coefficients.as_numbers(job.options)))
     if isinstance(found, str):
         raise AssertionError(found)
     return found
@@ -274,10 +276,10 @@ def kernel(job: Job) -> tuple[Library, int]:
 def sets(job: Job, steps: Sequence[float] | Floats64) -> Floats64:
     """A set of coefficients of a job for each of these steps, in the kernel's order."""
     grad_scale = None if job.grad_scale is None else job.grad_scale.item()
-    options, made = scalars.as_numbers(job.options), np.zeros((len(steps), MAX_COEFFICIENTS))
+    options, made = coefficients.as_numbers(job.options), np.zeros((len(steps), MAX_COEFFICIENTS))
     many = isinstance(steps, np.ndarray)  # all at once
     for rows, t in [(made, steps)] if many else zip(made, steps, strict=True):
-        c = job.update.general_coefficients(t, options, OnHost if many else scalars.Scalars, grad_scale)
+        c = job.update.general_coefficients(t, options, OnHost if many else coefficients.Scalars, grad_scale)
         for column, value in enumerate(c.values()):
             rows[..., column] = value
     return made

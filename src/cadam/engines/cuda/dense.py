@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import moments
-from ...codegen.structure import Structure
-from ...rules import Options
-from ...update import Update
-from .. import scalars
+from ...codegen.kernel_spec import Structure
+from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
+from ...rules import Options, moment_storage
+from ...rules.update import Update
+from .. import coefficients
 from ..base import PLAIN, Item, Job, Words, capturing
-from ..cpu.watch import CHANGED, Watched, lay_out, watched_grads
-from ..placement import stay_for_graphs
+from ..row_layout import stay_for_graphs
 from .launch import (
     TYPES,
     Channel,
@@ -114,7 +113,7 @@ class Batch:
     @classmethod
     def of(cls, job: Job, positions: list[int]) -> Batch:
         items = [job.items[i] for i in positions]
-        structure = Structure.of(job.update.rule, scalars.as_numbers(job.options))
+        structure = Structure.of(job.update.rule, coefficients.as_numbers(job.options))
         params = [item.param for item in items]
         buffers = [[item.state[name] for item in items] for name in structure.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
@@ -201,7 +200,7 @@ class Batch:
             how: dict[str, Any] = {}
             if self.coded:
                 block, chunk, registers = HUGE_CODED if alone else CODED
-                constants |= {"BLOCK": block, "UNIT": moments.BLOCK, "CHUNK": chunk}
+                constants |= {"BLOCK": block, "UNIT": moment_storage.BLOCK, "CHUNK": chunk}
                 how = {"warps": CODED_WARPS, "registers": registers}
             self.compiled[key] = Launch(self.kernel, constants, **how)
         return self.compiled[key]

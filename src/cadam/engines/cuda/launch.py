@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen import triton as triton_source
-from ...codegen.program import Trace, Value
-from ...codegen.structure import Structure
-from ...defaults import defaults
-from ...moments import COUNTED
+from ...codegen import triton_source as triton_source
+from ...codegen.kernel_spec import Structure
+from ...codegen.trace import Trace, Value
 from ...rules import Options
-from .. import codes, scalars
+from ...rules.defaults import defaults
+from ...rules.moment_storage import COUNTED
+from .. import coefficients as scalars
+from .. import quantization
 from ..base import (
     Containers,
     Engine,
@@ -143,11 +144,11 @@ def lacks_storage(item: Item, rows: bool) -> str | None:
         return "rows count their own steps, and the gradient is dense"
     if not rows and "second_moment" in item.storage:
         return "the second moment is that of rows, and the gradient is dense"
-    if (reason := codes.other_scales(item, rows)) is not None:
+    if (reason := quantization.other_scales(item, rows)) is not None:
         return reason
     if not rows and any(not scales.is_contiguous() for scales in item.scales.values()):
         return "the scales of its moments are not contiguous"
-    if rows and not codes.lie_alike(item):
+    if rows and not quantization.lie_alike(item):
         return "the rows of its moments, or of their scales, do not all lie in memory in the same way"
     return None
 
@@ -161,9 +162,9 @@ class CudaEngine(Engine):
     device = "cuda"
 
     def prepare(self, work: Work, containers: Containers) -> PreparedStep | str:
-        from . import prepared
+        from . import step_replay
 
-        return prepared.prepare(work, containers)
+        return step_replay.prepare(work, containers)
 
 
 @cache
@@ -191,9 +192,9 @@ def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
     reason = unreadable(item)
     if reason:
         return reason
-    by_row = {name for name, buffer in item.state.items() if codes.is_by_row(buffer, param)}
+    by_row = {name for name, buffer in item.state.items() if quantization.is_by_row(buffer, param)}
     dtypes = {buffer.dtype for name, buffer in item.state.items() if name not in by_row}
-    wanted = codes.CODES.get(item.moments)
+    wanted = quantization.CODES.get(item.moments)
     if wanted is not None and dtypes - {wanted}:
         return f"keeps moments={item.moments!r} in {wanted}, and these are {dtypes}"
     for dtype in (param.dtype, *dtypes - {wanted}):
@@ -203,7 +204,7 @@ def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
         return "the buffers of the state differ in dtype"
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
-    in_records = codes.coded(item) if rows else ()
+    in_records = quantization.coded(item) if rows else ()
     for name, buffer in item.state.items():
         alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):

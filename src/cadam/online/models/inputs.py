@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..schema import Schema
+from ..data.schema import Schema
 
 EMBEDDING_STD = 0.05
 MEMORY = 1_000_000

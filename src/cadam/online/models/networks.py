@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ..schema import Schema
+from ..data.schema import Schema
 from .inputs import Inputs
 
 WIDTH = 8

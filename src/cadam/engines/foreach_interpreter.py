@@ -1,0 +1,380 @@
+"""An update on tensors or lists of tensors: one call of torch per operation, in place where the program allows it.
+
+On the CPU large tensors are cut into blocks that stay in the cache through all operations; that also bounds what the
+temporaries take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..codegen.foreach_fusion import Instruction, placed
+from ..codegen.trace import ARITHMETIC
+from ..rules.update import Update
+from . import coefficients as scalars
+from .base import PLAIN, Item, Job, fills_memory
+
+BLOCK = 1 << 17
+"""Elements that go through all operations together: what belongs to so many fits in a core's share of the caches."""
+
+GATHERED = 1 << 13
+"""Elements of small tensors that are made one vector: a copy of so many costs and takes little."""
+
+EXACT = 1 << 24
+"""Up to here float32 counts in ones."""
+
+# Operations --------------------------------------------------------------------------------------------------
+
+hold = torch.ops.aten.threshold_backward.default
+"""Its first argument, but zero where the second is not above the third: by far the fastest way to say so."""
+_hold_into = torch.ops.aten.threshold_backward.grad_input
+
+
+def _hold_(alignment: Tensor, step: Tensor) -> None:
+    _hold_into(step, alignment, 0, grad_input=step)
+
+
+def _holds(alignment: list[Tensor], step: list[Tensor]) -> list[Tensor]:
+    return [hold(s, a, 0) for a, s in zip(alignment, step, strict=True)]
+
+
+def _holds_(alignment: list[Tensor], step: list[Tensor]) -> None:
+    for a, s in zip(alignment, step, strict=True):
+        _hold_into(s, a, 0, grad_input=s)
+
+
+def _maximums(x: list[Tensor], y: Any) -> Any:
+    return torch._foreach_maximum(x, y) if isinstance(y, list) else torch._foreach_clamp_min(x, y)
+
+
+def _maximums_(x: list[Tensor], y: Any) -> None:
+    torch._foreach_maximum_(x, y) if isinstance(y, list) else torch._foreach_clamp_min_(x, y)
+
+
+def maximum(x: Tensor, y: Any) -> Tensor:
+    return torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y)
+
+
+# Each as a new tensor or list, and in place.
+Forms = dict[str, tuple[Callable[..., Any], Callable[..., Any]]]
+TENSORS: Forms = {
+    **{kind: (getattr(Tensor, kind), getattr(Tensor, kind + "_")) for kind in ("add", "sub", "mul", "div", "lerp")},
+    **{kind: (getattr(Tensor, kind), getattr(Tensor, kind + "_")) for kind in ("neg", "reciprocal", "sqrt", "sign")},
+    "add_scaled": (lambda a, x, s: a.add(x, alpha=s), lambda a, x, s: a.add_(x, alpha=s)),
+    "addcmul": (lambda a, x, y, s: a.addcmul(x, y, value=s), lambda a, x, y, s: a.addcmul_(x, y, value=s)),
+    "addcdiv": (lambda a, x, y, s: a.addcdiv(x, y, value=s), lambda a, x, y, s: a.addcdiv_(x, y, value=s)),
+    "maximum": (maximum, lambda x, y: x.copy_(maximum(x, y))),
+    "hold": (lambda a, s: hold(s, a, 0), _hold_),
+}
+LISTS: Forms = {
+    **{
+        kind: (getattr(torch, f"_foreach_{kind}"), getattr(torch, f"_foreach_{kind}_"))
+        for kind in ("add", "sub", "mul", "div", "lerp", "neg", "reciprocal", "sqrt", "sign", "addcmul", "addcdiv")
+    },
+    "add_scaled": (
+        lambda a, x, s: torch._foreach_add(a, x, alpha=s),
+        lambda a, x, s: torch._foreach_add_(a, x, alpha=s),
+    ),
+    "maximum": (_maximums, _maximums_),
+    "hold": (_holds, _holds_),
+}
+_SCALARS: dict[str, Callable[..., Any]] = {
+    **ARITHMETIC,
+    "sqrt": scalars.Scalars.sqrt,
+    "maximum": scalars.Scalars.maximum,
+}
+
+
+def _on_scalars(kind: str, args: list[Any]) -> Any:
+    """An operation between coefficients, each a number, a tensor or a list of 0-dim tensors."""
+    length = next((len(a) for a in args if isinstance(a, list)), None)
+    if length is None:
+        return _SCALARS[kind](*args)
+    spread = [a if isinstance(a, list) else [a] * length for a in args]
+    return [_SCALARS[kind](*each) for each in zip(*spread, strict=True)]
+
+
+# Routines ----------------------------------------------------------------------------------------------------
+
+Code = list[tuple[Callable[..., Any], tuple[int, ...], int | None, tuple[int, ...]]]
+"""For each operation what to call, the registers of its arguments, that of a new result, and those to clear."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """An update in registers: first parameter, gradient and buffers, then coefficients, then all else."""
+
+    registers: int
+    numbers: dict[int, float]
+    """Registers that hold the same number at every step."""
+    coefficients: dict[str, int]
+    on_scalars: list[tuple[str, tuple[int, ...], int]]
+    on_tensors: Code
+    on_lists: Code
+    results: list[tuple[int, int, bool]]
+    """Of each input that is updated: its register, that of the result, and whether the two are one place in memory."""
+    alignment: int | None
+
+
+@cache
+def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...], numbers: bool) -> Routine:
+    program = placed(update, buffers, coefficients, numbers)
+    register: dict[Any, int] = {name: i for i, name in enumerate(("p", "g", *buffers, *coefficients))}
+    constants: dict[int, float] = {}
+
+    def find(arg: Any) -> int:
+        if arg not in register:
+            register[arg] = len(register)
+            constants[register[arg]] = arg
+        return register[arg]
+
+    on_scalars = []
+    for op in program.scalars:
+        args = tuple(find(arg) for arg in op.args)
+        register[op.out] = len(register)
+        on_scalars.append((op.kind, args, register[op.out]))
+    calls: list[tuple[Instruction, tuple[int, ...], int | None, tuple[int, ...]]] = []
+    home = dict(register)
+    for op in program.elements:
+        args = tuple(home[arg] if arg in home else find(arg) for arg in op.args)
+        if op.overwritten is None:
+            home[op.out] = register[op.out] = len(register)
+        else:
+            home[op.out] = args[op.overwritten]
+            register[op.out] = len(register)  # keeps the numbers apart
+        if op.overwritten == 1 and op.kind != "hold":
+            args = (args[1], args[0])
+        dead = tuple(home[name] for name in op.dying if home[name] != home[op.out])
+        calls.append((op, args, home[op.out] if op.overwritten is None else None, dead))
+    on_tensors, on_lists = (
+        [(forms[op.kind][op.overwritten is not None], args, out, dead) for op, args, out, dead in calls]
+        for forms in (TENSORS, LISTS)
+    )
+    results = [(home[name], home[result], name not in program.elsewhere) for name, result in program.results.items()]
+    alignment = None if program.alignment is None else home[program.alignment]
+    named = {name: register[name] for name in coefficients}
+    return Routine(len(register), constants, named, on_scalars, on_tensors, on_lists, results, alignment)
+
+
+class Step:
+    """One step of a job: the routine for it, with the coefficients of some step count in their registers.
+
+    A coefficient may be a list of 0-dim tensors, one for each item: then it serves `run_lists` only.
+    """
+
+    def __init__(self, job: Job, item: Item, coefficients: dict[str, Any]) -> None:
+        self.has_numbers = not any(isinstance(value, (Tensor, list)) for value in coefficients.values())
+        self.routine = routine(job.update, tuple(item.state), tuple(coefficients), self.has_numbers)
+        self.names = tuple(item.state)
+        self.registers: list[Any] = [None] * self.routine.registers
+        for register, number in self.routine.numbers.items():
+            self.registers[register] = number
+        for name, register in self.routine.coefficients.items():
+            self.registers[register] = coefficients[name]
+        for kind, args, register in self.routine.on_scalars:
+            self.registers[register] = _on_scalars(kind, [self.registers[arg] for arg in args])
+
+    def run(self, item: Item, grad: Tensor) -> Tensor | None:
+        """Update one item; the number of its aligned elements, None if nobody counts."""
+        if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
+            grad = grad.clone()
+        found = [
+            self._on_tensors([block.param, of_grad, *block.state.values()], item)
+            for block, of_grad in blocks(item, grad)
+        ]
+        return found[0] if len(found) == 1 or found[0] is None else together(found).sum()
+
+    def run_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The same for items that are alike in device and dtypes; numbers of some may come as one vector."""
+        if not torch.compiler.is_compiling():
+            grads = [grad.clone() if grad._is_zerotensor() else grad for grad in grads]
+        if items[0].param.device.type != "cpu" or not self.has_numbers:
+            return self._on_lists(items, grads)
+        aligned: list[Tensor | None] = []
+        apart = _are_apart([item.param for item in items])
+        for block in _gatherings(items):
+            if apart and len(items[block]) > 1:
+                aligned.append(self._gathered(items[block], grads[block]))
+            else:
+                aligned += map(self.run, items[block], grads[block])
+        return aligned
+
+    def _columns(self, items: Sequence[Item], grads: Sequence[Tensor]) -> list[list[Tensor]]:
+        states = [[item.state[name] for item in items] for name in self.names]
+        return [[item.param for item in items], list(grads), *states]
+
+    def _on_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        columns, work = self._columns(items, grads), items[0].work_dtype
+        loaded = [c if c[0].dtype == work else [x.to(work) for x in c] for c in columns]
+        found = _call(self.routine.on_lists, self.registers, loaded)
+        for register, result, in_place in self.routine.results:
+            if not in_place or loaded[register] is not columns[register]:
+                torch._foreach_copy_(columns[register], found[result])
+        if items[0].counts is None or self.routine.alignment is None:
+            return [None] * len(items)
+        return [_positive(alignment) for alignment in found[self.routine.alignment]]
+
+    def _gathered(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Tensor | None:
+        """Small tensors of the CPU: one vector of all of them, as a call costs more there than their elements."""
+        columns, work = self._columns(items, grads), items[0].work_dtype
+        loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
+        found = _call(self.routine.on_tensors, self.registers, loaded)
+        for register, result, _ in self.routine.results:
+            parts = torch._C._nn.unflatten_dense_tensors(found[result], columns[register])
+            torch._foreach_copy_(columns[register], parts)
+        if items[0].counts is None or self.routine.alignment is None:
+            return None
+        ends = torch.tensor([0, *accumulate(param.numel() for param in columns[0])])
+        until = torch.nn.functional.pad(found[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
+        return until[ends].diff()
+
+    def _on_tensors(self, tensors: Sequence[Tensor], item: Item) -> Tensor | None:
+        work = item.work_dtype
+        loaded = [tensor if tensor.dtype == work else tensor.to(work) for tensor in tensors]
+        found = _call(self.routine.on_tensors, self.registers, loaded)
+        for register, result, in_place in self.routine.results:
+            if not in_place or loaded[register] is not tensors[register]:
+                tensors[register].copy_(found[result])
+        if item.counts is None or self.routine.alignment is None:
+            return None
+        return _positive(found[self.routine.alignment])
+
+
+def _call(code: Code, registers: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    r = registers.copy()
+    r[: len(inputs)] = inputs
+    get = r.__getitem__
+    for call, args, out, dead in code:
+        result = call(*map(get, args))
+        if out is not None:
+            r[out] = result
+        for register in dead:
+            r[register] = None
+    return r
+
+
+def steps(job: Job) -> Callable[[float], Step]:
+    """The `Step` of a job for each step count, whose scalars are worked out once."""
+    options = scalars.as_numbers(job.options)
+    grad_scale = None if job.grad_scale is None else scalars.read(job.grad_scale)
+
+    @cache
+    def step(count: float) -> Step:
+        return Step(job, job.items[0], job.update.coefficients(count, options, scalars.Scalars, grad_scale))
+
+    return step
+
+
+# Blocks and counting -----------------------------------------------------------------------------------------
+
+
+def blocks(item: Item, grad: Tensor) -> Iterator[tuple[Item, Tensor]]:
+    """A large item of the CPU in parts that stay in the cache, if all of it lies in memory alike; else the item."""
+    tensors = [item.param, grad, *item.state.values()]
+    if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
+        yield item, grad
+        return
+    for param, of_grad, *state in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
+        yield replace(item, param=param, state=dict(zip(item.state, state, strict=True))), of_grad
+
+
+def _gatherings(items: Sequence[Item]) -> Iterator[slice]:
+    """Items of no more than `GATHERED` elements together, or single ones."""
+    start = elements = 0
+    for number, item in enumerate(items):
+        size = item.param.numel()
+        if number > start and elements + size > GATHERED:
+            yield slice(start, number)
+            start, elements = number, 0
+        elements += size
+    yield slice(start, len(items))
+
+
+def _are_apart(tensors: Sequence[Tensor]) -> bool:
+    """Is none of the elements in two of these tensors? Those that share some must be updated one after the other."""
+    if not all(type(x) in PLAIN and x.is_contiguous() for x in tensors):
+        return False  # not known
+    ranges = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in tensors if x.numel())
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
+
+
+def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
+    """The tensors of the CPU as vectors, if all have their elements in the same order of memory."""
+    first = tensors[0]
+    if first.device.type != "cpu":
+        return None
+    for tensor in tensors:
+        if type(tensor) not in PLAIN or tensor.is_neg() or tensor.stride() != first.stride():
+            return None
+    return [tensor.as_strided((first.numel(),), (1,)) for tensor in tensors] if fills_memory(first) else None
+
+
+def _positive(alignment: Tensor) -> Tensor:
+    """How many are positive. Overwrites them: a sum of ones is many times faster than one of truth values."""
+    return alignment.gt_(0).sum() if alignment.numel() < EXACT else (alignment > 0).sum()
+
+
+def count_steps(items: Sequence[Item]) -> None:
+    """Add one to the step counts. Of a number torch would make a tensor for each of those that are on the CPU.
+
+    A FakeTensorMode follows the value of a count through the addition of a number only.
+    """
+    counts = [item.step for item in items]
+    if torch.compiler.is_compiling() or any(type(x) is not Tensor or x.device.type != "cpu" for x in counts):
+        torch._foreach_add_(counts, 1)
+    else:
+        torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
+
+
+def together(numbers: Sequence[Tensor | None]) -> Tensor:
+    """Numbers and vectors of them as one vector, in integers."""
+    found = [number for number in numbers if number is not None]
+    alike = all(number.dtype == found[0].dtype for number in found)
+    return torch.hstack(found if alike else [number.long() for number in found]).long()
+
+
+class Counters:
+    """The alignment counters of items on the CPU, in one memory, so that counting is one operation.
+
+    The tensors stay the same objects.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        counters = [item.counts for item in items if item.counts is not None]
+        self.rows = {id(item): row for row, item in enumerate(items)}
+        with torch.inference_mode(False):  # later steps may be outside of one that this is in
+            self.all = torch.stack(counters)
+        self.one = self.all.new_tensor([[0, item.param.numel(), item.param.numel()] for item in items])
+        for counts, place in zip(counters, self.all.unbind(), strict=True):
+            counts.data = place
+
+    def add(self, items: Sequence[Item], aligned: Tensor) -> None:
+        if len(items) == len(self.rows):
+            self.all += self.one
+            self.all[:, 0] += aligned
+        else:
+            rows = torch.tensor([self.rows[id(item)] for item in items])
+            self.all[rows] += self.one[rows]
+            self.all[rows, 0] += aligned
+
+
+def count(job: Job, items: Sequence[Item], aligned: Sequence[Tensor | None]) -> None:
+    """Add one step to the alignment counters of items of a job that are on one device."""
+    counters = [item.counts for item in items if item.counts is not None]
+    if not counters or aligned[0] is None:
+        return
+    total = together(aligned)
+    if total.device.type == "cpu" and type(total) is Tensor and not torch.compiler.is_compiling():
+        if "counters" not in job.memo:
+            job.memo["counters"] = Counters([item for item in job.items if item.param.device.type == "cpu"])
+        job.memo["counters"].add(items, total)
+    else:  # no copy from the host, which a graph could not hold
+        torch._foreach_add_([c[0] for c in counters], list(total.unbind()))
+        torch._foreach_add_([c[1:] for c in counters], [item.param.numel() for item in items])

@@ -1,0 +1,86 @@
+"""Sparse gradients, row-lazy: only the rows that the gradient holds touch parameter, moments or counters.
+
+The same arithmetic as the reference, on the gathered rows. A gradient's sparse dimensions may be any number
+of the leading ones; with all of them sparse a "row" is a single element. Bias correction goes by the one step
+count of the parameter, as in torch.optim.SparseAdam, unless rows have their own (`row_steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import coefficients, quantization
+from .base import Engine, Item, Job
+from .reference import count, functions
+
+
+class Rows(Engine):
+    name = "rows"
+    sparse = True
+    any_storage = True
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        check_ids(jobs)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for item, grad in job:
+                quantization.count_step(item)
+                _step(job, item, grad)
+
+
+def _of_rows(job: Job, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The coefficients of rows that count their own steps: by row where they depend on the count."""
+    counts[where] += 1  # the rows are distinct
+    c = job.update.coefficients(coefficients.exact(counts[where]), job.options, coefficients.Scalars, job.grad_scale)
+    return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
+
+
+def check_ids(jobs: Sequence[Job]) -> None:
+    """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids."""
+    for job in jobs:
+        for item, grad in job:
+            for dimension, ids in zip(item.param.shape, grad._indices(), strict=False):
+                if ids.numel():
+                    low, high = map(int, torch.aminmax(ids))
+                    if low < 0 or high >= dimension:
+                        raise out_of_range(item, low if low < 0 else high, dimension)
+
+
+def out_of_range(item: Item, row: int, rows: int) -> IndexError:
+    return IndexError(f"{item.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
+
+
+def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The distinct rows of a sparse gradient and their values, duplicates summed in `dtype`."""
+    values = grad._values()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    size = tuple(grad.shape[: grad.sparse_dim()]) + tuple(values.shape[1:])
+    wide = torch.sparse_coo_tensor(
+        grad._indices(), values.to(dtype), size, is_coalesced=grad.is_coalesced(), check_invariants=False
+    )
+    wide = wide.coalesce()
+    return tuple(wide.indices()), wide.values()
+
+
+def _step(job: Job, item: Item, grad: Tensor) -> None:
+    work = item.work_dtype
+    where, values = summed(grad, work)
+    if item.counts is not None and values.numel() == 0:
+        item.counts[2].add_(item.param.numel())
+    if values.numel() == 0:
+        return
+    if item.row_steps is not None:
+        c = _of_rows(job, item.row_steps, where, work)
+    else:
+        c = coefficients.of_step(job.update, job.options, item.step, job.grad_scale)
+    moved = job.update(item.param[where].to(work), values, quantization.load(item, where, work), c, functions(item))
+    item.param[where] = moved.param.to(item.param.dtype)
+    quantization.store(item, moved.state, where, item.step)
+    if item.counts is not None:
+        count(item.counts, moved.alignment, values.numel(), item.param.numel())

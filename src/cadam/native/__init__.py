@@ -1,0 +1,1 @@
+"""The compiled C library: how it is built, found, checked and loaded."""

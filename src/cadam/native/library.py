@@ -1,0 +1,97 @@
+"""The compiled C kernels, called with tensors of torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ..codegen import c_source as c_source
+from ..codegen.kernel_spec import Structure
+from ..engines.base import NotThere, Words
+from ..engines.base import UnavailableError as UnavailableError
+from ..rules import RULES, Rule
+from . import shared_library
+from .torch_symbols import REQUIRED, torch_symbols
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library of kernels, with the functions of torch that it calls."""
+
+    c: ctypes.CDLL
+    torch: Words
+    """The addresses of the functions that it calls."""
+
+    @property
+    def parallel_for(self) -> int:
+        return int(self.torch[0])
+
+
+def _required() -> Words:
+    """The functions of torch that the kernels call; raises UnavailableError if a required one is missing."""
+    found = torch_symbols()
+    if REQUIRED in found.missing:
+        raise UnavailableError(
+            f"torch {torch.__version__} lacks the symbol {REQUIRED}, which the C kernels require (torch 2.10 and later "
+            "have it)"
+        )
+    return found.addresses
+
+
+def _typed(c: ctypes.CDLL) -> Library:
+    """A library that was loaded, with the types of its functions."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    c.cadam_read_steps.argtypes = [pointer, number, pointer]
+    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
+    c.cadam_look.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, pointer]
+    c.cadam_look.restype = number
+    c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
+    c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
+    c.cadam_check_ids.restype = number
+    for events in (c.cadam_events, c.cadam_scores):
+        events.argtypes, events.restype = [pointer, pointer], number
+    for texts in (c.cadam_lines, c.cadam_values):
+        texts.argtypes, texts.restype = [pointer], None
+    for rows in (c.cadam_rows, c.cadam_rows_squares):
+        rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
+    here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
+    os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
+    return Library(c, _required())
+
+
+def _work_alone(here: int) -> None:
+    """A forked child has none of its parent's threads, and would wait for them for ever."""
+    torch_symbols().addresses[0] = here
+
+
+@cache
+def package_library() -> Library:
+    """The library of the package. Raises UnavailableError if it cannot be used."""
+    c = shared_library.package()
+    if isinstance(c, str):
+        raise UnavailableError(c)
+    return _typed(c)
+
+
+@cache
+def _own(rule: Rule) -> Library:
+    """Kernels for a rule that is not the package's own."""
+    return _typed(shared_library.compiled(rule.name, c_source.header([rule])))
+
+
+@cache
+def find(structure: Structure) -> tuple[Library, int] | str:
+    """The library with a kernel for such a rule and its number there, or why there is none."""
+    try:
+        _required()
+        library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
+    except UnavailableError as reason:
+        return NotThere(reason)
+    kernel = int(library.c.cadam_kernel(structure.plain.name.encode()))
+    if kernel < 0:
+        return NotThere(f"has no kernel for {structure.name}: options that lead there must be in the rule's variants")
+    return library, kernel

@@ -1,0 +1,1 @@
+"""Events, schemas and the sources that events are read from."""

@@ -1,0 +1,1 @@
+"""Schema inference: which columns of a sample are features, labels, users and times."""

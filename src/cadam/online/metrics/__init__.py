@@ -1,0 +1,1 @@
+"""Metrics over a stream of predictions and labels."""

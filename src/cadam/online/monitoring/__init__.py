@@ -1,0 +1,1 @@
+"""What a running learner reports: console, TensorBoard, Prometheus and the status page."""

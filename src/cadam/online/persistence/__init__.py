@@ -1,0 +1,1 @@
+"""Checkpoints, logs, warm starts and exported models."""

@@ -1,0 +1,1 @@
+"""The optimizer classes and everything built around `torch.optim.Optimizer`."""

@@ -1,0 +1,1 @@
+"""Intervals, confidence sequences and paired comparisons."""
