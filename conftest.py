@@ -16,6 +16,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Processes that tests start import `tests` as a package, too.
+_ROOT = os.path.dirname(os.path.abspath(__file__))
+os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 # What is published in the repository is not what the commands in tests are about.
 os.environ["CADAM_ARCHIVE"] = os.devnull + ".none"
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, blocks, has_work, run
-from written import AVOIDED, anchors, links, prose, sentences, words
 
 import cadam
 from cadam.statistics import comparison
 from cadam.trials import report
 from cadam.trials.experiment import Results, Row
 from cadam_paper import pages, published
+from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, blocks, has_work, run
+from tests.written import AVOIDED, anchors, links, prose, sentences, words
 
 NOT_RUN = [block for page in PAGES for block in blocks(page) if block.elsewhere]
 

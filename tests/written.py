@@ -76,7 +76,7 @@ def anchors(page: Path) -> set[str]:
 
 
 if __name__ == "__main__":
-    from documented import NOTEBOOKS, PAGES
+    from tests.documented import NOTEBOOKS, PAGES
 
     lengths = [(len(words(s)), page.name, s) for page in (*PAGES, *NOTEBOOKS) for s in sentences(prose(page))]
     for length, name, sentence in sorted(lengths, reverse=True):

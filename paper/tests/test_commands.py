@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import walks
+from tests.trials import walks
 
 from cadam.ab.verdict import KINDS
 from cadam.cli import main

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sanitizer
 import torch
+from tests.native import sanitizer
 
 from cadam.cli import main
 from cadam.native import build

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tables import begins_with
+from tests.trials.tables import begins_with
 
 from cadam.trials import archive as archives
 from cadam.trials import runner

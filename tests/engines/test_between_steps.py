@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from exact import assert_identical, present
 from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
+from tests.optim.exact import assert_identical, present
 
 HOW: dict[str, dict[str, Any]] = {
     "default": {},

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from family import OF_RULE, STRUCTURES
 from torch import Tensor
-from triton_interpreter import interpreted, needs_triton, on_cuda
 
 import cadam
 from cadam.codegen import triton_source as triton_source
@@ -30,6 +28,8 @@ from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.sparse import CudaRows, Strides, _launches, check_ids
 from cadam.rules import RULES, Rule, Step
 from cadam.rules.defaults import defaults
+from tests.engines.triton_interpreter import interpreted, needs_triton, on_cuda
+from tests.optim.family import OF_RULE, STRUCTURES
 
 REFERENCE = tuple(engine for engine in selection.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
@@ -618,7 +618,7 @@ def test_importing_cadam_does_not_import_triton() -> None:
 
 INTERPRETED = """
 import torch
-from family import FAMILY
+from tests.optim.family import FAMILY
 from cadam.engines import choose
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.rows import CudaRows

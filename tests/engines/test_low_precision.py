@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines_under_test import DENSE, ENGINES, served
-from family import CONFIDENT, FAMILY, buffers, gradient, parameter, same_bits, sparse
 from torch import Tensor
 
 import cadam
+from tests.engines.engines_under_test import DENSE, ENGINES, served
+from tests.optim.family import CONFIDENT, FAMILY, buffers, gradient, parameter, same_bits, sparse
 
 HALVES = [torch.float16, torch.bfloat16]
 STATE_DTYPES = [torch.float16, torch.bfloat16, torch.float64]

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracle import Oracle
 
 import cadam.jax
 from cadam.rules import RULES
+from tests.optim.oracle import Oracle
 
 STEPS, LR, WEIGHT_DECAY = 200, 1e-3, 0.1
 # Near a tie float32 may decide otherwise than float64, rightly; see test_oracle.py.

@@ -11,12 +11,22 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jax_cases import LR, OF_RULES, alignment, arrays, followed, largest_difference, optimizer, rule_of, trained
 
 import cadam.jax
 from cadam.jax import native
 from cadam.native import shared_library
 from cadam.rules import RULES
+from tests.jax.jax_cases import (
+    LR,
+    OF_RULES,
+    alignment,
+    arrays,
+    followed,
+    largest_difference,
+    optimizer,
+    rule_of,
+    trained,
+)
 
 pytestmark = pytest.mark.skipif(isinstance(shared_library.package(), str), reason=str(shared_library.package()))
 

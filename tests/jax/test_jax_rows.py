@@ -11,12 +11,12 @@ import numpy as np
 import optax
 import pytest
 import torch
-from family import FAMILY
-from jax_cases import LR, NAMES, OF_RULES, alignment, largest_difference
 
 import cadam
 import cadam.jax
 from cadam.jax import sparse_update
+from tests.jax.jax_cases import LR, NAMES, OF_RULES, alignment, largest_difference
+from tests.optim.family import FAMILY
 
 ROWS, WIDTH, STEPS = 9, 4, 20
 

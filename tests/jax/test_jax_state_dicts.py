@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 import torch
-from family import FAMILY
-from jax_cases import LR, NAMES, largest_difference
 
 import cadam
 import cadam.jax
+from tests.jax.jax_cases import LR, NAMES, largest_difference
+from tests.optim.family import FAMILY
 
 CLASSES: dict[str, Any] = {name.lower(): cls for name, cls in FAMILY.items()}
 

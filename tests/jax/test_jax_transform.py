@@ -13,8 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from family import FAMILY
-from jax_cases import (
+
+import cadam
+import cadam.jax
+from cadam.array_update import of_step
+from cadam.jax import native, transform
+from cadam.rules import RULES, Rule, Step
+from cadam.rules.defaults import defaults
+from cadam.rules.update import Scalars, Update
+from tests.jax.jax_cases import (
     LR,
     NAMES,
     OF_RULES,
@@ -30,14 +37,7 @@ from jax_cases import (
     trained,
     variants,
 )
-
-import cadam
-import cadam.jax
-from cadam.array_update import of_step
-from cadam.jax import native, transform
-from cadam.rules import RULES, Rule, Step
-from cadam.rules.defaults import defaults
-from cadam.rules.update import Scalars, Update
+from tests.optim.family import FAMILY
 
 FLOAT32, FLOAT64 = 5e-6, 1e-12
 
@@ -208,7 +208,7 @@ def test_nested_trees_agree_with_the_oracle(name: str) -> None:
 SHARDED = """
 import jax, numpy as np, optax, cadam.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
+from tests.jax.jax_cases import OF_RULES, alignment, arrays, followed, largest_difference, optimizer, trained
 assert jax.device_count() == 4
 cadam.jax.transform.LARGE = cadam.jax.native.LEAST = 1  # leaves wait for each other
 assert "4 devices" in cadam.jax.explain()

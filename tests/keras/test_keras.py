@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from documented import blocks
-from oracle import Oracle
+
+from tests.documented import blocks
+from tests.optim.oracle import Oracle
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -270,7 +271,7 @@ def test_a_saved_model_goes_on_to_the_same_numbers(name: str, tmp_path: Path) ->
 ACROSS = """
 import sys, numpy as np
 sys.path[:0] = {path!r}
-import test_keras as t, cadam.keras
+from tests.keras import test_keras as t; import cadam.keras
 out = {{}}
 for name in t.NAMES:
     out[name], _ = t.applied(getattr(cadam.keras, name)(t.LR), t.grads(50))

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
-from worlds import run as worlds_run
 
 import cadam
 from cadam import online
@@ -27,6 +26,7 @@ from cadam.online import Batch, Learner, LinesSource, Rejected, Schema, StreamMe
 from cadam.online.before_0_2 import OLD_TO_NEW, new_name
 from cadam.online.data.limit import Portion
 from cadam.online.distributed_learner import DistributedLearner
+from tests.process_groups import run as worlds_run
 
 WRITTEN = Path(__file__).parents[1] / "data" / "before-0.2"
 SCHEMA = Schema({"user": "category:8", "price": "number"}, label="click", id="event:text", user="user", time="at")
@@ -356,6 +356,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    import test_before_0_2  # by its name: ranks are processes that import it
+    from tests.online import test_before_0_2  # by its name: ranks are processes that import it
 
     test_before_0_2.write(Path(sys.argv[1]))

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exact import present
-from online_streams import Replayed, Small, build, events, files, learner, table, weights
 from torch import Tensor, nn
 
 import cadam
 from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
 from cadam.online.labels.pending import Memory
+from tests.online.streams import Replayed, Small, build, events, files, learner, table, weights
+from tests.optim.exact import present
 
 
 def test_a_prediction_is_made_before_its_label_changes_anything() -> None:

@@ -26,11 +26,11 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec_model import Setting, Table, distributed, state_of
-from worlds import run
 
 from cadam.distributed.process_group import everywhere
 from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, load, save, tables_of, track_changes
+from tests.process_groups import run
+from tests.torchrec.model import Setting, Table, distributed, state_of
 
 SLOTS, IDS, STEPS, START, RATE = 32, 1000, 30, 0.5, 0.1
 

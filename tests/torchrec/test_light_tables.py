@@ -16,12 +16,12 @@ except ImportError as error:
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
-from torchrec_model import Setting, sharded, state_of, train_plainly
-from worlds import run
 
 from cadam.engines import quantization
 from cadam.rules.moment_storage import LOWEST, ROW_STEPS
 from cadam.torchrec import BagSharder, Tables, load, save
+from tests.process_groups import run
+from tests.torchrec.model import Setting, sharded, state_of, train_plainly
 
 LIGHT: dict[str, Any] = {"moments": "int8", "second_moment": "row", "row_steps": True}
 STORAGES: dict[str, dict[str, Any]] = {

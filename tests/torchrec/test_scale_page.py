@@ -18,10 +18,9 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from documented import blocks
-from worlds import run
-
 import cadam.online.distributed_learner
+from tests.documented import blocks
+from tests.process_groups import run
 
 ROOT = Path(__file__).parents[2]
 TRAIN, SERVE, SLOTS, ONLINE = (

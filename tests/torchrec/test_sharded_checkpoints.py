@@ -24,8 +24,6 @@ except ImportError as error:
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec_model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
-from worlds import run
 
 from cadam.atomic_write import settle
 from cadam.distributed import process_group
@@ -41,6 +39,8 @@ from cadam.torchrec import (
     save,
     track_changes,
 )
+from tests.process_groups import run
+from tests.torchrec.model import Setting, Table, distributed, furthest, sharded, state_of, train_plainly
 
 BEFORE, AFTER = 8, 8
 TABLES = (*Setting.tables, Table("shops", 11, ("shop",)))
@@ -339,7 +339,7 @@ import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch, torch.distributed as dist
-from torchrec_model import Setting, furthest, sharded
+from tests.torchrec.model import Setting, furthest, sharded
 from cadam.torchrec import join, leave, load, save
 
 folder, kills, steps = Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 
 try:
-    import cadam.torchrec
+    import cadam.torchrec  # noqa: F401
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from online_ranks import kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
-from online_streams import Replayed, events
-from test_distributed import (
+from cadam.online import Batch, Learner
+from tests.online.ranks import kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
+from tests.online.streams import Replayed, events
+from tests.online.test_distributed_learner import (
     learn_and_resume,
     resumed_from_the_newest_good_checkpoint,
     same_as_one_process,
 )
-from worlds import run
-
-from cadam.online import Batch, Learner
+from tests.process_groups import run
 
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 DAMAGES = ("", "__1_0.distcp")

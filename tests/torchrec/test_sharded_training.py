@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from exact import present
-from family import FAMILY
 from torch import Tensor, nn
 
 import cadam
+from tests.optim.exact import present
+from tests.optim.family import FAMILY
 
 try:
     import cadam.torchrec
@@ -28,12 +28,23 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec_model import BATCH, Batch, Setting, Table, batch, distributed, furthest, keyed, sharded, train_plainly
-from worlds import run
 
 from cadam.distributed.process_group import everywhere
 from cadam.torchrec import BagSharder, Tables, tables_of, versions
 from cadam.torchrec import tables as tables_module
+from tests.process_groups import run
+from tests.torchrec.model import (
+    BATCH,
+    Batch,
+    Setting,
+    Table,
+    batch,
+    distributed,
+    furthest,
+    keyed,
+    sharded,
+    train_plainly,
+)
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 SUMS = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked")))

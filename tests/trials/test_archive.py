@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tables import begins_with
-from walks import WALK, make_cell
 
 from cadam.trials import runner
 from cadam.trials.archive import Archive, DamagedResultsError
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
+from tests.trials.tables import begins_with
+from tests.trials.walks import WALK, make_cell
 
 CELL = make_cell("CAdam", 0.1, 3, depth=2)
 

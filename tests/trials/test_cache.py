@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from walks import WALK, make_cell
 
 import cadam
 from cadam.trials import runner
 from cadam.trials.cache import Cache, DamagedCellError, identity
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
 from cadam.trials.runner import Request
+from tests.trials.walks import WALK, make_cell
 
 PROVENANCE = Provenance(
     0.5, 1000, "CPU", {"python": "3", "cadam": cadam.__version__, "torch": torch.__version__}, "abc", False
@@ -192,7 +192,7 @@ def test_results_are_picked_by_fields_and_settings() -> None:
 MODULE = '''
 """An experiment."""
 from dataclasses import replace
-from walks import WALK as OTHER, make_cell, compute as walk
+from tests.trials.walks import WALK as OTHER, make_cell, compute as walk
 def compute(cell):
     outcome = walk(cell)
     print("computed one")

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from walks import TUNED, WALK, make_cell
 
 from cadam.ab.verdict import Kind
 from cadam.trials import palette, report, runner
@@ -18,6 +17,7 @@ from cadam.trials.cache import Cache
 from cadam.trials.experiment import Outcome, Plan, Row, Summary
 from cadam.trials.runner import Request
 from cadam_paper import catalogue
+from tests.trials.walks import TUNED, WALK, make_cell
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from walks import ARMS, TUNED, WALK, make_cell
 
 from cadam.trials import runner
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import Cell, Experiment, Plan, Results
 from cadam.trials.runner import Event, Request
+from tests.trials.walks import ARMS, TUNED, WALK, make_cell
 
 COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "walks_command.py"
 SEEDS = 25

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from walks import make_cell
 
 from cadam.ab.verdict import ONE_SEED
 from cadam.statistics.comparison import (
@@ -22,6 +21,7 @@ from cadam.statistics.comparison import (
     tally,
 )
 from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
+from tests.trials.walks import make_cell
 
 NAMES = ("CAdam", "Adam")
 

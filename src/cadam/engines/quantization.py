@@ -1,4 +1,4 @@
-"""Coded moments on tensors: what `cadam.rules.moment_storage` defines, for the reference and for making and converting state."""
+"""Quantized moments on tensors, in the formats that `cadam.rules.moment_storage` defines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A rule of `cadam.rules` as a gradient transformation of optax.
 
-`Update` of cadam.rules.update runs as it is, on arrays. The parameter it is given is 0 and its learning rate -1, so that
+`cadam.rules.update.Update` runs as it is, on arrays. The parameter it is given is 0 and its learning rate -1, so that
 what comes out is the step itself; the rest of a chain decays, scales and adds it.
 """
 

@@ -1,6 +1,6 @@
 """A rule of `cadam.rules` as an optimizer of Keras 3, on whichever backend Keras runs.
 
-`Update` of cadam.rules.update runs as it is, on tensors of the backend. What Keras does for every optimizer it does here too:
+`cadam.rules.update.Update` runs on tensors of the backend. Keras does here what it does for every optimizer:
 decoupled weight decay, clipping, moving averages, gradient accumulation, loss scaling and saving.
 """
 

@@ -6,8 +6,8 @@ a state dict simply fits in both directions. Four things need care:
 - torch casts moments to the parameter's dtype when it loads; ours keep their own (float32 for half parameters).
 - torch's max_exp_avg_sq is the maximum of the raw second moment, ours of the corrected one. `FORMAT_KEY` in a
   group says that the state is ours; without it the maximum is converted. `for_torch` converts back.
-- Coded moments (`cadam.rules.moment_storage`) are taken over as they are; where the optimizer stores them otherwise, the next step
-  converts them, rounded to the nearest. `for_torch` decodes them.
+- Quantized moments (`cadam.rules.moment_storage`) are loaded as they are; where the optimizer stores them otherwise,
+  the next step converts them, rounded to the nearest. `for_torch` decodes them.
 - A state dict that does not fit is refused before anything changes.
 """
 

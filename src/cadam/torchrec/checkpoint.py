@@ -1,6 +1,7 @@
 """Checkpoints of a sharded model: saved by some number of ranks, loaded by any other.
 
-They are folders as cadam.distributed.process_group describes them. The tables, their moments and steps and the dense part are the
+They are folders as cadam.distributed.process_group describes them. The tables, their moments and steps and the dense
+part are the
 tensors; the state of the dense part's optimizer, the step, the position in the data and the options of the tables are
 what all ranks share.
 """

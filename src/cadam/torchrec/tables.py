@@ -1,7 +1,8 @@
 """The tables of one rank: FBGEMM's module with its forward, and a backward that updates rows with our engines.
 
 FBGEMM looks rows up for many tables at once. Its own backward knows a few optimizers, on the CPU not even Adam, so it
-is left out: gradients of pooled bags are spread to the rows they came from, and `cadam.optim.sparse_update` does the rest in place.
+is left out: gradients of pooled bags are spread to the rows they came from, and `cadam.optim.sparse_update` does the
+rest in place.
 Nothing as large as a table is made, and on CUDA nothing waits for the device.
 """
 

@@ -202,7 +202,7 @@ def round_up_or_down(x, noise):
     return tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
 
 
-# Coded moments, as cadam/rules/moment_storage.py defines them -----------------------------------------------------------------
+# Quantized moments, as cadam/rules/moment_storage.py defines them --------------------------------
 #
 # Whatever shares a scale is a row of a tile of rows, or all of a one-dimensional block. Four elements of it lie side by
 # side in a thread: 16 bytes of float32, one word of codes.

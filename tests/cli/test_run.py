@@ -1,0 +1,912 @@
+"""`cadam run` and what a learner tells while it runs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import cadam
+from cadam import online
+from cadam.cli import main, writable_paths
+from cadam.cli.exit_codes import NO_PACKAGE
+from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
+from cadam.online.data.limit import Portion
+from cadam.online.data.validation import MismatchError, check_arguments, check_columns
+from cadam.online.models.model_file import OptimizerSpec
+from cadam.online.persistence.logs import PredictionLog
+from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
+from tests.online.streams import SCHEMA, Replayed, build, events, learner, table
+
+HERE = Path(__file__).parents[1] / "online"
+MODEL = f"{HERE / 'model_file.py'}:build"
+
+
+def stream(count: int) -> Replayed:
+    return Replayed([events(20, seed=n, first=20 * n) for n in range(count)])
+
+
+# Reports -------------------------------------------------------------------------------------------------------
+
+
+def test_the_console_has_a_line_at_each_doubling_with_the_best_constant_beside_the_loss() -> None:
+    out = io.StringIO()
+    ours = learner(reports=[Console(out)])
+    ours.run(stream(100))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0][:4] == ["events", "average", "since", "constant"]
+    rows = [line for line in lines[2:] if line and re.fullmatch(r"[\d,]+", line[0])]
+    assert [row[0] for row in rows] == ["80", "140", "260", "520", "1,040", "2,000"]
+    numbers = ours.metrics()
+    assert float(rows[-1][1]) == pytest.approx(numbers["log_loss"], abs=1e-4)
+    assert float(rows[-1][3]) == pytest.approx(numbers["best_constant"], abs=1e-4)
+    average = (520 * float(rows[3][1]) + 520 * float(rows[4][2])) / 1040
+    assert float(rows[4][1]) == pytest.approx(average, abs=2e-4)
+    assert lines[-1][0] == "total"
+    assert {"users.weight", "items.weight", "out.1.bias"} <= {line[0] for line in lines if line}
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.scalars: dict[str, list[tuple[float, int]]] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int | None = None) -> None:
+        self.scalars.setdefault(tag, []).append((value, step or 0))
+
+
+def test_scalars_go_to_any_writer() -> None:
+    kept = Kept()
+    ours = learner(reports=[Scalars(kept, every=500)])
+    ours.run(stream(100))
+    assert [step for _, step in kept.scalars["online/log_loss"]] == [500, 1000, 1500, 2000, 2000]
+    assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log_loss"]
+    assert "online/events_a_second" in kept.scalars
+    ratio = kept.scalars["alignment/touched/parameters/users.weight"]
+    assert all(0 < value <= 1 for value, _ in ratio)
+    assert all(math.isfinite(value) for values in kept.scalars.values() for value, _ in values)
+
+
+def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours.run(stream(10))
+    text = (tmp_path / "cadam.prom").read_text()
+    assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["cadam_events"]) == float(values["cadam_events_total"]) == 200
+    assert values["cadam_rejected"] == values["cadam_set_aside"] == "0.0"  # the old name too, for one release
+    assert values["cadam_orphan_labels"] == values["cadam_strange_labels"] == "0.0"
+    assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
+    assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
+    names = [sample.name for family in parser.text_string_to_metric_families(text) for sample in family.samples]
+    assert len(names) == len(values)
+
+
+def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    model = build()
+    names = ['say "so"', "back\\slash", "two\nlines"]
+    optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
+    ours = Learner(model, optimizer, torch.nn.functional.binary_cross_entropy_with_logits)
+    ours.learn(events(20))
+    text = Prometheus.text(ours)
+    for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
+        assert f'cadam_alignment_over_all{{parameter="{name}"}} ' in text
+
+
+def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    (tmp_path / "cadam.prom").mkdir()
+    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours.run(stream(10))
+    assert ours.events == 200
+    assert caplog.text.count("cannot be written") == 1
+
+
+# The command ---------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "cadam", "run", "--model", MODEL, *map(str, arguments)]
+
+
+PATHS = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
+
+
+def test_sigterm_ends_a_run_well_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    lines = tmp_path / "clicks.jsonl"
+    write_jsonl(lines, table(1000))
+    arguments = command(
+        "--data", f"jsonl:{lines}", "--checkpoint", tmp_path / "state", "--log", tmp_path / "log", "--batch-size", 50,
+        "--lr", 0.01,
+    )  # fmt: skip
+    console = tmp_path / "console"
+    with (
+        console.open("w") as out,
+        subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stdout=out, stderr=-1, text=True) as process,
+    ):
+        for _ in range(1200):
+            if console.read_text():  # it learns, and since before that it waits for signals
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "SIGTERM: finishing the batch" in error
+    assert "stopped at" in error
+    assert "events  average" in console.read_text()
+    write_jsonl(lines, table(500, first=1000), "a")
+    again = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from" in again.stderr
+    assert "the stream has ended at 1,500 events" in again.stderr
+    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == list(range(1500))
+
+
+def run(*arguments: object) -> int:
+    return main.main(["run", "--model", MODEL, *map(str, arguments)])
+
+
+def test_a_last_checkpoint_that_could_not_be_written_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_csv(tmp_path / "events.csv", table(300))
+    arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*arguments, "--events", 100) == 0
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadam.online.persistence.checkpoints.Checkpoints.save", full)
+        assert run(*arguments) == 1
+    told = capsys.readouterr().err
+    assert "the last checkpoint, at 300 events, could not be written" in told
+    assert "the state is in" not in told.split("could not be written")[1]
+    assert run(*arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--patience", "nan", "--patience must be seconds or inf, got nan"),
+        ("--patience", "-1", "--patience must be seconds or inf, got -1"),
+        ("--events", "-5", "--events must be at least 1, got -5"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(
+    option: str, value: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--data", "csv:nowhere.csv", "--checkpoint", tmp_path / "state", option, value) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_signal_while_the_state_is_read_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_csv(tmp_path / "events.csv", table(300))
+    arguments = ("--data", f"csv:{tmp_path / 'events.csv'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*arguments, "--events", 100) == 0
+    load = online.learner.Learner.load_state_dict
+
+    def interrupted(self: Any, state: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        load(self, state)
+
+    monkeypatch.setattr(online.learner.Learner, "load_state_dict", interrupted)
+    assert run(*arguments, "--follow") == 0  # else it waits for ever
+    with monkeypatch.context() as patch:
+        patch.setattr(online.learner.Learner, "load_state_dict", load)
+        assert run(*arguments, "--events", 150) == 0
+
+
+def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(300))
+    model = build(seed=7)
+    adam = torch.optim.Adam(model.parameters())
+    torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
+    data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
+    assert run("--data", data, "--checkpoint", state, "--take-over", tmp_path / "old.pt", "--lr", 1e-9) == 0
+    assert "300" in capsys.readouterr().out
+    after = learner(checkpoint=state)
+    assert after.resume()
+    assert torch.allclose(after.model.get_parameter("users.weight"), model.users.weight, atol=1e-6)
+    after.close()
+    schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    arguments = ("--data", data, "--checkpoint", tmp_path / "s2", "--schema", tmp_path / "schema.json", "--quiet")
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    assert run(*arguments, "--optimizer", "adamw", "--prometheus", tmp_path / "p.prom") == 0
+    assert capsys.readouterr().out == ""
+    assert "cadam_events 300.0\n" in (tmp_path / "p.prom").read_text()
+
+
+FEATURES = {"user": "category:50", "item": "category:20", "price": "number"}
+
+
+@pytest.mark.parametrize(
+    ("features", "label", "message"),
+    [
+        (dict(reversed(FEATURES.items())), "click", "the order of the features was user, item, price and is price,"),
+        ({**FEATURES, "user": "hash:50"}, "click", "user was category:50 and is hash:50"),
+        ({**FEATURES, "user": "category:20", "item": "category:50"}, "click", "user was category:50 and is category:2"),
+        ({"user": "category:50", "item": "category:20"}, "click", "price was number"),
+        (FEATURES, "click!=1", "the label was click and is click!=1"),
+        ({**FEATURES, "price": "number?"}, "click", ""),
+    ],
+)
+def test_a_state_is_not_gone_on_from_with_another_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], features: dict[str, str], label: str, message: str
+) -> None:
+    write_parquet(tmp_path / "a.parquet", table(300))
+    data = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--schema", tmp_path / "schema.json")
+    arguments = (*data, "--checkpoint", tmp_path / "state", "--model", "linear")
+    (tmp_path / "schema.json").write_text(json.dumps({"features": FEATURES, "label": "click"}))
+    assert run(*arguments) == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "state").iterdir()}
+    (tmp_path / "schema.json").write_text(json.dumps({"features": features, "label": label}))
+    assert run(*arguments) == (2 if message else 0)
+    error = capsys.readouterr().err
+    assert message in error
+    assert ("was learnt with another schema" in error) == bool(message)
+    if message:
+        assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--model": "nowhere.py:build"}, "nowhere.py does not exist"),
+        ({"--model": "build"}, "no model is called 'build'; there are linear, fm, deepfm"),
+        ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
+        ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
+        ({"--data": "ftp://x"}, "is no source"),
+        ({"--data": "clicks.parquet"}, "is parquet:clicks.parquet meant?"),
+        ({"--data": "clicks.csv"}, "is csv:clicks.csv meant?"),
+        ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
+        ({"--data": "csv:nowhere.csv"}, "is not a file"),
+        ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
+        ({"--every": "0"}, "checkpoint_every must be at least 1"),
+        ({"--unmatched": "negative"}, "--unmatched negative needs --horizon"),
+        ({"--unmatched": "negative", "--horizon": "inf", "--model": "nowhere.py:build"}, "needs --horizon"),
+        ({"--metrics": "auroc"}, "no metric auroc; there are auc, gauc"),
+        ({"--metrics": "auc", "--window": "0"}, "window must be at least 1"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_says_why(
+    change: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    given = {"--model": MODEL, "--data": f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint": str(tmp_path / "state")}
+    arguments = [part for pair in {**given, **change}.items() for part in pair]
+    assert main.main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+WRONG: dict[str, Any] = {
+    "features": {"user": "category:50", "item": "category:20", "prize": "number"},
+    "label": "click", "id": "event", "time": "at",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder", "csv", "jsonl"])
+def test_a_misspelt_column_is_named_beside_those_that_are_there(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    columns, data = table(10), tmp_path / "data"
+    data.mkdir()
+    if kind in ("parquet", "folder"):
+        write_parquet(data / "a.parquet", columns)
+    elif kind == "csv":
+        write_csv(data / "a.csv", columns)
+    else:
+        write_jsonl(data / "a.jsonl", columns)
+    uri = f"parquet:{data}" if kind == "folder" else f"{kind}:{data / f'a.{kind}'}"
+    (tmp_path / "schema.json").write_text(json.dumps(WRONG))
+    assert run("--data", uri, "--checkpoint", tmp_path / "state", "--schema", tmp_path / "schema.json") == 2
+    message = "has no column 'prize', which the schema asks for; it has event, user, item, price, click, at\n"
+    assert capsys.readouterr().err == f"cadam run: {uri.partition(':')[2]} {message}"
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("label_first", [True, False])
+@pytest.mark.parametrize("label", ["click", "click>=1"])
+def test_labels_may_come_in_records_of_their_own(label: str, label_first: bool, tmp_path: Path) -> None:
+    schema = Schema(**{**WRONG, "features": {"price": "number"}, "label": label})
+    event, late = {"event": 1, "price": 2.0, "at": 3.0}, {"event": 1, "click": 1.0}
+    lines = [late] if label_first else [event]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    check_columns(LinesSource(tmp_path / "a.jsonl", schema, "jsonl"), schema)
+    without = Schema({"price": "number"}, label=label)
+    if not label_first:  # without an id a label can only come with its event
+        with pytest.raises(MismatchError, match="has no column 'click'"):
+            check_columns(LinesSource(tmp_path / "a.jsonl", without, "jsonl"), without)
+
+
+def test_a_model_with_other_arguments_than_the_features_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    schema = {"features": {"user": "category:50", "item": "category:20"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--schema", tmp_path / "schema.json")
+    assert run(*data, "--checkpoint", tmp_path / "state") == 2
+    error = capsys.readouterr().err
+    assert "its forward takes user, item, price; the schema has user, item (missing a required argument: 'p" in error
+    assert error.count("\n") == 1
+
+
+class AnyFeatures(torch.nn.Module):
+    def forward(self, **features: torch.Tensor) -> torch.Tensor:
+        return features["price"]
+
+
+class Optional(torch.nn.Module):
+    def forward(self, price: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        return weight * price
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_a_model_may_take_features_in_any_way() -> None:
+    schema = Schema({"price": "number"})
+    models: list[Any] = [AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())]
+    for model in models:
+        check_arguments(model, schema, "here")
+    with pytest.raises(MismatchError, match=r"its forward takes input; the schema has price"):
+        check_arguments(torch.nn.Sequential(torch.nn.Linear(1, 1)), schema, "here")
+
+
+@pytest.mark.parametrize(
+    ("package", "more", "advice"),
+    [
+        ("safetensors", [], "checkpoints need safetensors: pip install safetensors"),
+        ("pyarrow", ["--log", "log"], "need pyarrow: pip install pyarrow"),
+        ("pyarrow", ["--data", "parquet:here"], "need pyarrow: pip install pyarrow"),
+        ("redis", ["--data", "redis://localhost/clicks"], "need redis-py: pip install"),
+        ("confluent_kafka", ["--data", "kafka://localhost/clicks"], "needs confluent-kafka: pip install"),
+        ("tensorboard", ["--tensorboard", "board"], "needs TensorBoard: pip install tensorboard"),
+        ("prometheus_client", ["--serve", "0"], "need prometheus_client: pip install prometheus_client"),
+        ("prometheus_client", ["--prometheus", "p.prom"], "need prometheus_client: pip install prometheus_client"),
+    ],
+)
+def test_a_package_that_is_missing_is_said_before_anything_is_learnt(
+    package: str,
+    more: list[str],
+    advice: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    assert run("--data", "jsonl:a.jsonl", "--checkpoint", "state", *more) == NO_PACKAGE
+    error = capsys.readouterr().err
+    assert advice in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("state/*.safetensors"))
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--log", "--rejected", "--tensorboard", "--prometheus"])
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_learnt(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "below"
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*data, option, place) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam run: {option}: {tmp_path / 'file'}")
+    assert error.endswith(f"cannot be written to: {tmp_path / 'file'} is not a folder\n")
+    assert not (tmp_path / "state").exists()
+
+
+def test_permissions_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(Path(path)))
+    with pytest.raises(
+        writable_paths.UnwritableError, match=f"--log: {tmp_path}/a/b cannot be written to: permission denied"
+    ):
+        writable_paths.check_folder(tmp_path / "a" / "b", "--log")
+    assert asked == [tmp_path]
+    with pytest.raises(writable_paths.UnwritableError, match=f"--log: {tmp_path} is a folder, not a file"):
+        writable_paths.check_file(tmp_path, "--log")
+
+
+def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path: Path) -> None:
+    """Also where the cut batch holds labels on their own and events that cannot be used."""
+    lines, columns = tmp_path / "a.jsonl", table(200)
+    records = [{name: values[n].item() for name, values in columns.items()} for n in range(200)]
+    del records[10]["click"]
+    records[40]["item"] = 10**6
+    records.insert(60, {"event": 10, "click": 1.0})
+    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for most, expected in ((30, 30), (30, 30), (77, 77), (None, 199)):
+        ours = learner(checkpoint=tmp_path / "state", log=tmp_path / "log")
+        ours.resume()
+        left = None if most is None else most - ours.events
+        ours.run(Portion(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
+        assert ours.events == expected
+        ours.close()
+    assert (ours.learned, ours.rejected) == (199, 1)
+    assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
+
+
+def test_a_portion_can_be_copied_and_tells_what_its_source_does() -> None:
+    portion = Portion(stream(3), 30)
+    for made in (copy.copy(portion), copy.deepcopy(portion), pickle.loads(pickle.dumps(portion))):
+        assert (made.left, made.given, made.position) == (30, False, 0)
+        assert hasattr(made, "batches")
+        assert not hasattr(made, "backlog")
+    assert copy.copy(portion).source is portion.source
+
+
+def test_the_command_stops_after_exactly_so_many_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(1500))
+    for most in (500, 600):
+        data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+        assert run(*data, "--events", most) == 0
+        assert f"done at {most} events" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_console_ends_the_run_and_the_state_is_saved(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", table(1000))
+    arguments = command("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--follow")
+    with subprocess.Popen([*arguments, "--batch-size", "50"], env=ENVIRONMENT, stdout=-1, stderr=-1) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+    ours = learner(checkpoint=tmp_path / "state")
+    assert ours.resume()
+    assert ours.events > 0
+    ours.close()
+
+
+def test_metrics_that_are_asked_for_are_those_of_the_log_and_go_on_after_a_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(1000))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--batch-size", 50, "--metrics", "gauc,auc,log-loss,calibration")
+    shown = []
+    for name, stops in (("whole", [1000]), ("stopped", [350, 1000])):
+        for stop in stops:
+            more = ("--checkpoint", tmp_path / name, "--log", tmp_path / f"{name}-log", "--events", stop)
+            assert run(*data, *more, "--window", 500) == 0
+            out = capsys.readouterr().out
+        shown.append({m[1]: float(m[2]) for m in re.finditer(r"(?m)^([a-z_]+/[a-z_]+?)  +([-.e\d]+|nan)$", out)})
+    assert shown[0] == shown[1]
+    afterwards = recompute(tmp_path / "stopped-log")
+    for name in ("log_loss", "calibration"):
+        assert shown[0][f"{name}/total"] == pytest.approx(afterwards[name], rel=1e-5)
+    log = pq.read_table(tmp_path / "whole-log").to_pydict()
+    last = measure(*(np.array(log[name][500:]) for name in ("score", "label", "user")))
+    for name in ("auc", "gauc_by_impressions", "gauc_by_user"):
+        assert shown[0][f"{name}/window"] == pytest.approx(last[name], rel=1e-5)
+
+
+def test_a_run_whose_log_could_not_be_written_fails_and_the_same_command_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(100))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--log", tmp_path / "log")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PredictionLog, "_write", full)
+        assert run(*data, "--quiet") == 1
+    assert "100 rows of the prediction log could not be written" in capsys.readouterr().err
+    assert run(*data, "--quiet") == 0
+    assert pq.read_table(tmp_path / "log").num_rows == 100
+
+
+def test_the_old_name_of_the_option_for_the_reject_file_is_taken_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", {**table(100), "item": np.full(100, 10**6)})
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
+    assert run(*data, "--set-aside", tmp_path / "bad", "--rejected", tmp_path / "other") == 2
+    assert run(*data, "--set-aside", tmp_path / "bad") == 1
+    assert len((tmp_path / "bad").read_text().splitlines()) == 100
+    assert "--set-aside is now called --rejected" in caplog.text
+
+
+def test_labels_that_a_metric_cannot_take_are_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    columns = table(100)
+    columns["click"][7] = 0.25
+    write_jsonl(tmp_path / "a.jsonl", columns)
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
+    assert run(*data, "--checkpoint", tmp_path / "a") == 0
+    assert not (tmp_path / "a" / "rejected.jsonl").read_text()
+    assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 0
+    (one,) = (tmp_path / "b" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(one)["reason"] == "click: 0.25 is not 0 or 1, which the metrics need"
+    assert "a.jsonl, line 8 at byte" in json.loads(one)["where"]
+    schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    more = ("--schema", tmp_path / "schema.json", "--metrics", "gauc")
+    assert run(*data, "--checkpoint", tmp_path / "c", *more) == 2
+    assert "--metrics gauc: the schema names no user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": np.array([f"u{n}" for n in range(20)])}, "none of 20 events could be used; their reasons are in"),
+        ({"click": np.array([None] * 20)}, "20 events came, and no label that was waited for"),
+        ({name: np.array([]) for name in table(1)}, "there were no events"),
+    ],
+)
+def test_a_stream_from_which_nothing_was_learnt_is_a_failure(
+    change: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", {**table(20), **change})
+    assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet") == 1
+    assert f"nothing was learnt: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", ["schema", "file", "empty"])
+def test_once_a_mistake_is_mended_the_same_command_reads_everything(
+    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    data, schema = tmp_path / "a.parquet", tmp_path / "schema.json"
+    features = {"user": "category:50", "item": "category:20", "price": "number"}
+    wrong = {**features, "user": "category:1", "item": "category:1"} if mistake == "schema" else features
+    columns = table(300)
+    columns["user"][:] = columns["user"].clip(1)
+    write_parquet(data, {name: values[:0] for name, values in columns.items()} if mistake == "empty" else columns)
+    if mistake == "file":
+        data.write_bytes(data.read_bytes()[:100])
+    schema.write_text(json.dumps({"features": wrong, "label": "click"}))
+    arguments = ("--data", f"parquet:{data}", "--checkpoint", tmp_path / "state", "--schema", schema)
+    assert run(*arguments, "--metrics", "auc") == 1
+    told = capsys.readouterr()
+    assert "nothing was learnt" in told.err
+    assert "nan" not in told.out
+    write_parquet(data, columns)
+    schema.write_text(json.dumps({"features": features, "label": "click"}))
+    assert run(*arguments) == 0
+    assert "the stream has ended at 300 events" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_and_finds_nothing_new_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    write_jsonl(tmp_path / "b.jsonl", {**table(20), "click": np.array([None] * 20)})
+    for name, code in (("a", 0), ("b", 1)):
+        arguments = ("--data", f"jsonl:{tmp_path / name}.jsonl", "--checkpoint", tmp_path / name)
+        run(*arguments)
+        capsys.readouterr()
+        assert run(*arguments) == code
+        told = capsys.readouterr()
+        message = f"the state in {tmp_path / name} is at the end of the data (20 events); nothing new was read; "
+        assert f"cadam run: {message}give another --checkpoint to start anew\n" in told.err
+        assert "stream has ended" not in told.err
+        assert "  average    since constant" in told.out
+
+
+def test_metrics_that_are_not_those_of_the_state_are_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(200))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--quiet")
+    measured = (*data, "--checkpoint", tmp_path / "with")
+    assert run(*measured, "--metrics", "auc", "--window", 50, "--events", 100) == 0
+    assert run(*data, "--checkpoint", tmp_path / "without", "--events", 100) == 0
+    assert run(*measured) == 2
+    assert "has metrics: give --metrics A,B with any of auc, gauc" in capsys.readouterr().err
+    assert run(*measured, "--metrics", "auc") == 2
+    assert "give --metrics auc and --window 50, or another --checkpoint" in capsys.readouterr().err
+    assert run(*data, "--checkpoint", tmp_path / "without", "--metrics", "auc") == 2
+    assert "has no metrics: leave out --metrics, or give another --checkpoint" in capsys.readouterr().err
+    assert run(*measured, "--metrics", "auc", "--window", 50) == 0
+
+
+OTHER_MODEL = """
+from tests.online import model_file as online_model
+from tests.online.streams import SCHEMA
+from torch import nn
+
+def build():
+    model = online_model.build()
+    model.items = nn.Embedding(21, 4, sparse=True)
+    return model
+"""
+
+
+def test_a_state_that_does_not_fit_is_said_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(200))
+    write_jsonl(tmp_path / "b.jsonl", table(200, seed=1))
+    (tmp_path / "other.py").write_text(OTHER_MODEL)
+    write_parquet(tmp_path / "a.parquet", table(200))
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
+    assert run(*same, "--events", 100) == 0
+    for change, message in (
+        (("--optimizer", "adam"), "the state is of a learner with CAdam, here is Adam"),
+        (("--model", f"{tmp_path / 'other.py'}:build"), "size mismatch for items.weight"),
+        (("--data", f"jsonl:{tmp_path / 'b.jsonl'}"), "b.jsonl is not what it was before the position"),
+        (("--data", f"parquet:{tmp_path / 'a.parquet'}"), "the position is of a source with source 'jsonl'"),
+    ):
+        capsys.readouterr()
+        assert run(*same, *change) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"cadam run: the state in {tmp_path / 'state'} does not fit this command: ")
+        assert message in error
+        assert "give the same options as before, or another --checkpoint to start anew\n" in error
+        assert error.count("\n") == 1
+    assert run(*same) == 0
+
+
+def test_what_cannot_be_taken_over_is_said_and_what_comes_too_late_too(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    torch.save({"model": torch.nn.Linear(1, 1).state_dict()}, tmp_path / "linear.pt")
+    torch.save(Path, tmp_path / "path.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "empty.pt").touch()
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
+    for name in ("linear", "path", "text", "empty", "nowhere"):
+        assert run(*same, "--take-over", tmp_path / f"{name}.pt") == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"cadam run: --take-over {tmp_path / name}.pt does not fit: ")
+        assert error.count("\n") == 1
+    torch.save({"model": build(seed=7).state_dict()}, tmp_path / "good.pt")
+    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
+    assert "--take-over" not in caplog.text
+    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
+    assert f"--take-over {tmp_path / 'good.pt'} is for a first run and not looked at" in caplog.text
+
+
+def test_a_log_of_another_run_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(20))
+    same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--log", tmp_path / "log", "--quiet")
+    assert run(*same, "--checkpoint", tmp_path / "a") == 0
+    assert run(*same, "--checkpoint", tmp_path / "b") == 2
+    assert "has the log of another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "meant"), [("a.csv", "csv"), ("a.jsonl", "jsonl"), ("clicks", "csv or jsonl")])
+def test_what_is_no_parquet_is_said(
+    name: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    path = tmp_path / name
+    write_csv(path, table(20))
+    assert run("--data", f"parquet:{path}", "--checkpoint", tmp_path / "state") == 2
+    assert f"--data parquet:{path}: {path} is no Parquet file; is {meant}:{path} meant?" in capsys.readouterr().err
+
+
+def _interrupt(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("cadam.cli.main._parser", "cadam: interrupted before anything was done"),
+        ("cadam.cli.run.prepare", "cadam run: interrupted before anything was done"),
+        ("cadam.cli.run.begin", "cadam run: interrupted at 0 events; what was saved before stays"),
+        ("cadam.cli.run.stopping", "cadam run: interrupted at 0 events; what was saved before stays"),
+    ],
+)
+def test_an_interrupt_is_one_line(
+    place: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    monkeypatch.setattr(place, _interrupt)
+    assert run("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state") == 130
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_the_help_says_the_exit_code_of_a_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["run", "--help"])
+    assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learnt\n" in capsys.readouterr().out
+
+
+def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--data", "csv:a.csv", "--checkpoint", "state", "--metric-s", "auc")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: cadam run")
+    assert error.endswith("cadam run: error: unrecognized arguments: --metric-s\n")
+
+
+def test_a_run_that_diverges_fails_and_says_where(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(2000))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+    assert run(*data, "--lr", 1e38, "--quiet") == 1
+    error = capsys.readouterr().err
+    assert "the model has diverged" in error
+    assert "failed at" in error
+    assert len(list((tmp_path / "state").glob("checkpoint-*"))) == 1  # from before the first event
+    assert run(*data, "--lr", 0.01) == 0  # with another learning rate it goes on from there
+    assert "the learning rate was 1e+38 until here and is 0.01 from now on" in caplog.text
+
+
+def test_options_of_the_optimizer_hold_when_a_run_goes_on_and_a_change_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(600))
+    same = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--checkpoint", tmp_path / "state", "--batch-size", 50)
+
+    def group() -> dict[str, Any]:
+        ours = learner(checkpoint=tmp_path / "state")
+        assert ours.checkpoints is not None
+        found = ours.checkpoints.newest()
+        ours.close()
+        assert found is not None
+        return {**found[1]["optimizer"]["param_groups"][0], "state": found[1]["optimizer"]["state"]}
+
+    assert run(*same, "--optimizer", "cadam:moments=int8:weight_decay=0.01", "--events", 200) == 0
+    assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
+    assert group()["state"][0]["exp_avg"].dtype == torch.uint8
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 0  # what is not asked for stays
+    assert (group()["moments"], group()["weight_decay"]) == ("int8", 0.01)
+    assert "until here" not in caplog.text
+    assert run(*same, "--optimizer", "CAdam:weight_decay=0.02:betas=(0.8,0.99)") == 0
+    assert (group()["moments"], group()["weight_decay"], group()["betas"]) == ("float32", 0.02, (0.8, 0.99))
+    assert group()["state"][0]["exp_avg"].dtype == torch.float32
+    for said in ("moments was int8", "weight_decay was 0.01", "betas was (0.9, 0.999)"):
+        assert f"{said} until here and is " in caplog.text
+    caplog.clear()
+    assert run(*same, "--optimizer", "CAdam:betas=[0.8,0.99]:track_alignment=False") == 0  # betas are what they were
+    (said,) = [record.getMessage() for record in caplog.records if "until here" in record.getMessage()]
+    assert said == "track_alignment was True until here and is False from now on"
+
+
+def test_options_that_do_not_go_together_with_the_state_are_refused_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(600))
+    data = ("--data", f"parquet:{tmp_path / 'a.parquet'}", "--batch-size", 50, "--quiet")
+    same = (*data, "--checkpoint", tmp_path / "state")
+    assert run(*same, "--optimizer", "csgdm:nesterov=True", "--events", 200) == 0
+    assert run(*same, "--optimizer", "csgdm:momentum=0", "--events", 400) == 2  # nesterov, of before, needs a momentum
+    assert "Nesterov momentum requires a momentum" in capsys.readouterr().err
+    assert run(*same, "--optimizer", "csgdm:momentum=0:nesterov=False", "--events", 400) == 0
+    assert run(*same, "--optimizer", "csgdm", "--events", 600) == 0
+    same = (*data, "--checkpoint", tmp_path / "other")
+    assert run(*same, "--optimizer", "cadam:amsgrad=True", "--events", 200) == 0
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 400) == 2
+    assert run(*same, "--optimizer", "cadam:amsgrad=false:moments=int8", "--events", 400) == 0
+    assert run(*same, "--optimizer", "cadam:moments=int8", "--events", 600) == 0
+
+
+def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(200))
+    model = build(seed=7)
+    adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.9), eps=1e-4)
+    torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
+    data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
+    how = ("--take-over", tmp_path / "old.pt", "--optimizer", "cadam:eps=1e-6:moments=bfloat16")
+    assert run("--data", data, "--checkpoint", state, *how) == 0
+    after = learner(checkpoint=state)
+    assert after.resume()
+    group = after.optimizer.param_groups[0]
+    assert (group["eps"], group["betas"]) == (1e-6, (0.5, 0.9))
+    assert after.checkpoints is not None
+    found = after.checkpoints.newest()
+    assert found is not None
+    assert found[1]["optimizer"]["param_groups"][0]["moments"] == "bfloat16"
+    after.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cadam:", "expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got ''"),
+        ("cadam:int8", "expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got 'int8'"),
+        ("cadam:lr=0.1", "the learning rate is given by --lr"),
+        ("cadam:moment=int8", "unknown option 'moment'; did you mean 'moments'?"),
+        ("cadam:params=1", "unknown option 'params'"),
+        ("cadam:eps=1:eps=2", "eps is there twice"),
+        ("cadam:eps=small", "eps must be a number"),
+        ("cadam:amsgrad=no", "Invalid amsgrad value: 'no' (True or False)"),
+        ("cadam:amsgrad='False'", "Invalid amsgrad value: 'False' (True or False)"),
+        ("csgdm:nesterov=yes", "Invalid nesterov value: 'yes' (True or False)"),
+        ("cadam:betas={[]}", "Invalid betas"),
+        ("cadam:differentiable=True", "unknown option 'differentiable'"),
+        ("cadam:foreach=True:moments=int8", "foreach=True was asked for, but has no moments='int8'"),
+        ("cadam:betas=(0.9,2)", "Invalid beta parameter at index 1: 2"),
+        ("clion:second_moment=row", "keeps no second moment"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused_before_anything_is_written(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_parquet(tmp_path / "a.parquet", table(20))
+    state = tmp_path / "state"
+    assert run("--data", f"parquet:{tmp_path / 'a.parquet'}", "--checkpoint", state, "--optimizer", text) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cadam run: {text}: ")
+    assert message in error
+    assert not state.exists()
+
+
+def test_an_optimizer_is_named_in_any_case_and_its_options_in_any_order() -> None:
+    assert [str(OptimizerSpec.of(text)) for text in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
+    names = {str(OptimizerSpec.of(text)) for text in ("cadam:eps=1e-6:row_steps=True", "CADAM:row_steps=True:eps=1e-6")}
+    assert names == {"CAdam:eps=1e-06:row_steps=True"}
+    given = ("cadam : moments = int8", "cadam:betas=[0,0.9]", "csgdm:nesterov=true", "cadam:weight_decay=0", *names)
+    for text in given:
+        before = torch.get_rng_state()
+        spec = OptimizerSpec.of(text)
+        assert OptimizerSpec.of(str(spec)) == spec
+        assert torch.equal(torch.get_rng_state(), before), "the model that follows would start elsewhere"
+    assert str(OptimizerSpec.of(given[1])) == "CAdam:betas=(0.0, 0.9)"

@@ -1,0 +1,40 @@
+"""The guide "Your data" is true: its commands run, one after the other, on the file that it writes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cadam.cli import main
+from tests.documented import blocks
+
+PATH = Path(__file__).parents[3] / "docs" / "your_data.md"
+PAGE = PATH.read_text()
+COMMANDS = [line for block in blocks(PATH) if block.language == "sh" for line in block.code.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param([c for c in COMMANDS if not c.startswith("cadam ab")], id="run"),
+        pytest.param([c for c in COMMANDS if c.startswith("cadam ab")], id="ab", marks=pytest.mark.slow),
+    ],
+)
+def test_the_commands_of_the_guide_run(
+    commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(next(block.code for block in blocks(PATH) if block.language == "python"), {})
+    assert commands
+    for line in commands:
+        assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
+        told = capsys.readouterr()
+        assert "rejected (" not in told.err
+        assert "no better than a constant" not in told.err
+        assert "better than chance" not in told.out
+        if line.startswith("cadam schema"):
+            shown = " ".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].split())
+            assert shown in " ".join(told.out.split())

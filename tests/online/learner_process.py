@@ -1,0 +1,136 @@
+"""Runs that are killed: a learner in a process of its own, ended at random moments and started again.
+
+    python learner_process.py KIND PLACE FOLDER KILLS
+
+Learns from the stream at PLACE without interruption under FOLDER/whole, then under FOLDER/0, FOLDER/1... with kill -9
+at random moments until KILLS were dealt, each time going on until the stream ends. PLACE is a folder of Parquet, the
+URL of a Redis server, or SERVERS/TOPIC of Kafka, which is followed until all events have come. Prints a line of JSON
+for each run: the kills, and hashes of all that must be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cadam.online import KafkaSource, ParquetSource, RedisSource, Source, models
+from tests.online.kafka_broker import settings
+from tests.online.streams import ITEMS, SCHEMA, files, learner, table, weights
+
+COUNT = 1500
+BATCH = 16
+
+
+def records() -> list[dict[str, Any]]:
+    """Events with and without labels, labels that come later, some twice, and events that cannot be used."""
+    columns = {name: values.tolist() for name, values in table(COUNT, seed=2).items()}
+    found: list[dict[str, Any]] = []
+    for row in range(COUNT):
+        event = {name: values[row] for name, values in columns.items()}
+        if row % 3:
+            del event["click"]
+        if row % 17 == 5:
+            event["item"] = 10**6
+        found.append(event)
+        if row > 100 and row % 2:
+            found.append({"event": row - 100, "click": columns["click"][row - 100]})
+        if row > 100 and row % 50 == 1:
+            found.append({"event": row - 100, "click": 0.0})
+    return found
+
+
+def source(kind: str, place: str) -> Source:
+    if kind == "parquet":
+        return ParquetSource(place, SCHEMA, batch_size=BATCH)
+    if kind == "redis":
+        return RedisSource(place, "clicks", SCHEMA, batch_size=BATCH, patience=None)
+    servers, _, topic = place.partition("/")
+    return KafkaSource(servers, topic, SCHEMA, batch_size=BATCH, follow=True, patience=None, settings=settings())
+
+
+def learn(kind: str, place: str, folder: Path) -> None:
+    """One life: go on from the checkpoint to the end, and write down what came out."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    name = os.environ.get("ONLINE_MODEL")  # a ready-made one, instead of the small one of these tests
+    ours = learner(
+        models.build(name, SCHEMA) if name else None,
+        json.loads(os.environ.get("ONLINE_STORAGE", "{}")),  # of the moments
+        horizon=200, unmatched="negative", batch_size=24, log=folder / "log", log_rows=250,
+        checkpoint=folder / "state", checkpoint_every=80,
+    )  # fmt: skip
+    if kind == "kafka":
+        usable = sum("user" in one and one["item"] < ITEMS for one in records())
+        ours.run(source(kind, place), events=usable).finish()
+        assert ours.log is not None
+        ours.log.flush()
+    else:
+        ours.run(source(kind, place))
+    outcome = {
+        "weights": hashlib.sha256(b"".join(weights(ours))).hexdigest(),
+        "metrics": {name: repr(value) for name, value in ours.metrics().items()},
+        "log": files(folder / "log"),
+        "rejected": files(folder / "state")["rejected.jsonl"],
+        "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+    }
+    (folder / "outcome.new").write_text(json.dumps(outcome))
+    (folder / "outcome.new").rename(folder / "outcome.json")
+
+
+def live(kind: str, place: str, folder: Path, seconds: float | None) -> bool:
+    """A process that learns; killed after so many seconds, or left alone. Whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            learn(kind, place, folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return True
+    if os.waitstatus_to_exitcode(status) != 0:
+        raise SystemExit("the learner failed")
+    return False
+
+
+def main(kind: str, place: str, folder: Path, kills: int) -> None:
+    torch.set_num_threads(1)
+    chance = random.Random(kills)
+    folder.mkdir(exist_ok=True)
+    (folder / "whole").mkdir()
+    start = time.monotonic()
+    live(kind, place, folder / "whole", None)
+    seconds = time.monotonic() - start
+    print(json.dumps({"kills": 0, **json.loads((folder / "whole" / "outcome.json").read_text())}), flush=True)
+    dealt = trial = 0
+    while dealt < kills:
+        here, before = folder / str(trial), dealt
+        here.mkdir()
+        trial += 1
+        while not (here / "outcome.json").exists():
+            wait = chance.uniform(0.02, 0.6 * seconds) if dealt < kills else None
+            dealt += live(kind, place, here, wait)
+        outcome = json.loads((here / "outcome.json").read_text())
+        print(json.dumps({"kills": dealt - before, **outcome}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,418 @@
+"""Nothing is lost quietly: rejected events are counted by reason, and said with the cure; too many end a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cadam.cli import main
+from cadam.online import Batch, Console, Rejected, Schema
+from cadam.online.metrics.running import LogLoss
+from cadam.online.monitoring import reject_limit
+from cadam.online.monitoring.reject_limit import Guard, alike, cure, reasons
+from cadam.online.monitoring.reports import Bar
+from tests.online.data.test_sources import write_csv
+from tests.online.redis_server import Server
+from tests.online.streams import Replayed, build, events, learner
+
+
+def clicks(path: Path, count: int, **change: Any) -> Path:
+    random = np.random.default_rng(0)
+    item = random.integers(0, 40, count)
+    columns = {
+        "user": random.integers(0, 50, count),
+        "item": item,
+        "device": np.array(["ios", "android"])[item % 2],
+        "click": (item % 4 == 0).astype(np.int64),
+    }
+    write_csv(path, {**columns, **change})
+    return path
+
+
+def run(*arguments: Any) -> int:
+    return main.main(["run", *map(str, arguments)])
+
+
+def schema_file(path: Path, **features: str) -> Path:
+    given = {"user": "hash:1000", "item": "hash:1000", **features}
+    path.write_text(json.dumps({"features": given, "label": "click"}))
+    return path
+
+
+def test_a_file_and_the_name_of_the_label_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = clicks(tmp_path / "clicks.csv", 3000).read_text().splitlines(keepends=True)
+    (tmp_path / "clicks.csv").write_text("".join(lines[:2001]))
+    assert run("clicks.csv", "--label", "click") == 0
+    told = capsys.readouterr()
+    assert "integers that name something" in told.out
+    assert "the stream has ended at 2,000 events; the state is in runs/clicks" in told.err
+    assert json.loads((tmp_path / "runs/clicks/model.json").read_text()) == {"model": "deepfm"}
+    schema = Schema.read(tmp_path / "runs/clicks/schema.json")
+    assert set(schema.features) == {"user", "item", "device"}
+    (tmp_path / "clicks.csv").write_text("".join(lines))
+    assert run("clicks.csv", "--label", "click") == 0
+    told = capsys.readouterr()
+    assert "the schema is runs/clicks/schema.json" in told.err
+    assert "3,000 events" in told.err
+    assert run("clicks.csv", "--label", "device==ios") == 2
+    error = capsys.readouterr().err
+    assert "schema.json says otherwise than the command: --label is device==ios, and there it is click. Leave" in error
+    assert run("clicks.csv", "--label", "click", "--id", "item", "--ignore", "device") == 2
+    error = capsys.readouterr().err
+    assert "command: --id is item, and there it is not named; --ignore has device, and there it is a feature." in error
+
+
+def test_the_same_command_goes_on_where_the_user_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000, user=np.array([f"u{i % 9}" for i in range(1000)]))
+    for _ in range(2):
+        assert run("clicks.csv", "--label", "click", "--user", "user") == 0
+    assert Schema.read("runs/clicks/schema.json").user == "user:text"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("command", ["schema", "run", "ab"])
+def test_two_columns_of_one_name_are_refused_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names, rows = ["user", "item", "item", "click"], [(i % 7, i % 5, 1, i % 3 % 2) for i in range(500)]
+    if kind == "csv":
+        Path("two.csv").write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
+    else:
+        pa = pytest.importorskip("pyarrow")
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_arrays(columns, names=names), "two.parquet")
+    assert main.main([command, f"two.{kind}", "--label", "click"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"cadam {command}: two.{kind} has more than one column 'item': give each a name of its own")
+    assert not Path("schema.json").exists()
+    if command == "schema" and kind == "csv":
+        assert main.main([command, f"two.{kind}", "--label", "click", "--ignore", "item"]) == 0
+
+
+def test_a_schema_that_was_edited_is_replaced_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clicks(tmp_path / "clicks.csv", 1000)
+    command = ["schema", "clicks.csv", "--label", "click"]
+    assert main.main(command) == 0
+    inferred = Path("schema.json").read_text()
+    assert main.main(command) == 0, "the same again"
+    edited = inferred.replace("hash:", "hash:1")
+    Path("schema.json").write_text(edited)
+    assert main.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cadam schema: schema.json exists and says otherwise than what was inferred now")
+    assert "name another --output, or replace it with --force" in error
+    assert Path("schema.json").read_text() == edited != inferred
+    assert main.main([*command, "--force"]) == 0
+    assert Path("schema.json").read_text() == inferred
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "message"),
+    [
+        ("fm", ("--hidden", "64,32"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and fm has none"),
+        ("linear", ("--hidden", "64"), "--hidden is for models with hidden layers (deepfm, dcn, mlp), and linear has"),
+        ("linear", ("--width", 64), "--width is for models with embeddings (fm, deepfm, dcn, mlp), and linear"),
+    ],
+)
+def test_a_size_of_a_part_that_a_model_has_not_is_refused(
+    model: str, option: tuple[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", model, *option) == 2
+    assert message in capsys.readouterr().err
+    assert run(*same, "--model", model) == 0
+    assert run(*same, *option) == 2, "the model is that of the folder"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["schema.json", "model.json"])
+def test_a_write_that_fails_leaves_the_files_of_the_folder_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--events", 500) == 0
+    before = (state / name).read_bytes()
+
+    def full(path: Path, content: bytes) -> int:
+        with open(path, "wb") as file:
+            if name.removesuffix(".json") in path.name:
+                raise OSError("no space left")
+            return file.write(content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_text", lambda path, text, *_, **__: full(path, text.encode()))
+    assert run(*same) != 0
+    assert (state / name).read_bytes() == before
+    assert not list(state.glob(".*.new"))
+
+
+@pytest.mark.parametrize("content", ["", '{"model": "fm"', '["fm"]', "{}", "null"])
+def test_a_damaged_note_of_the_model_is_named_with_the_cure(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same, "--model", "fm", "--events", 500) == 0
+    good = (state / "model.json").read_bytes()
+    (state / "model.json").write_text(content)
+    cure = f"{state / 'model.json'} is damaged: it should say how the model is built"
+    for command in (lambda: run(*same), lambda: main.main(["export", str(state), str(tmp_path / "model.pt2")])):
+        capsys.readouterr()
+        assert command() == 2
+        assert cure in capsys.readouterr().err
+    assert run(*same, "--model", "deepfm") == 2, "another model than that of the state"
+    assert "does not fit this command" in capsys.readouterr().err
+    assert run(*same, "--model", "fm") == 0
+    assert (state / "model.json").read_bytes() == good
+
+
+def test_a_schema_behind_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "schema.json").symlink_to(tmp_path / "there" / "schema.json")
+    for kind in ("number", "hash:10"):
+        Schema({"x": kind}).write(tmp_path / "schema.json")
+        assert (tmp_path / "schema.json").is_symlink()
+        assert Schema.read(tmp_path / "there" / "schema.json").features == {"x": kind}
+    Schema({"x": "number"}).write("/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, state = clicks(tmp_path / "clicks.csv", 1000), tmp_path / "state"
+    other = schema_file(tmp_path / "other.json", item="hash:50")
+    same = (data, "--label", "click", "--checkpoint", state)
+    assert run(*same) == 0
+    before = {name: (state / name).read_text() for name in ("model.json", "schema.json")}
+    item = Schema.read(state / "schema.json").features["item"]
+    for change, message in (
+        (("--model", "mlp"), "it is of deepfm with width 8; you gave mlp with width 8; give the same"),
+        (("--width", 16), "it is of deepfm with width 8; you gave deepfm with width 16; give the same"),
+        (("--hidden", "7,5"), "you gave deepfm with width 8 and hidden layers 7,5; give the same"),
+        (("--schema", other), f"item was {item} and is hash:50"),
+    ):
+        capsys.readouterr()
+        assert run(*same, *change) == 2
+        assert message in capsys.readouterr().err
+        assert {name: (state / name).read_text() for name in before} == before
+    assert run(*same) == 0
+    assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == 0
+
+
+def test_an_optimizer_or_a_metric_that_there_is_not_is_said_before_the_data_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = clicks(tmp_path / "clicks.csv", 100)
+    for option, name in (("--optimizer", "adamm"), ("--metrics", "aucc")):
+        assert run(data, "--label", "click", "--checkpoint", tmp_path / "state", option, name) == 2
+        told = capsys.readouterr()
+        assert name in told.err
+        assert "column" not in told.out
+        assert not (tmp_path / "state").exists()
+
+
+def test_a_category_that_is_too_small_is_a_failure_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = clicks(tmp_path / "clicks.csv", 2000)
+    schema = schema_file(tmp_path / "schema.json", item="category:22")
+    assert run(data, "--schema", schema, "--checkpoint", tmp_path / "state") == 1
+    told = capsys.readouterr().err
+    assert "rejected (4" in told
+    assert "x item: ... is not from 0 to 21" in told
+    assert "what to do: column 'item' has values beyond category:22: write hash:88 in the schema" in told
+    assert run(data, "--schema", schema, "--checkpoint", tmp_path / "b", "--max-rejected", "50%") == 0
+
+
+def test_after_too_many_rejected_events_the_message_says_how_the_same_command_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = np.array(["large" if row % 20 == 0 else str(row % 7) for row in range(2000)], dtype=object)
+    data, state = clicks(tmp_path / "clicks.csv", 2000, size=sizes), tmp_path / "state"
+    schema = schema_file(tmp_path / "schema.json", size="number?")
+    assert run(data, "--schema", schema, "--checkpoint", state) == 1
+    told = capsys.readouterr().err
+    assert "write hash:1000? in the schema" in told
+    assert f"the schema is {schema}" in told
+    assert f"remove the state (rm {state}/checkpoint-*)" in told
+    schema_file(schema, size="hash:1000?")
+    for path in state.glob("checkpoint-*"):
+        path.unlink()
+    assert run(data, "--schema", schema, "--checkpoint", state) == 0
+    assert "ended at 2,000 events;" in capsys.readouterr().err
+
+
+def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = np.array(["" if row % 10 == 0 else str(row % 40) for row in range(2000)], dtype=object)
+    data = clicks(tmp_path / "clicks.csv", 2000, price=prices)
+    assert run(data, "--label", "price>20", "--checkpoint", tmp_path / "state") == 0
+    told = capsys.readouterr()
+    shown = " ".join(told.out.split())
+    assert "10.0% missing (200 of 2,000 labels): such events are never learnt from" in shown
+    assert "200 had no label and were never learnt from" in told.err
+    assert "wait for a label" not in told.err
+
+
+def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_started_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reject_limit, "FIRST", 1000)
+    data = clicks(tmp_path / "clicks.csv", 3000)
+    schema = schema_file(tmp_path / "schema.json", item="category:5")
+    arguments = (data, "--schema", schema, "--checkpoint", tmp_path / "state", "--model", "linear")
+    assert run(*arguments) == 1
+    told = capsys.readouterr().err
+    assert "stopped: " in told
+    assert "nothing was kept" in told
+    assert int(told.partition(" events were rejected")[0].rpartition(" of ")[2].replace(",", "")) < 1500
+    schema_file(schema)
+    assert run(*arguments) == 0
+    assert "ended at 3,000 events" in capsys.readouterr().err
+
+
+def source(count: int, rejected: int) -> Replayed:
+    """Batches of 20 events, and so many that are rejected beside each."""
+    bad = [Rejected("item: 7 is not from 0 to 5", "here", "", 0)] * rejected
+    return Replayed([Batch(events(20, seed=n % 7, first=20 * n), rejected=bad) for n in range(count)])
+
+
+def test_a_stream_that_is_followed_is_stopped_only_on_request_and_can_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reject_limit, "FIRST", 1000)
+    stream = source(120, 1)
+    warned = Guard(None, follow=True)
+    ours = learner(reports=[warned])
+    with caplog.at_level(logging.WARNING):
+        ours.run(stream)
+    assert not ours.stopped
+    assert "item: ... is not from 0 to 5" in caplog.text
+    assert ours.metrics()["rejected_share"] == pytest.approx(1 / 21)
+    told = []
+    for _ in range(2):
+        watch = Guard(0.01, follow=True)
+        ours = learner(reports=[watch], checkpoint=tmp_path)
+        ours.run(stream if ours.resumed else source(120, 1))
+        told.append((ours.events, watch.stopped))
+        ours.close()
+    assert told[0][0] < told[1][0]
+    assert all(why for _, why in told)
+    assert ours.rejections.reasons.total() == ours.rejected == ours.events // 20
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("item: ... is not from 0 to 9", "write hash:40 in the schema"),
+        ("missing field 'price'", "write number? in the schema"),
+        ("missing field 'user'", "the user is missing in some events, in column 'user': give another --user, or none"),
+        ("missing field 'when'", "give another --time, or none"),
+        ("missing field 'shop'", "write category:10? in the schema"),
+        ("missing field 'click'", "leave it out of the schema"),
+        ("price: text '...', not a number", "write hash:1000 in the schema"),
+        ("size: text '...', not a number", "write hash:1000? in the schema"),
+        ("shop: 7 is not from 0 to 9", "write hash:40? in the schema"),
+        ("not readable: not UTF-8", "iconv -f latin1 -t utf8"),
+        ("not readable: ... fields, not 5", "separator"),
+        ("when: '...' is no time of the form iso", "--time 'when:%d/%m/%Y"),
+        ("something else", "cadam schema"),
+    ],
+)
+def test_the_cure_is_that_of_the_most_frequent_reason(reason: str, words: str) -> None:
+    features = {"item": "category:10", "price": "number", "size": "number?", "shop": "category:10?"}
+    schema = Schema(features, label="click", user="user", time="when:iso")
+    assert words in cure({"another": 3, reason: 5}, schema)
+    assert reasons({"a": 1, "b": 3, "c": 2, "d": 5}, 2) == "5 x d; 3 x b and 2 more reasons"
+
+
+def test_reasons_that_differ_in_the_value_are_one() -> None:
+    assert alike("item: 7 is not from 0 to 5") == alike("item: -12 is not from 0 to 5")
+    assert alike("device: text 'a', not a number") == alike("device: text 'b c', not a number")
+    assert alike('device: text "a\'s", not a number') == alike("device: text 'b c', not a number")
+    assert alike("missing field 'a'") != alike("missing field 'b'")
+    assert alike("item: 7 is not from 0 to 5") != alike("item: 7 is not from 0 to 6")
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1e-5, "Try a higher --lr"), (0.01, ""), (30.0, "Try a lower --lr")])
+def test_a_model_that_is_no_better_than_a_constant_is_said_with_the_way_to_go(rate: float, words: str) -> None:
+    watch, model = Guard(None), build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1)  # as a model that begins near 0
+    ours = learner(model, reports=[watch])
+    for group in ours.optimizer.param_groups:
+        group["lr"] = rate
+    ours.run(Replayed([events(20, seed=n % 5, first=20 * n) for n in range(300)]))
+    assert words in watch.constant(ours)
+    assert bool(words) == bool(watch.constant(ours))
+
+
+def test_labels_that_no_feature_tells_are_no_matter_of_the_learning_rate() -> None:
+    watch = Guard(None)
+    watch.since = LogLoss(2000, 500, 1125.0, 500)
+    late = LogLoss(2000, 500, 1126.0, 500)
+    assert "may not tell the label" in watch._advice(late)
+
+
+def test_a_mistyped_redis_stream_is_named_beside_those_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(tmp_path)
+    try:
+        for row in range(300):
+            server.client.xadd("clicks", {"user": str(row % 9), "item": str(row % 7), "click": str(int(row % 7 == 0))})
+        uri = server.url.replace("/0", "")
+        assert main.main(["schema", f"{uri}/klicks", "--label", "click", "--output", str(tmp_path / "s.json")]) == 2
+        assert "Redis has no stream 'klicks'; is clicks meant?" in capsys.readouterr().err
+        schema = ("--schema", schema_file(tmp_path / "schema.json"))
+        assert run(f"{uri}/klicks", *schema, "--checkpoint", tmp_path / "state") == 2
+        assert "Redis has no stream 'klicks'; is clicks meant?" in capsys.readouterr().err
+        assert run(f"{uri}/clicks", "--label", "click", "--checkpoint", tmp_path / "state") == 0
+        assert "ended at 300 events" in capsys.readouterr().err
+    finally:
+        server.stop()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_a_file_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "EVERY", 0.0)
+    out = Terminal()
+    batches = Replayed([events(20, seed=n, first=20 * n) for n in range(50)])
+    batches.share = 0.25  # type: ignore[attr-defined]
+    learner(reports=[Console(out)]).run(batches)
+    assert "25%, 1,000 events" in out.getvalue()
+    plain = io.StringIO()
+    batches.position = 0
+    learner(reports=[Console(plain)]).run(batches)
+    assert "%" not in plain.getvalue()
+
+
+def test_a_line_comes_after_some_seconds_even_if_events_have_not_doubled() -> None:
+    out = io.StringIO()
+    learner(reports=[Console(out, seconds=0.0)]).run(Replayed([events(20, seed=n, first=20 * n) for n in range(9)]))
+    lines = [line.split()[0] for line in out.getvalue().splitlines() if line and line.split()[0].isdigit()]
+    assert lines[:9] == [str(20 * n) for n in range(1, 10)]

@@ -1,0 +1,388 @@
+"""`--serve`: the page and /metrics show the learner's numbers, and nothing that a client does reaches the learner."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import io
+import json
+import math
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cadam.online import Batch, Console, Learner, Rejected, StreamMetrics
+from cadam.online.monitoring.reject_limit import alike
+from cadam.online.monitoring.status_page import Serve, address_of
+from cadam.online.monitoring.status_server import POINTS, SILENT, Status
+from tests.cli.test_run import ENVIRONMENT, HERE, command, run
+from tests.online.data.test_sources import write_jsonl
+from tests.online.streams import Replayed, events, learner, table, weights
+
+prometheus = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+
+HOSTILE = "price: <script>document.title = 'taken over'</script> & \"more\""
+RANGE = alike("item: 0 is not from 0 to 19")
+
+
+def stream(batches: int = 20) -> Replayed:
+    """Batches of 100 events, each with two that are rejected."""
+    found: list[Any] = []
+    for number in range(batches):
+        rejected = [Rejected(reason, "here", "", 0) for reason in (f"item: {number} is not from 0 to 19", HOSTILE)]
+        found.append(Batch(events(100, seed=number, first=100 * number), rejected=rejected))
+    return Replayed(found)
+
+
+def served(**options: Any) -> tuple[Learner, Serve]:
+    report = Serve("127.0.0.1:0", "a run", seconds=0)
+    return learner(reports=[report], metrics=[StreamMetrics(500)], **options), report
+
+
+@pytest.fixture(scope="module")
+def ended() -> Iterator[tuple[Learner, Serve]]:
+    """A learner that has seen its stream, with the page still there: its numbers stand still."""
+    ours, report = served()
+    ours.run(stream())
+    wait_for(ours, report, 2000)
+    yield ours, report
+    ours.close()
+
+
+def get(report: Serve, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(report.server.url.split("/")[2], timeout=20)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def raw(report: Serve, request: bytes) -> bytes:
+    """The first line of the answer to these bytes."""
+    host, port = report.server.url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        return connection.makefile("rb").readline()
+
+
+def numbers(report: Serve) -> dict[str, float]:
+    """Every sample of /metrics by its name and labels."""
+    status, text = get(report, "/metrics")
+    assert status == 200
+    families = prometheus.text_string_to_metric_families(text.decode())
+    return {
+        " ".join([sample.name, *(f"{name}={value}" for name, value in sample.labels.items())]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def wait_for(ours: Learner, report: Serve, events: int) -> dict[str, float]:
+    """Until the server has heard of so many events; what the pipe did not take at first is told again."""
+    for _ in range(400):
+        report.end(ours)
+        found = numbers(report)
+        if found.get("cadam_events", 0) >= events:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"the server heard of {found.get('cadam_events')} events")
+
+
+# What it shows ---------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, Serve]) -> None:
+    ours, report = ended
+    found = numbers(report)
+    expected = ours.metrics()
+    for name in ("log_loss", "best_constant", "labelled", "pending", "events", "rejected"):
+        assert found[f"cadam_{name}"] == expected[name]
+    for name in ("gauc_by_impressions", "calibration", "log_loss"):
+        assert found[f"cadam_{name} stretch=window"] == expected[f"{name}/window"]
+    assert found["cadam_alignment_over_touched"] == expected["alignment_over_touched"]
+    weight = "alignment_over_touched/users.weight"
+    assert found["cadam_alignment_over_touched parameter=users.weight"] == expected[weight]
+    for reason in (alike(HOSTILE), RANGE):
+        assert found[f"cadam_rejected_total reason={reason}"] == found[f"cadam_rejected reason={reason}"] == 20
+    types = {
+        line.split()[2]: line.split()[3] for line in get(report, "/metrics")[1].decode().splitlines() if "# T" in line
+    }
+    assert {name for name, kind in types.items() if kind == "counter"} == {n for n in types if n.endswith("_total")}
+    assert types["cadam_events_total"] == "counter"
+    assert types["cadam_log_loss"] == types["cadam_events"] == "gauge"
+
+
+def test_the_pages_numbers_are_those_of_metrics(ended: tuple[Learner, Serve]) -> None:
+    _, report = ended
+    status = json.loads(get(report, "/status.json")[1])
+    told = {" ".join([n, *(f"{k}={v}" for k, v in labels.items())]): value for n, labels, value in status["samples"]}
+    assert told == {name: value if np.isfinite(value) else None for name, value in numbers(report).items()}
+    assert sorted({point["events"] for point in status["points"]})[-1] == 2000
+
+
+@pytest.mark.parametrize(("behind", "shown"), [(1e8, "-"), (50.0, "5")])
+def test_the_lag_of_metrics_is_that_of_the_console(behind: float, shown: str) -> None:
+    given, console = events(100), io.StringIO()
+    assert given.time is not None
+    given = replace(given, time=given.time - given.time.max() + time.time() - behind)
+    ours, report = served()
+    try:
+        ours.run(Replayed([Batch(given)]))
+        lag = wait_for(ours, report, 100)["cadam_lag_in_seconds"]
+        Console(stream=console).end(ours)
+    finally:
+        ours.close()
+    (line,) = [line for line in console.getvalue().splitlines() if line.strip().startswith("100 ")]
+    assert line.split()[-1].startswith(shown)
+    assert math.isnan(lag) if shown == "-" else 50 <= lag < 60
+
+
+def test_counters_begin_anew_with_the_process_and_gauges_go_on(tmp_path: Path) -> None:
+    source = stream()
+    first, report = served(checkpoint=tmp_path)
+    first.run(source, events=1000)
+    first.close()
+    second, report = served(checkpoint=tmp_path)
+    second.run(source)
+    found = wait_for(second, report, 2000)
+    second.close()
+    assert (found["cadam_events"], found["cadam_events_total"]) == (2000, 1000)
+    assert (found["cadam_rejected"], found[f"cadam_rejected_total reason={RANGE}"]) == (40, 10)
+    assert found[f"cadam_rejected reason={RANGE}"] == 20
+
+
+def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, Serve]) -> None:
+    status, body = get(ended[1], "/healthz")
+    assert status == 200
+    assert json.loads(body)["status"] == "ok"
+    silent = Status()
+    silent.heard -= SILENT + 1
+    assert silent.health()[0] == 503
+
+
+def test_the_history_is_of_the_whole_run_in_few_points() -> None:
+    status = Status()
+    for number in range(5000):
+        status.take(json.dumps({"metrics": "", "status": {}, "point": {"events": number}}).encode())
+    seen = [point["events"] for point in status.points]
+    assert seen[0] == 0
+    assert seen[-1] > 4980
+    assert POINTS / 2 <= len(seen) <= POINTS
+    assert len({after - before for before, after in pairwise(seen)}) == 1
+
+
+# In a browser ----------------------------------------------------------------------------------------------------
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: neither chromium nor google-chrome is on the path")
+def test_a_browser_shows_the_numbers_of_metrics_and_runs_no_script_of_the_data(
+    ended: tuple[Learner, Serve], tmp_path: Path
+) -> None:
+    ours, report = ended
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+    page = subprocess.run(
+        [str(BROWSER), *options, f"--user-data-dir={tmp_path}", report.server.url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    shown = {
+        html.unescape(name): float(value)
+        for name, value in re.findall(r'data-metric="([^"]*)" data-value="([^"]+)"', page)
+    }
+    found = numbers(report)
+    assert len(shown) == 9  # a stream of long ago has no lag
+    for name, value in shown.items():
+        if name not in ("cadam_events_a_second", "cadam_lag_in_seconds"):
+            assert value == found[re.sub(r'\{(\w+)="([^"]*)"\}', r" \1=\2", name)]
+    assert f">{ours.metrics()['log_loss']:.4f}<" in page
+    assert "<title>a run</title>" in page
+    assert "price: &lt;script&gt;" in page
+    assert page.count("<polyline") >= 4
+
+
+# Whatever clients do ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET //etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET /status.html HTTP/1.1\r\n\r\n", 404),
+        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 405),
+        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"PUT /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 405),
+        (b"OPTIONS * HTTP/1.1\r\n\r\n", 400),
+        (b"\x16\x03\x01 garbage \xff\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000_000 + b"\r\n\r\n", 431),
+        (b"G" * 10_000_000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 100_000 + b"\r\n", 431),
+    ],
+    ids=lambda value: value[:30].decode("latin-1").strip() if isinstance(value, bytes) else str(value),
+)
+def test_a_hostile_request_is_refused_and_the_next_one_answered(
+    request_: bytes, status: int, ended: tuple[Learner, Serve]
+) -> None:
+    _, report = ended
+    assert raw(report, request_).split()[1] == str(status).encode()
+    assert get(report, "/healthz")[0] == 200
+
+
+def test_several_requests_go_over_one_connection(ended: tuple[Learner, Serve]) -> None:
+    host, port = ended[1].server.url.split("/")[2].split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    for path in ("/metrics", "/healthz", "/", "/status.json"):
+        connection.request("GET", path)
+        assert connection.getresponse().read()
+        assert connection.sock is not None  # not closed in between
+    connection.request("HEAD", "/")
+    answer = connection.getresponse()
+    assert int(answer.headers["Content-Length"]) > 1000
+    assert answer.read() == b""
+    connection.close()
+
+
+def test_clients_that_dawdle_keep_nobody_waiting() -> None:
+    """Sixty that send no whole request, or take no answer; the learner and another client go on."""
+    ours, report = served()
+    ours.run(stream(5))
+    wait_for(ours, report, 500)
+    host, port = report.server.url.split("/")[2].split(":")
+    slow = []
+    for number in range(60):
+        connection = socket.create_connection((host, int(port)), timeout=20)
+        connection.sendall(b"GET /status.json HTTP/1.1\r\n" + (b"\r\n" if number % 2 else b"X: "))
+        slow.append(connection)
+    assert get(report, "/healthz")[0] == 200
+    ours.run(stream(10))
+    assert wait_for(ours, report, 1500)["cadam_events"] == 1500
+    for connection in slow:
+        connection.close()
+    ours.close()
+
+
+def test_a_server_that_is_gone_or_stands_still_does_not_hold_the_learner(caplog: pytest.LogCaptureFixture) -> None:
+    ours, report = served()
+    report.server.process.send_signal(signal.SIGSTOP)
+    ours.run(Replayed([one for _ in range(40) for one in stream(20).batches]))  # more than the pipe takes
+    assert ours.events == 80_000
+    assert report.server.unsent
+    report.server.process.send_signal(signal.SIGCONT)
+    report.server.process.kill()
+    report.server.process.wait()
+    ours.run(stream(5))
+    ours.run(stream(5))
+    assert caplog.text.count("the status page has ended, learning goes on without") == 1
+    ours.close()
+
+
+# The learner's bits ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_changes_no_bit_of_what_is_learnt() -> None:
+    watched, report = served()
+    watched.run(stream())
+    for path in ("/", "/metrics", "/status.json", "/healthz", "/../x"):
+        get(report, path)
+    watched.close()
+    alone = learner(metrics=[StreamMetrics(500)])
+    alone.run(stream())
+    assert weights(watched) == weights(alone)
+    assert watched.metrics() == alone.metrics()
+
+
+def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_ends(
+    tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(4000))
+    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--patience", "inf", "--lr", 0.01, "--batch-size", 50)
+    arguments = command(*data, "--checkpoint", tmp_path / "killed", "--every", 500, "--serve", "0")
+    with subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stderr=-1, text=True) as process:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "status page: " in line).split()[-1]
+        address = url.split("/")[2]
+        for _ in range(400):  # until it has learnt something, and is in the middle
+            connection = http.client.HTTPConnection(address, timeout=20)
+            connection.request("GET", "/status.json")
+            samples = json.loads(connection.getresponse().read()).get("samples", [])
+            connection.close()
+            if any(name == "cadam_events" and value for name, _, value in samples):
+                break
+            time.sleep(0.02)
+        held = http.client.HTTPConnection(address, timeout=20)  # a browser that stays does not hold it
+        held.request("GET", "/")
+        held.getresponse().read()
+        process.kill()
+    for _ in range(200):
+        try:
+            socket.create_connection(tuple(address.split(":")), timeout=1).close()  # type: ignore[arg-type]
+        except ConnectionRefusedError:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("the server of a killed run still answers")
+    for folder, more in (("killed", ("--serve", "0")), ("whole", ())):
+        assert run(*data, "--checkpoint", tmp_path / folder, "--every", 500, "--quiet", *more) == 0
+    states = []
+    for folder in ("killed", "whole"):
+        ours = learner(checkpoint=tmp_path / folder)
+        assert ours.resume()
+        states.append((weights(ours), ours.metrics()))
+        ours.close()
+    assert states[0] == states[1]
+    assert states[0][1]["events"] == 4000
+
+
+# Where it is -----------------------------------------------------------------------------------------------------
+
+
+def test_an_address_without_a_host_is_this_machine_alone() -> None:
+    assert address_of("8000") == address_of(":8000") == ("127.0.0.1", 8000)
+    assert address_of("0.0.0.0:80") == ("0.0.0.0", 80)
+    assert address_of("[::1]:80") == ("::1", 80)
+    for wrong in ("", "host", "1:x", "65536", "-1", "8000/"):
+        with pytest.raises(ValueError, match=r"should be \[HOST:\]PORT"):
+            address_of(wrong)
+
+
+def test_only_other_machines_make_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for address in ("0", "localhost:0", "0.0.0.0:0"):
+        Serve(address, "a run").close()
+    assert [record.levelname for record in caplog.records if "password" in record.getMessage()] == ["WARNING"]
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_learnt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    write_jsonl(tmp_path / "a.jsonl", table(10))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--serve", port)
+        assert run(*words) == 2
+    assert f"--serve {port}: Address already in use; give another HOST:PORT" in capsys.readouterr().err
+    assert not list(tmp_path.glob("state/*.safetensors"))

@@ -1,0 +1,306 @@
+"""Whatever happens to process, server or disk: no event is lost, none counts twice, no checkpoint is half."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from cadam.online import Learner
+from cadam.online.persistence import checkpoints
+from cadam.online.persistence.logs import LABEL, PredictionLog
+from tests.online.learner_process import COUNT, records
+from tests.online.redis_server import Server
+from tests.online.streams import Replayed, build, events, files, learner, weights
+from tests.optim.exact import present
+
+
+def parquet_stream(folder: Path) -> str:
+    folder.mkdir()
+    rows = records()
+    for number, start in enumerate(range(0, len(rows), 700)):
+        part = rows[start : start + 700]
+        columns = {name: [row.get(name) for row in part] for name in rows[0]}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    return str(folder)
+
+
+def redis_stream(server: Server) -> str:
+    pipe = server.client.pipeline(transaction=False)
+    for row in records():
+        pipe.xadd("clicks", {name: repr(value) for name, value in row.items()})
+    pipe.execute()
+    return server.url
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "storage"),
+    [
+        ("parquet", "", {}),
+        ("redis", "", {}),
+        ("parquet", "deepfm", {}),
+        ("parquet", "deepfm", {"moments": "int8", "second_moment": "row", "row_steps": True}),
+        ("parquet", "deepfm", {"moments": "int8"}),
+    ],
+)
+@pytest.mark.parametrize("kills", [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)])
+def test_killed_at_random_moments_everything_is_as_if_it_had_not_been(
+    kind: str, model: str, storage: dict[str, Any], kills: int, tmp_path: Path
+) -> None:
+    server = Server(tmp_path) if kind == "redis" else None
+    try:
+        place = parquet_stream(tmp_path / "data") if server is None else redis_stream(server)
+        script = Path(__file__).parents[1] / "learner_process.py"
+        result = subprocess.run(
+            [sys.executable, script, kind, place, str(tmp_path / "runs"), str(kills)],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "ONLINE_MODEL": model,
+                "ONLINE_STORAGE": json.dumps(storage),
+            },
+        )
+        assert result.returncode == 0, result.stderr
+    finally:
+        if server is not None:
+            server.stop()
+    whole, *killed = map(json.loads, result.stdout.splitlines())
+    assert whole.pop("kills") == 0
+    assert sum(run.pop("kills") for run in killed) >= kills
+    for run in killed:
+        assert run == whole
+    assert int(whole["metrics"]["events"]) + int(whole["metrics"]["rejected"]) == COUNT
+    assert int(whole["metrics"]["repeated_labels"]) > 0 < int(whole["metrics"]["expired"])
+    assert int(whole["metrics"]["rejected"]) > 0
+    assert len(whole["log"]) > 4
+
+
+class Full:
+    """A stream during which the disk is full for a while: no file may grow beyond some bytes."""
+
+    def __init__(self, first: int, last: int, bytes_left: int) -> None:
+        self.stream = Replayed([events(20, seed=n, first=20 * n) for n in range(60)])
+        self.first, self.last, self.bytes_left = first, last, bytes_left
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            for number, batch in enumerate(self.stream):
+                full = self.first <= number < self.last
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.bytes_left if full else before[0], before[1]))
+                yield batch
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def state_dict(self):  # type: ignore[no-untyped-def]
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state):  # type: ignore[no-untyped-def]
+        self.stream.load_state_dict(state)
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 2000])
+def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(name: str, source: Any) -> Learner:
+        ours = learner(
+            build(), checkpoint=tmp_path / name, checkpoint_every=100, log=tmp_path / f"{name}-log", log_rows=70
+        )
+        seen = []
+        ours.reports = [lambda _: seen.append(len(list((tmp_path / name).glob("checkpoint-*"))))]
+        ours.run(source)
+        ours.close()
+        return ours
+
+    well = run("well", Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
+    with caplog.at_level(logging.ERROR):
+        full = run("full", Full(20, 45, bytes_left))
+    assert "learning goes on without" in caplog.text
+    assert full.saving.failed == 5
+    assert weights(well) == weights(full)
+    assert well.metrics() == full.metrics()
+    assert files(tmp_path / "well-log") == files(tmp_path / "full-log")
+    left = [p for p in (tmp_path / "full").iterdir() if p.name not in (".lock", "rejected.jsonl")]
+    assert len(left) == 3
+    for path in left:
+        checkpoints.read(path)
+
+
+def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = PredictionLog(tmp_path, rows=10, most=25)
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_write", full)
+        for start in range(0, 60, 6):
+            columns = {name: np.arange(start, start + 6) for name in ("id", "time", "score")}
+            log.add({**columns, "label": np.zeros(6)}, LABEL)
+    assert log.lost == 35
+    assert sum(len(part["score"]) for part in log.parts_waiting) == log.waiting == 25
+    assert len(caplog.records) == 1  # it was tried once: again after a minute
+    assert log.unwritten == 25
+    log.flush()
+    assert log.unwritten == 0
+    assert caplog.messages[1:] == ["35 rows of the prediction log are lost: the disk did not take them in time"]
+    found = [pq.read_table(path)["id"].to_pylist() for path in sorted(tmp_path.glob("part-*"))]
+    assert [i for part in found for i in part] == list(range(35, 60))
+
+
+def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = [events(20, seed=n, first=20 * n) for n in range(60)]
+    whole = learner(checkpoint=tmp_path / "whole", log=tmp_path / "whole-log", log_rows=70)
+    whole.run(Replayed(stream))
+    tried, now = [], [1000.0]
+
+    def full(*_: object) -> None:
+        tried.append(now[0])
+        raise OSError(28, "No space left on device")
+
+    cut = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
+    cut.reports = [lambda _: now.__setitem__(0, now[0] + 2.5)]  # 60 batches take two and a half minutes
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(PredictionLog, "_write", full)
+        patch.setattr(time, "monotonic", lambda: now[0])
+        cut.run(Replayed(stream), events=1200)
+    assert len(tried) == 4  # at once, after one minute and after two, and at the end
+    assert len(caplog.records) == 4
+    assert present(cut.log).unwritten == 1200
+    cut.close()
+    again = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
+    again.run(Replayed(stream))
+    assert present(again.log).unwritten == 0
+    assert files(tmp_path / "cut-log") == files(tmp_path / "whole-log")
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """Files of safetensors' own, and those beside a checkpoint's place; nothing else."""
+    left = [".tmpAb3dEf", ".tmp000000", ".checkpoint-000000000003.safetensors.new"]
+    others = [".tmp", ".tmpAb3dEfg", "tmpAb3dEf", "notes.txt"]
+    for name in (*left, *others):
+        (tmp_path / name).write_bytes(b"x")
+    ours = learner(checkpoint=tmp_path)
+    ours.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*others, ".lock", "rejected.jsonl"}
+
+
+def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) -> None:
+    """Killed while it writes: whatever is there then is what the next start removes."""
+    found: set[str] = set()
+    for attempt in range(40):
+        child = os.fork()
+        if child == 0:
+            try:
+                while True:
+                    checkpoints.write(tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)})
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + 0.003 * attempt)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found |= {path.name for path in tmp_path.iterdir()} - {"checkpoint-000000000001.safetensors"}
+        if found:
+            break
+    assert all(checkpoints.LEFT.fullmatch(name) for name in found)
+    checkpoints.Checkpoints(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-000000000001.safetensors", ".lock"}
+
+
+def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
+    def ours() -> Learner:
+        return learner(checkpoint=tmp_path / "state", log=tmp_path / "log", log_rows=30)
+
+    first = ours()
+    first.run(Replayed([events(20, seed=n, first=20 * n) for n in range(5)]))
+    first.close()
+    part = tmp_path / "log" / "part-00000001.parquet"
+    part.write_bytes(part.read_bytes()[:-10])
+    second = ours()
+    with pytest.raises(ValueError, match=r"part-00000001\.parquet, a part of the log, is cut short"):
+        second.resume()
+    second.close()
+
+
+def test_old_parts_of_the_log_may_go_and_one_in_the_middle_is_missed(tmp_path: Path) -> None:
+    stream = [events(20, seed=n, first=20 * n) for n in range(20)]
+
+    def run(name: str, upto: int) -> None:
+        ours = learner(checkpoint=tmp_path / name, log=tmp_path / f"{name}-log", log_rows=30)
+        try:
+            ours.run(Replayed(stream), events=upto)
+        finally:
+            ours.close()
+
+    run("whole", 400)
+    run("cut", 200)
+    log = tmp_path / "cut-log"
+    for number in (0, 1, 2):  # of six
+        (log / f"part-{number:08d}.parquet").unlink()
+    run("cut", 300)
+    run("cut", 400)
+    whole = files(tmp_path / "whole-log")
+    assert files(log) == {name: found for name, found in whole.items() if name > "part-00000003"}
+    (log / "part-00000007.parquet").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=r"lacks part-00000007\.parquet"):
+        run("cut", 500)
+    (tmp_path / "away").rename(log / "part-00000007.parquet")
+    for path in log.iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"must stay"):
+        run("cut", 500)
+
+
+def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_checkpoint(tmp_path: Path) -> None:
+    whole = learner(build(), checkpoint=tmp_path / "whole", checkpoint_every=100)
+    whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
+    cut = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
+    cut.run(Full(20, 60, 100), events=700)
+    assert cut.saving.failed > 0
+    cut.close()
+    again = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
+    again.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
+    assert weights(whole) == weights(again)
+    assert whole.metrics() == again.metrics()
+
+
+def test_the_rejected_file_survives_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours = learner(rejected=tmp_path / "rejected.jsonl")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def one_bad(first: int) -> None:
+        batch = events(20, first=first)
+        batch.features["item"][7] = 10**6
+        ours.learn(batch)
+
+    one_bad(0)
+    size = (tmp_path / "rejected.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+    try:
+        one_bad(20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    one_bad(40)
+    assert ours.metrics()["rejected"] == 3
+    assert present(ours.reject_file).lost == 1
+    assert "only counted" in caplog.text
+    assert len([json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]) == 2

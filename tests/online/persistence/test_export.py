@@ -1,0 +1,330 @@
+"""What was learnt is used: the checkpoint's model predicts as the learner does, here, exported and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cadam.cli import main
+from cadam.cli.exit_codes import NO_PACKAGE
+from cadam.online import DamagedCheckpointError, Events, Schema, load_model, models
+from cadam.online.persistence.export import LoadedModel, export
+from tests.cli.test_run import HERE, MODEL, run
+from tests.documented import blocks
+from tests.online.data.test_sources import write_jsonl
+from tests.online.kafka_broker import free_port
+from tests.online.streams import SCHEMA, build, events, learner, table
+
+SERVE = Path(__file__).parents[3] / "docs" / "serve.md"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run."""
+    folder = tmp_path_factory.mktemp("run")
+    write_jsonl(folder / "a.jsonl", table(3000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        data = ("--data", f"jsonl:{folder / 'a.jsonl'}", "--batch-size", 50, "--lr", 0.05)
+        assert run(*data, "--checkpoint", folder / "state", "--quiet") == 0
+        yield folder / "state"
+
+
+def learnt_scores(state: Path, given: Events) -> np.ndarray:
+    """What the learner itself predicts once it has gone on."""
+    ours = learner(build(seed=3), checkpoint=state)
+    assert ours.resume()
+    ours.close()
+    return ours.training.score(given.features, len(given))
+
+
+def agree(found: np.ndarray, expected: np.ndarray) -> bool:
+    """To the precision of float32, since batches of another size may be summed in another order."""
+    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 1e-6)
+
+
+def test_the_model_of_a_checkpoint_predicts_as_its_learner_does(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = events(500, seed=9)
+    monkeypatch.chdir(tmp_path)  # the model's file is found from anywhere
+    loaded = load_model(state)
+    expected = learnt_scores(state, given)
+    assert loaded.schema == SCHEMA
+    assert loaded.events == 3000
+    assert not any(module.training for module in loaded.model.modules())
+    assert agree(loaded.scores(given.features), expected)
+    raw = {name: values.tolist() for name, values in table(500, seed=9).items()}
+    records = [{name: values[row] for name, values in raw.items() if name in SCHEMA.features} for row in range(500)]
+    assert agree(loaded.predict(records), expected)
+    records[3] = {"user": 1, "item": 10**6, "price": 0.0}
+    records[4] = {"user": 1}
+    found = loaded.predict(records)
+    assert np.flatnonzero(np.isnan(found)).tolist() == [3, 4]
+    assert agree(np.delete(found, [3, 4]), np.delete(expected, [3, 4]))
+    as_text = [{name: str(value) for name, value in record.items()} for record in records[:3]]
+    assert agree(loaded.predict(as_text, text=True), expected[:3])
+
+
+def test_a_model_is_loaded_while_its_learner_runs_and_from_the_newest_good_checkpoint(tmp_path: Path) -> None:
+    ours = learner(checkpoint=tmp_path)
+    for first in (0, 100):
+        ours.learn(events(100, first=first))
+        ours.save()
+    loaded = load_model(tmp_path, build(seed=5), SCHEMA)
+    assert loaded.events == 200
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), ours.model.parameters(), strict=True))
+    files = sorted(tmp_path.glob("checkpoint-*"))
+    files[-1].write_bytes(files[-1].read_bytes()[:-1])
+    assert load_model(tmp_path, build(seed=5), SCHEMA).events == 100
+    assert sorted(tmp_path.glob("checkpoint-*")) == files  # a reader renames nothing
+    files[0].unlink()
+    with pytest.raises(DamagedCheckpointError, match="none of 1 checkpoints"):
+        load_model(tmp_path, build(seed=5), SCHEMA)
+    ours.close()
+
+
+def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+            return price * self.weight
+
+    with pytest.raises(ValueError, match=r"weights in .*checkpoint-.* are not of this model"):
+        load_model(state, Other())
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"lacks model.json"):
+        load_model(tmp_path)
+    assert main.main(["export", str(state), str(tmp_path / "model.bin")]) == 2
+    assert "should end in .pt2" in capsys.readouterr().err
+    assert main.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == 2
+    assert "lacks model.json" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_safetensors_the_command_says_what_to_install(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert main.main(["export", str(state), str(tmp_path / "model.pt2")]) == NO_PACKAGE
+    assert "checkpoints need safetensors: pip install safetensors" in capsys.readouterr().err
+
+
+TORCH_ALONE = """
+import json, sys
+import torch
+
+given = torch.load("inputs.pt")
+model = torch.export.load("model.pt2").module()
+torch.save([model(dict(reversed(features.items()))).detach() for features in given], "scores.pt")
+assert not any(name.partition(".")[0] == "cadam" for name in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(state: Path) -> Path:
+    """A folder with the exported model."""
+    path = state.parent / "exported" / "model.pt2"
+    assert main.main(["export", str(state), str(path)]) == 0
+    return path.parent
+
+
+def test_the_exported_model_scores_as_the_learner_does_in_a_process_with_torch_alone(
+    state: Path, exported: Path
+) -> None:
+    counts = (1, 2, 7, 1000)
+    given = [events(count, seed=count) for count in counts]
+    torch.save([{n: torch.from_numpy(v) for n, v in one.features.items()} for one in given], exported / "inputs.pt")
+    subprocess.run([sys.executable, "-I", "-c", TORCH_ALONE], cwd=exported, check=True, timeout=120)
+    for one, scores in zip(given, torch.load(exported / "scores.pt"), strict=True):
+        assert agree(scores.numpy(), learnt_scores(state, one))
+    weights = torch.load(exported / "model.pt", weights_only=True)
+    loaded = load_model(state, MODEL)
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.model.state_dict().items())
+    inside = {"schema.json": ""}
+    torch.export.load(exported / "model.pt2", extra_files=inside)
+    assert json.loads(inside["schema.json"]) == json.loads((exported / "model.schema.json").read_text())
+    assert sorted(path.name for path in exported.glob("*model*")) == ["model.pt", "model.pt2", "model.schema.json"]
+
+
+EVERY_KIND = Schema(
+    {
+        "user": "hash:100",
+        "item": "category:20",
+        "price": "number?",
+        "sizes": "number[3]",
+        "words": "hash:50[4]?",
+        "colour": "hash:9?",
+        "at": "clock:iso?",
+    },
+    label="click",
+)
+
+
+def raw_events(count: int, seed: int) -> list[dict[str, Any]]:
+    """Events of every kind of feature, some of whose values are missing."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        event = {
+            "user": f"user {random.integers(60)}",
+            "item": int(random.integers(20)),
+            "price": None if random.random() < 0.2 else float(random.lognormal()),
+            "sizes": random.normal(size=3).tolist(),
+            "words": [f"word {n}" for n in random.integers(30, size=random.integers(6))],
+            "colour": None if random.random() < 0.2 else str(random.integers(9)),
+            "at": None if random.random() < 0.2 else f"2026-01-{random.integers(1, 29):02d}T10:00:00",
+        }
+        found.append({**event, "click": int(event["item"] > 12)})
+    return found
+
+
+@pytest.mark.parametrize(
+    "kinds", [["deepfm"], pytest.param([*models.MODELS], marks=pytest.mark.slow)], ids=["default", "all"]
+)
+def test_ready_made_models_are_exported_and_score_as_their_learners_do(kinds: list[str], tmp_path: Path) -> None:
+    given, expected = raw_events(200, seed=1), {}
+    for name in kinds:
+        folder = tmp_path / name
+        torch.manual_seed(0)
+        model = models.build(name, EVERY_KIND)
+        ours = learner(model, checkpoint=folder)
+        for seed in range(2, 8):
+            ours.take(EVERY_KIND.records(raw_events(50, seed), [""] * 50))
+        ours.save()
+        ours.close()
+        EVERY_KIND.write(folder / "schema.json")
+        (folder / "model.json").write_text(json.dumps({"model": name}))
+        events = EVERY_KIND.records(given, [""] * 200).events
+        assert events is not None
+        expected[name] = ours.training.score(events.features, 200)
+        assert expected[name].std() > 0.001
+        loaded = load_model(folder)
+        assert agree(loaded.predict(given), expected[name])
+        export(loaded, folder / "model.pt2")
+        torch.save([{name: torch.from_numpy(v) for name, v in events.features.items()}], folder / "inputs.pt")
+    lines = "\n".join(f"    {line}" for line in TORCH_ALONE.splitlines())
+    names = sorted(expected)
+    code = f"import os\nfor name in {names}:\n    os.chdir(name)\n{lines}\n    os.chdir('..')"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True, timeout=120)
+    for name in names:
+        assert agree(torch.load(tmp_path / name / "scores.pt")[0].numpy(), expected[name]), name
+
+
+def test_a_model_that_cannot_be_exported_leaves_its_weights_and_a_reason(tmp_path: Path) -> None:
+    class Branching(type(build())):  # type: ignore[misc]
+        def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
+            scores: Tensor = super().forward(user, item, price)
+            return scores if bool(price.sum() > 0) else -scores
+
+    ours = learner(checkpoint=tmp_path / "state")
+    ours.learn(events(10))
+    ours.save()
+    ours.close()
+    with pytest.raises(RuntimeError, match=r"torch.export does not take this model .*model\.pt has its weights"):
+        export(load_model(tmp_path / "state", Branching(), SCHEMA), tmp_path / "model.pt2")
+    assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model.pt", "model.schema.json"]
+
+
+def post(url: str, body: bytes) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST"), timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_page_works_from_its_first_command_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = SERVE.read_text()
+    exec(next(b.code for b in blocks(SERVE.with_name("your_data.md")) if b.language == "python"), {})
+    for block in blocks(SERVE):
+        if "tested in" not in block.marks:
+            continue
+        names: dict[str, Any] = {}
+        for line in block.code.splitlines() if block.language == "sh" else ():
+            if line.startswith("cadam "):
+                assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
+        if block.language == "python" and "do_POST" not in block.code:
+            exec(block.code, names)
+        if "loaded" in names:
+            likely, unlikely = names["loaded"].predict([names["event"], {**names["event"], "item_id": 6}])
+            assert likely > unlikely
+        if "scores" in names:
+            assert torch.allclose(
+                names["scores"], torch.from_numpy(load_model("runs/clicks").predict([names["event"]]))
+            )
+    (body,) = re.findall(r"curl -d '(.*?)'", page)
+    (rejected,) = load_model("runs/clicks").encode(json.loads(body)).rejected
+    assert f"The second event is rejected: `{rejected.reason}`" in page
+    assert rejected.where == "1"
+
+
+def test_the_http_server_of_the_page_gives_the_learners_scores_for_raw_events(state: Path, exported: Path) -> None:
+    code = next(block.code for block in blocks(SERVE) if "do_POST" in block.code)
+    (exported / "serve.py").write_text(code)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    columns = {name: values.tolist() for name, values in table(200, seed=4).items()}
+    raw = [{name: values[row] for name, values in columns.items()} for row in range(200)]
+    expected = torch.sigmoid(torch.from_numpy(learnt_scores(state, events(200, seed=4)))).numpy()
+    process = subprocess.Popen([sys.executable, "serve.py", str(port)], cwd=exported, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(400):
+            try:
+                status, answer = post(url, json.dumps(raw).encode())
+                break
+            except urllib.error.URLError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        assert status == 200
+        assert answer["rejected"] == {}
+        assert agree(np.array(answer["probabilities"]), expected)
+        status, answer = post(url, json.dumps([{**raw[0], "item": 99}, raw[1]]).encode())
+        assert answer["probabilities"][0] is None
+        assert abs(answer["probabilities"][1] - expected[1]) <= 1e-6
+        assert answer["rejected"] == {"0": "item: 99 is not from 0 to 19"}
+        status, answer = post(url, json.dumps([{"USER": 1, "ITEM": 2}, raw[1]]).encode())
+        assert answer["probabilities"][0] is None
+        assert "none of the model's columns" in answer["rejected"]["0"]
+        assert [post(url, body)[0] for body in (b"", b"{}", b"[3]", b"no")] == [413, 400, 400, 400]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_event_that_has_none_of_the_columns_is_rejected_with_a_reason() -> None:
+    schema = Schema({"a": "category:5?", "b": "number?"}, label="y", id="i", time="t")
+    batch = schema.encode([{"A": 1}, {"b": None}, {}, {"a": 2, "c": 3}, {"a": 9}])
+    assert batch.events is not None
+    assert len(batch.events) == 2
+    assert [one.where for one in batch.rejected] == ["0", "2", "4"]
+    reason = "none of the model's columns (a, b) is in the event"
+    assert [one.reason == reason for one in batch.rejected] == [True, True, False]
+    nothing = schema.encode([{"A": 1}])
+    assert nothing.events is None
+    assert len(nothing.rejected) == 1
+    model = models.Linear(schema)
+    found = LoadedModel(model.eval(), schema, Path("none"), 0).predict([{"A": 1}, {"a": 2}])
+    assert np.isnan(found).tolist() == [True, False]
+    assert LoadedModel(model, schema, Path("none"), 0).predict([]).tolist() == []
