@@ -34,7 +34,7 @@ from tests.native import sanitizer
 from tests.optim.family import OF_RULE, STRUCTURES
 
 AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
-pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, str), reason=f"no C kernels: {AVAILABLE}")
+pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, library.UnavailableError), reason=f"no C kernels: {AVAILABLE}")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CHOSEN_AND_EAGER: list[dict[str, Any]] = [{}, {"foreach": False}]
@@ -83,7 +83,7 @@ def test_same_bits_for_any_number_of_threads(structure: str, dtype: torch.dtype,
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_same_bits_for_any_instruction_set(structure: str, dtype: torch.dtype, sparse: bool) -> None:
-    assert not isinstance(AVAILABLE, str)
+    assert not isinstance(AVAILABLE, library.UnavailableError)
     use = AVAILABLE[0].c.cadam_use
     best = use(-1)
     if best == 0:
@@ -107,7 +107,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
     def note(begin: int, end: int, context: object) -> None:
         seen.add((begin, end))
 
-    assert not isinstance(AVAILABLE, str)
+    assert not isinstance(AVAILABLE, library.UnavailableError)
     callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(note)
     parallel_for = ctypes.CFUNCTYPE(
         ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, type(callback), ctypes.c_void_p
@@ -151,7 +151,7 @@ def engine_of_a_step() -> cadam.optim.optimizer.Explained:
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for a compiler, much faster: the library in use, with the fingerprint that is asked for."""
-    assert not isinstance(AVAILABLE, str)
+    assert not isinstance(AVAILABLE, library.UnavailableError)
     used, script = AVAILABLE[0].c, tmp_path / "compiler"
     script.write_text(
         f"""#!{sys.executable}

@@ -8,21 +8,17 @@ from functools import cache, cached_property, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..native.errors import UnavailableError as UnavailableError
+from ..native.structs import Words as Words
+from ..native.tensor_snapshot import PLAIN as PLAIN
 from ..rules import Options
 from ..rules.update import Update
 
 if TYPE_CHECKING:
     from .cuda.sparse import RowGrad
-
-Words = np.ndarray[Any, np.dtype[np.int64]]
-"""Numbers of 8 bytes, as the kernels take them: addresses and sizes before all."""
-
-PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)

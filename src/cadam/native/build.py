@@ -21,6 +21,9 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "native.so"
 
+OTHER_SOURCES = ("tensor_snapshot", "step_replay", "per_event_models", "text_parsing", "xla")
+"""The C sources that are compiled once, for every instruction set alike."""
+
 USUAL = ("cc", "gcc", "clang")
 
 FLAGS = [
@@ -95,7 +98,7 @@ def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Pa
         (sources / "rules.h").write_text(header)
         parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
         parts.append((sources / "dispatch.c", [stamp]))
-        parts += [(sources / f"{name}.c", []) for name in ("tensors", "prepared", "events", "texts", "xla")]
+        parts += [(sources / f"{name}.c", []) for name in OTHER_SOURCES]
         return link(library, parts, extra)
 
 

@@ -11,10 +11,10 @@ import torch
 
 from ..codegen import c_source as c_source
 from ..codegen.kernel_spec import Structure
-from ..engines.base import NotThere, Words
-from ..engines.base import UnavailableError as UnavailableError
 from ..rules import RULES, Rule
 from . import shared_library
+from .errors import UnavailableError as UnavailableError
+from .structs import Words
 from .torch_symbols import REQUIRED, torch_symbols
 
 
@@ -84,14 +84,16 @@ def _own(rule: Rule) -> Library:
 
 
 @cache
-def find(structure: Structure) -> tuple[Library, int] | str:
-    """The library with a kernel for such a rule and its number there, or why there is none."""
+def find(structure: Structure) -> tuple[Library, int] | UnavailableError:
+    """Return the library that has a kernel for a rule and the kernel's number, or the error that says why none has."""
     try:
         _required()
         library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
-        return NotThere(reason)
+        return reason
     kernel = int(library.c.cadam_kernel(structure.plain.name.encode()))
     if kernel < 0:
-        return NotThere(f"has no kernel for {structure.name}: options that lead there must be in the rule's variants")
+        return UnavailableError(
+            f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
+        )
     return library, kernel

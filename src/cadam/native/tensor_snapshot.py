@@ -16,9 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engines.base import PLAIN, UnavailableError, Words
+from .errors import UnavailableError
 from .library import Library, package_library
+from .structs import Words
 from .torch_symbols import torch_symbols
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The tensor types whose memory holds their values. Other subclasses may keep their values elsewhere."""
 
 MOVED, CHANGED = 1, 2  # another address; another size or kind
 

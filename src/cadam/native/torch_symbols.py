@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..engines.base import Words
+from .structs import Words
 
 REQUIRED = "torch_parallel_for"
 
-# In the order of native/tensors.h. Two are C++ functions by their linker names.
+# In the order of native/src/torch_tensors.h. Two are C++ functions by their linker names.
 SYMBOLS = {
     "libtorch_cpu": (
         REQUIRED,

@@ -1,6 +1,7 @@
 """Event by event on the CPU: a chunk of events is predicted and learnt from, one after the other, in one call of C.
 
-The models are sums over the fields of an event, see native/events.c; updates are those of the row and dense kernels.
+The models are sums over the fields of an event, see native/src/per_event_models.c; updates are those of the row and
+dense kernels.
 """
 
 from __future__ import annotations

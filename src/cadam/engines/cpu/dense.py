@@ -22,7 +22,7 @@ from ...numpy_functions import OnHost
 from ...rules import Options
 from ...rules.update import Update
 from .. import coefficients, quantization
-from ..base import PLAIN, Engine, Item, Job, Words, fills_memory, unreadable
+from ..base import PLAIN, Engine, Item, Job, NotThere, UnavailableError, Words, fills_memory, unreadable
 
 MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -76,7 +76,7 @@ def refusal(update: Update, item: Item, options: Options) -> str | None:
     if item.moments not in storages:
         return f"has no {item.storage} for the moments of the rule {update.rule.name!r}"
     found = find(structure)
-    return found if isinstance(found, str) else None
+    return NotThere(found) if isinstance(found, UnavailableError) else None
 
 
 def is_of_rows(x: Tensor, table: Tensor) -> bool:
@@ -268,7 +268,7 @@ def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list
 def kernel(job: Job) -> tuple[Library, int]:
     """The kernel that serves a job, as its number in its library."""
     found = find(Structure.of(job.update.rule, coefficients.as_numbers(job.options)))
-    if isinstance(found, str):
+    if isinstance(found, UnavailableError):
         raise AssertionError(found)
     return found
 

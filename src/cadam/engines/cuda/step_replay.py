@@ -58,7 +58,7 @@ CUDA = (
 )
 PYTHON = ("PyDict_Next", "PyList_Size", "PyList_GetItem", "PyEval_SaveThread", "PyEval_RestoreThread")
 BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
-IMAGE, GRAD_IMAGE = 9, 3  # words, as in native/prepared.c
+IMAGE, GRAD_IMAGE = 9, 3  # words, as in native/src/step_replay.c
 SLOTS = 8  # steps that the host may be ahead of the device before it goes the usual way
 MUTABLE = (Tensor, np.ndarray, list, dict, set)  # options that can change and stay the same object
 
@@ -608,7 +608,7 @@ def _bump_version() -> Address:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The functions of native/prepared.c."""
+    """The functions of native/src/step_replay.c."""
 
     step: Any
     note: Any

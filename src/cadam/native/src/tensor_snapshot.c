@@ -1,6 +1,6 @@
 /* What Python calls to look at its tensors: asking torch about thousands of them from Python takes longer than their
  * step. */
-#include "tensors.h"
+#include "torch_tensors.h"
 
 enum { MOVED = 1, CHANGED = 2 }; /* another address; another size or kind */
 

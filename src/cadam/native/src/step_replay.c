@@ -2,11 +2,11 @@
  *
  * Nothing here links against torch, Python or CUDA: what is called of them comes as addresses.
  */
-#include "tensors.h"
+#include "torch_tensors.h"
 
 #include <string.h>
 
-/* Functions of Python, in the order of prepared.py. They may only be called by a thread that holds Python's lock. */
+/* Functions of Python, in the order of step_replay.py. They may only be called by a thread that holds Python's lock. */
 typedef struct {
     int (*dict_next)(void *dict, int64_t *position, void **key, void **value);
     int64_t (*list_size)(void *list);
@@ -40,7 +40,7 @@ static int is_unchanged_container(const python_functions *python, const containe
     return 1;
 }
 
-/* Functions of the CUDA driver, in the order of prepared.py; 0 is success. */
+/* Functions of the CUDA driver, in the order of step_replay.py; 0 is success. */
 typedef struct {
     int (*current_context)(void **context);
     int (*is_capturing)(void *stream, int *status);
@@ -51,7 +51,7 @@ typedef struct {
                   unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
 } cuda_functions;
 
-/* Where torch keeps things in its tensors and storages, counted in words: found out by prepared.py. */
+/* Where torch keeps things in its tensors and storages, counted in words: found out by step_replay.py. */
 typedef struct {
     int64_t storage, offset, size; /* after the size: dtype, device and flags; then the keys that say of what kind it is */
     int64_t data;                  /* of a storage; then to whom it belongs and how it is freed */

@@ -2,12 +2,12 @@
  *
  * Nothing here links against torch: what is called of it comes as addresses.
  */
-#ifndef TENSORS_H
-#define TENSORS_H
+#ifndef TORCH_TENSORS_H
+#define TORCH_TENSORS_H
 
 #include "cadam.h"
 
-/* Functions of torch, in the order of symbols.py. Those that take a tensor want a pointer to an at::Tensor, which is
+/* Functions of torch, in the order of torch_symbols.py. Those that take a tensor want a pointer to an at::Tensor, which is
  * itself one pointer. A Python tensor is an object that holds an at::Tensor at some place; which one may change
  * (torch.utils.swap_tensors), so the object is asked anew in each look. */
 typedef struct {
