@@ -89,8 +89,8 @@ def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["cadam_events"]) == float(values["cadam_events_total"]) == 200
-    assert values["cadam_rejected"] == values["cadam_set_aside"] == "0.0"  # the old name too, for one release
-    assert values["cadam_orphan_labels"] == values["cadam_strange_labels"] == "0.0"
+    assert values["cadam_rejected"] == "0.0"
+    assert values["cadam_orphan_labels"] == "0.0"
     assert float(values["cadam_log_loss"]) == ours.metrics()["log_loss"]
     assert 0 < float(values['cadam_alignment_over_touched{parameter="users.weight"}']) <= 1
     names = [sample.name for family in parser.text_string_to_metric_families(text) for sample in family.samples]
@@ -225,7 +225,7 @@ def test_a_run_in_this_process_takes_over_a_torch_checkpoint(
     adam = torch.optim.Adam(model.parameters())
     torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
     data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
-    assert run("--data", data, "--checkpoint", state, "--take-over", tmp_path / "old.pt", "--lr", 1e-9) == 0
+    assert run("--data", data, "--checkpoint", state, "--warm-start", tmp_path / "old.pt", "--lr", 1e-9) == 0
     assert "300" in capsys.readouterr().out
     after = learner(checkpoint=state)
     assert after.resume()
@@ -391,7 +391,7 @@ def test_a_model_may_take_features_in_any_way() -> None:
         ("redis", ["--data", "redis://localhost/clicks"], "need redis-py: pip install"),
         ("confluent_kafka", ["--data", "kafka://localhost/clicks"], "needs confluent-kafka: pip install"),
         ("tensorboard", ["--tensorboard", "board"], "needs TensorBoard: pip install tensorboard"),
-        ("prometheus_client", ["--serve", "0"], "need prometheus_client: pip install prometheus_client"),
+        ("prometheus_client", ["--status", "0"], "need prometheus_client: pip install prometheus_client"),
         ("prometheus_client", ["--prometheus", "p.prom"], "need prometheus_client: pip install prometheus_client"),
     ],
 )
@@ -535,18 +535,6 @@ def test_a_run_whose_log_could_not_be_written_fails_and_the_same_command_writes_
     assert "100 rows of the prediction log could not be written" in capsys.readouterr().err
     assert run(*data, "--quiet") == 0
     assert pq.read_table(tmp_path / "log").num_rows == 100
-
-
-def test_the_old_name_of_the_option_for_the_reject_file_is_taken_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    write_jsonl(tmp_path / "a.jsonl", {**table(100), "item": np.full(100, 10**6)})
-    data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state")
-    assert run(*data, "--set-aside", tmp_path / "bad", "--rejected", tmp_path / "other") == 2
-    assert run(*data, "--set-aside", tmp_path / "bad") == 1
-    assert len((tmp_path / "bad").read_text().splitlines()) == 100
-    assert "--set-aside is now called --rejected" in caplog.text
 
 
 def test_labels_that_a_metric_cannot_take_are_rejected(
@@ -704,15 +692,15 @@ def test_what_cannot_be_taken_over_is_said_and_what_comes_too_late_too(
     (tmp_path / "empty.pt").touch()
     same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
     for name in ("linear", "path", "text", "empty", "nowhere"):
-        assert run(*same, "--take-over", tmp_path / f"{name}.pt") == 2
+        assert run(*same, "--warm-start", tmp_path / f"{name}.pt") == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"cadam run: --take-over {tmp_path / name}.pt does not fit: ")
+        assert error.startswith(f"cadam run: --warm-start {tmp_path / name}.pt does not fit: ")
         assert error.count("\n") == 1
     torch.save({"model": build(seed=7).state_dict()}, tmp_path / "good.pt")
-    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
-    assert "--take-over" not in caplog.text
-    assert run(*same, "--take-over", tmp_path / "good.pt") == 0
-    assert f"--take-over {tmp_path / 'good.pt'} is for a first run and not looked at" in caplog.text
+    assert run(*same, "--warm-start", tmp_path / "good.pt") == 0
+    assert "--warm-start" not in caplog.text
+    assert run(*same, "--warm-start", tmp_path / "good.pt") == 0
+    assert f"--warm-start {tmp_path / 'good.pt'} is for a first run and not looked at" in caplog.text
 
 
 def test_a_log_of_another_run_is_said_before_the_run(
@@ -853,7 +841,7 @@ def test_options_of_the_optimizer_hold_beside_those_that_are_taken_over(
     adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.9), eps=1e-4)
     torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
     data, state = f"parquet:{tmp_path / 'a.parquet'}", tmp_path / "state"
-    how = ("--take-over", tmp_path / "old.pt", "--optimizer", "cadam:eps=1e-6:moments=bfloat16")
+    how = ("--warm-start", tmp_path / "old.pt", "--optimizer", "cadam:eps=1e-6:moments=bfloat16")
     assert run("--data", data, "--checkpoint", state, *how) == 0
     after = learner(checkpoint=state)
     assert after.resume()

@@ -785,11 +785,11 @@ def test_a_checkpoint_of_torch_adam_is_taken_over(tmp_path: Path) -> None:
         adam.step()
     torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, tmp_path / "old.pt")
     ours = learner(build(seed=1))
-    ours.take_over(tmp_path / "old.pt")
+    ours.warm_start(tmp_path / "old.pt")
     for new, old in zip(ours.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(new, old)
         assert torch.equal(ours.optimizer.state[new]["exp_avg"], adam.state[old]["exp_avg"])
     ours.learn(events(32))
     assert float(next(iter(ours.optimizer.state.values()))["step"]) == 11
     with pytest.raises(ValueError, match="'model'"):
-        ours.take_over({"weights": {}})
+        ours.warm_start({"weights": {}})

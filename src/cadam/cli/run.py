@@ -128,9 +128,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--window", type=int, default=10_000, metavar="N", help="events of a window (default: 10000)")
     parser.add_argument("--rejected", type=Path, metavar="FILE", help="for rejected events")
     run_config.add_max_rejected(parser, None)
-    parser.add_argument("--set-aside", type=Path, help=argparse.SUPPRESS)  # the name of --rejected before 0.2
     parser.add_argument(
-        "--take-over",
+        "--warm-start",
         type=Path,
         action="append",
         metavar="FILE",
@@ -138,7 +137,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write scalars there")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write all numbers there every 10 seconds")
-    parser.add_argument("--serve", metavar="[HOST:]PORT", help=status_page.HELP)
+    parser.add_argument("--status", metavar="[HOST:]PORT", help=status_page.HELP)
     parser.add_argument("--quiet", action="store_true", help="print only what goes wrong")
     parser.add_argument("--seconds", type=float, default=30, metavar="N", help="between lines at most (default: 30)")
     parser.set_defaults(run=run)
@@ -344,11 +343,6 @@ def prepare(options: argparse.Namespace) -> tuple[Learner, Any, run_config.Given
         options.batch_size = batch_size(own=":" in asked.model)
     if options.metrics is not None:
         schema = replace(schema, binary=True)
-    if options.set_aside is not None:
-        if options.rejected is not None:
-            raise UsageError("--set-aside is the old name of --rejected: give only the new one")
-        logger.warning("--set-aside is now called --rejected; the old name goes with version 0.3")
-        options.rejected = options.set_aside
     _check_places(options)
     patience = None if math.isinf(options.patience) else options.patience
     one_by_one = options.batch_size == 1
@@ -424,15 +418,15 @@ def begin(learner: Learner, options: argparse.Namespace, asked: run_config.Given
         with _fitting(options.checkpoint, asked):
             learner.load_state_dict({**state, "optimizer": now})
         learner.resumed = True
-        if options.take_over:
-            logger.warning("--take-over %s is for a first run and not looked at: there is a state", _files(options))
+        if options.warm_start:
+            logger.warning("--warm-start %s is for a first run and not looked at: there is a state", _files(options))
         logger.info("resumed from %s at %d events", path, learner.events)
         _say_changes(learner, state["optimizer"]["param_groups"])
-    elif options.take_over:
+    elif options.warm_start:
         try:
-            learner.take_over(options.take_over, given_options)
+            learner.warm_start(options.warm_start, given_options)
         except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"--take-over {_files(options)} does not fit: {_in_one_line(error)}") from error
+            raise UsageError(f"--warm-start {_files(options)} does not fit: {_in_one_line(error)}") from error
     if learner.log is not None:
         try:
             learner.log.check()
@@ -455,7 +449,7 @@ def _short(value: Any) -> str:
 
 
 def _files(options: argparse.Namespace) -> str:
-    return ", ".join(map(str, options.take_over))
+    return ", ".join(map(str, options.warm_start))
 
 
 def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
@@ -497,8 +491,8 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
         reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
     if options.prometheus:
         reports.append(Prometheus(options.prometheus))
-    if options.serve:
-        reports.append(status_page.Serve(options.serve, f"cadam run: {options.data or options.place}"))
+    if options.status:
+        reports.append(status_page.StatusPage(options.status, f"cadam run: {options.data or options.place}"))
     return reports
 
 

@@ -1,8 +1,5 @@
 """Online learning: predict the events of a stream, learn when their labels come, lose none and repeat none."""
 
-import warnings
-from typing import Any
-
 from ..statistics.confidence_sequence import ConfidenceSequence
 from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
@@ -12,7 +9,7 @@ from .learner import Learner
 from .metrics.running import LogLoss, Metric
 from .metrics.stream import StreamMetrics, measure, recompute
 from .monitoring.reports import Console, Prometheus, Scalars
-from .monitoring.status_page import Serve
+from .monitoring.status_page import StatusPage
 from .persistence.checkpoints import DamagedCheckpointError
 from .persistence.export import LoadedModel, load_model
 
@@ -38,8 +35,8 @@ __all__ = [
     "Rejected",
     "Scalars",
     "Schema",
-    "Serve",
     "Source",
+    "StatusPage",
     "StreamMetrics",
     "SuddenChange",
     "load_model",
@@ -47,10 +44,3 @@ __all__ = [
     "open_source",
     "recompute",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Poison":  # until version 0.3
-        warnings.warn("cadam.online.Poison is now called Rejected", DeprecationWarning, stacklevel=2)
-        return Rejected
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

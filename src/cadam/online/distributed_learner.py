@@ -26,7 +26,6 @@ from ..distributed.process_group import (
 from ..distributed.table_protocol import table_alignments, table_optimizer
 from ..optim.alignment import Ratio
 from ..optim.ddp import gather_rows
-from .before_0_2 import Metrics, rename_file, renamed_option, upgraded
 from .data.events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
 from .learner import Batches, Learner, Loss
 from .metrics.running import NONE
@@ -72,10 +71,8 @@ class DistributedLearner(Learner):
         log: Path | str | None = None,
         rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
-        set_aside: Path | str | None = None,
         **options: Any,
     ) -> None:
-        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         if not dist.is_initialized():
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:
@@ -92,8 +89,6 @@ class DistributedLearner(Learner):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         if rejected is None and checkpoint is not None:
             rejected = Path(checkpoint) / "rejected"
-            name = f"rank-{self.rank}.jsonl"
-            rename_file(Path(checkpoint) / "set-aside" / name, rejected / name)
         super().__init__(
             model,
             optimizer,
@@ -210,15 +205,15 @@ class DistributedLearner(Learner):
         """As `alignment`, over all parameters and tables."""
         return self._ratio
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> dict[str, float]:
         """As `Learner.metrics`, over all ranks; the same on each."""
         numbers = {**super().metrics(), **self.totals}
-        return Metrics({**numbers, "rejected_share": reject_limit.share(numbers["rejected"], numbers["events"])})
+        return {**numbers, "rejected_share": reject_limit.share(numbers["rejected"], numbers["events"])}
 
-    def health(self) -> Metrics:
+    def health(self) -> dict[str, float]:
         """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""
         health = super().health()
-        return Metrics({**health, "events_a_second": health["events_a_second"] * self.world})
+        return {**health, "events_a_second": health["events_a_second"] * self.world}
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -271,9 +266,7 @@ class DistributedLearner(Learner):
         load_tensors(state["folder"], self.model, self.group)
         model = self.model.state_dict()
         super().load_state_dict({**state["own"], **state["shared"], "model": model})
-        own = upgraded(state["own"])
-        before = [{"lr": rate} for rate in own.get("rates_of_tables", [])]  # all that older checkpoints keep
-        for group, saved in zip(self._table_groups(), own.get("options_of_tables", before), strict=True):
+        for group, saved in zip(self._table_groups(), state["own"]["options_of_tables"], strict=True):
             group.update(saved)
         self._count_together()
 
@@ -285,7 +278,7 @@ class DistributedLearner(Learner):
         of_tables = table_optimizer(self.model)
         return [] if of_tables is None else list(of_tables.param_groups)
 
-    def take_over(
+    def warm_start(
         self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
     ) -> None:
         raise NotImplementedError("load what is to be taken over into the model and the optimizer, on all ranks")

@@ -9,25 +9,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..optim.alignment import Ratio
-from .before_0_2 import Metrics, rename_file, renamed_attribute, renamed_option, upgraded
 from .data.events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, from_columns, keys
 from .labels.join import LabelJoin, Settled, Unmatched
 from .labels.pending import Pending
 from .labels.training_queue import Ready
-from .metrics.running import NONE, AlignmentCounts, LogLoss, Metric
+from .metrics.running import AlignmentCounts, LogLoss, Metric
 from .monitoring import reject_limit
 from .per_event import EventByEvent
-from .persistence import warm_start
 from .persistence.checkpoint_schedule import Saving, random_state, set_random_state
 from .persistence.checkpoints import Checkpoints
 from .persistence.logs import DROPPED, PredictionLog, RejectFile, Rejections
+from .persistence.warm_start import check_complete, join_optimizers, read_trained, with_options
 from .training_step import Loss, Training
 
 __all__ = ["Batches", "Learner", "Loss"]
@@ -88,9 +87,7 @@ class Learner:
         log_rows: int = 50_000,
         rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
-        set_aside: Path | str | None = None,
     ) -> None:
-        rejected = renamed_option("rejected", rejected, "set_aside", set_aside)
         self.training = Training(model, optimizer, loss)
         if one_by_one and batch_size not in (None, 1):
             raise ValueError(f"one_by_one learns from one event in a step, and batch_size is {batch_size}")
@@ -106,7 +103,6 @@ class Learner:
         self.log = PredictionLog(log, log_rows) if log is not None else None
         if rejected is None and checkpoint is not None:
             rejected = Path(checkpoint) / "rejected.jsonl"
-            rename_file(Path(checkpoint) / "set-aside.jsonl", rejected)
         self.rejections = Rejections(rejected)
 
         self.events = 0
@@ -459,17 +455,12 @@ class Learner:
     def checkpoints(self) -> Checkpoints | None:
         return self.saving.checkpoints
 
-    if not TYPE_CHECKING:  # which would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return renamed_attribute(self, name, {"poisoned": "rejected", "set_aside": "reject_file"})
-
     def counts(self) -> dict[str, float]:
         """What only grows, since the stream began."""
         own = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
         return {**own, **vars(self.pending.counts)}
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> dict[str, float]:
         """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
         share = reject_limit.share(self.rejected, self.events)
         numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
@@ -481,7 +472,7 @@ class Learner:
             for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
                 numbers[f"alignment_over_all{name}"] = ratio.over_all
                 numbers[f"alignment_over_touched{name}"] = ratio.over_touched
-        return Metrics(numbers)
+        return numbers
 
     def alignment(self) -> dict[str, Ratio]:
         """Alignment counts per parameter since the stream began; empty if the optimizer does not count them."""
@@ -491,7 +482,7 @@ class Learner:
         """As `alignment`, over all parameters: also over those that share a name, of which it has only one."""
         return self.alignment_counts.total()
 
-    def health(self) -> Metrics:
+    def health(self) -> dict[str, float]:
         """How the process does: events a second since it started or resumed, seconds behind the events' time.
 
         A stream of long ago, or whose time is no clock, has no lag: nan.
@@ -499,12 +490,14 @@ class Learner:
         seconds = max(time.monotonic() - self.started, 1e-9)
         backlog = getattr(self._source, "backlog", None)
         lag = time.time() - self.join.clock.latest
-        return Metrics(
-            events_a_second=(self.events - self.resumed_at) / seconds,
-            lag_in_seconds=lag if abs(lag) < NO_LAG else math.nan,
-            failed_checkpoints=self.saving.failed,
-            **({"backlog": backlog()} if backlog is not None else {}),
-        )
+        health = {
+            "events_a_second": (self.events - self.resumed_at) / seconds,
+            "lag_in_seconds": lag if abs(lag) < NO_LAG else math.nan,
+            "failed_checkpoints": self.saving.failed,
+        }
+        if backlog is not None:
+            health["backlog"] = backlog()
+        return health
 
     def share_read(self) -> float | None:
         """How much of its data the source has given; None where that is not known, or has no end."""
@@ -535,7 +528,6 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Files written since are taken back to where they were."""
-        state = upgraded(state)
         if len(state["metrics"]) != 1 + len(self.own_metrics):
             raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
         name, here = state["optimizer_name"], type(self.optimizer).__name__
@@ -550,14 +542,12 @@ class Learner:
         for file, name in ((self.log, "log"), (self.reject_file, "rejected")):
             if file is not None and state[name] is not None:
                 file.load_state_dict(state[name])
-        before = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
-        whole = state.get("total_alignment")  # older checkpoints do not have it
-        self.alignment_counts.before = before
-        self.alignment_counts.total_before = sum(before.values(), NONE) if whole is None else Ratio(*whole)
+        self.alignment_counts.before = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        self.alignment_counts.total_before = Ratio(*state["total_alignment"])
         for name, (owner, own) in self._owners().items():
-            setattr(owner, own, state["counts"].get(name, 0))  # older checkpoints do not have all
-        self._with_ids = state.get("with_ids")  # older checkpoints do not say
-        self.rejections.reasons = Counter(state.get("reject_reasons", {}))  # nor this
+            setattr(owner, own, state["counts"][name])
+        self._with_ids = state["with_ids"]
+        self.rejections.reasons = Counter(state["reject_reasons"])
         self.rejections.at_start = self.rejections.count
         self._position, self.saving.at = state["source"], self.events
         set_random_state(state["random"])
@@ -593,27 +583,27 @@ class Learner:
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def take_over(
+    def warm_start(
         self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
     ) -> None:
         """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
 
         The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
-        tables it may be a list, SparseAdam's and Adam's; see `take_over.joined`. In place of one file there may be
+        tables it may be a list, SparseAdam's and Adam's; see `join_optimizers`. In place of one file there may be
         several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
         optimizer was made with. Nor is what `options` has: that holds in place of the checkpoint's.
         """
-        trained = warm_start.read(checkpoint)
+        trained = read_trained(checkpoint)
         groups = self.optimizer.param_groups
-        state = warm_start.joined(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
+        state = join_optimizers(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
         if len(trained.optimizers) == 1:
-            warm_start.check_whole(trained.optimizers[0], sum(len(group["params"]) for group in groups))
+            check_complete(trained.optimizers[0], sum(len(group["params"]) for group in groups))
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         rates = [group["lr"] for group in groups]
         try:
             self.model.load_state_dict(trained.model)  # what fits is written before an error says what does not
             for one in [state] if state is not None else trained.optimizers:
-                self.optimizer.load_state_dict(warm_start.with_options(one, options or {}))
+                self.optimizer.load_state_dict(with_options(one, options or {}))
         except Exception:
             self.model.load_state_dict(before)  # all of it is taken over, or nothing
             raise

@@ -1,4 +1,4 @@
-"""`--serve`: the page and /metrics show the learner's numbers, and nothing that a client does reaches the learner."""
+"""`--status`: the page and /metrics show the learner's numbers, and nothing that a client does reaches the learner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pytest
 
 from cadam.online import Batch, Console, Learner, Rejected, StreamMetrics
 from cadam.online.monitoring.reject_limit import alike
-from cadam.online.monitoring.status_page import Serve, address_of
+from cadam.online.monitoring.status_page import StatusPage, address_of
 from cadam.online.monitoring.status_server import POINTS, SILENT, Status
 from tests.cli.test_run import ENVIRONMENT, HERE, command, run
 from tests.online.data.test_sources import write_jsonl
@@ -45,13 +45,13 @@ def stream(batches: int = 20) -> Replayed:
     return Replayed(found)
 
 
-def served(**options: Any) -> tuple[Learner, Serve]:
-    report = Serve("127.0.0.1:0", "a run", seconds=0)
+def served(**options: Any) -> tuple[Learner, StatusPage]:
+    report = StatusPage("127.0.0.1:0", "a run", seconds=0)
     return learner(reports=[report], metrics=[StreamMetrics(500)], **options), report
 
 
 @pytest.fixture(scope="module")
-def ended() -> Iterator[tuple[Learner, Serve]]:
+def ended() -> Iterator[tuple[Learner, StatusPage]]:
     """A learner that has seen its stream, with the page still there: its numbers stand still."""
     ours, report = served()
     ours.run(stream())
@@ -60,7 +60,7 @@ def ended() -> Iterator[tuple[Learner, Serve]]:
     ours.close()
 
 
-def get(report: Serve, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+def get(report: StatusPage, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(report.server.url.split("/")[2], timeout=20)
     try:
         connection.request(method, path, headers=headers)
@@ -70,7 +70,7 @@ def get(report: Serve, path: str, method: str = "GET", **headers: str) -> tuple[
         connection.close()
 
 
-def raw(report: Serve, request: bytes) -> bytes:
+def raw(report: StatusPage, request: bytes) -> bytes:
     """The first line of the answer to these bytes."""
     host, port = report.server.url.split("/")[2].split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -78,7 +78,7 @@ def raw(report: Serve, request: bytes) -> bytes:
         return connection.makefile("rb").readline()
 
 
-def numbers(report: Serve) -> dict[str, float]:
+def numbers(report: StatusPage) -> dict[str, float]:
     """Every sample of /metrics by its name and labels."""
     status, text = get(report, "/metrics")
     assert status == 200
@@ -90,7 +90,7 @@ def numbers(report: Serve) -> dict[str, float]:
     }
 
 
-def wait_for(ours: Learner, report: Serve, events: int) -> dict[str, float]:
+def wait_for(ours: Learner, report: StatusPage, events: int) -> dict[str, float]:
     """Until the server has heard of so many events; what the pipe did not take at first is told again."""
     for _ in range(400):
         report.end(ours)
@@ -104,7 +104,7 @@ def wait_for(ours: Learner, report: Serve, events: int) -> dict[str, float]:
 # What it shows ---------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, Serve]) -> None:
+def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, StatusPage]) -> None:
     ours, report = ended
     found = numbers(report)
     expected = ours.metrics()
@@ -125,7 +125,7 @@ def test_metrics_are_the_learners_and_counts_are_counters(ended: tuple[Learner, 
     assert types["cadam_log_loss"] == types["cadam_events"] == "gauge"
 
 
-def test_the_pages_numbers_are_those_of_metrics(ended: tuple[Learner, Serve]) -> None:
+def test_the_pages_numbers_are_those_of_metrics(ended: tuple[Learner, StatusPage]) -> None:
     _, report = ended
     status = json.loads(get(report, "/status.json")[1])
     told = {" ".join([n, *(f"{k}={v}" for k, v in labels.items())]): value for n, labels, value in status["samples"]}
@@ -164,7 +164,7 @@ def test_counters_begin_anew_with_the_process_and_gauges_go_on(tmp_path: Path) -
     assert found[f"cadam_rejected reason={RANGE}"] == 20
 
 
-def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, Serve]) -> None:
+def test_health_says_when_the_learner_was_last_heard_of(ended: tuple[Learner, StatusPage]) -> None:
     status, body = get(ended[1], "/healthz")
     assert status == 200
     assert json.loads(body)["status"] == "ok"
@@ -191,7 +191,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: neither chromium nor google-chrome is on the path")
 def test_a_browser_shows_the_numbers_of_metrics_and_runs_no_script_of_the_data(
-    ended: tuple[Learner, Serve], tmp_path: Path
+    ended: tuple[Learner, StatusPage], tmp_path: Path
 ) -> None:
     ours, report = ended
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
@@ -242,14 +242,14 @@ def test_a_browser_shows_the_numbers_of_metrics_and_runs_no_script_of_the_data(
     ids=lambda value: value[:30].decode("latin-1").strip() if isinstance(value, bytes) else str(value),
 )
 def test_a_hostile_request_is_refused_and_the_next_one_answered(
-    request_: bytes, status: int, ended: tuple[Learner, Serve]
+    request_: bytes, status: int, ended: tuple[Learner, StatusPage]
 ) -> None:
     _, report = ended
     assert raw(report, request_).split()[1] == str(status).encode()
     assert get(report, "/healthz")[0] == 200
 
 
-def test_several_requests_go_over_one_connection(ended: tuple[Learner, Serve]) -> None:
+def test_several_requests_go_over_one_connection(ended: tuple[Learner, StatusPage]) -> None:
     host, port = ended[1].server.url.split("/")[2].split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     for path in ("/metrics", "/healthz", "/", "/status.json"):
@@ -318,7 +318,7 @@ def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_en
     monkeypatch.syspath_prepend(str(HERE))
     write_jsonl(tmp_path / "a.jsonl", table(4000))
     data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--patience", "inf", "--lr", 0.01, "--batch-size", 50)
-    arguments = command(*data, "--checkpoint", tmp_path / "killed", "--every", 500, "--serve", "0")
+    arguments = command(*data, "--checkpoint", tmp_path / "killed", "--every", 500, "--status", "0")
     with subprocess.Popen([*arguments, "--follow"], env=ENVIRONMENT, stderr=-1, text=True) as process:
         assert process.stderr is not None
         url = next(line for line in process.stderr if "status page: " in line).split()[-1]
@@ -343,7 +343,7 @@ def test_killed_while_it_serves_a_run_goes_on_to_the_same_bits_and_its_server_en
         time.sleep(0.05)
     else:
         raise AssertionError("the server of a killed run still answers")
-    for folder, more in (("killed", ("--serve", "0")), ("whole", ())):
+    for folder, more in (("killed", ("--status", "0")), ("whole", ())):
         assert run(*data, "--checkpoint", tmp_path / folder, "--every", 500, "--quiet", *more) == 0
     states = []
     for folder in ("killed", "whole"):
@@ -369,7 +369,7 @@ def test_an_address_without_a_host_is_this_machine_alone() -> None:
 
 def test_only_other_machines_make_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for address in ("0", "localhost:0", "0.0.0.0:0"):
-        Serve(address, "a run").close()
+        StatusPage(address, "a run").close()
     assert [record.levelname for record in caplog.records if "password" in record.getMessage()] == ["WARNING"]
 
 
@@ -382,7 +382,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_learnt(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--serve", port)
+        words = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--status", port)
         assert run(*words) == 2
-    assert f"--serve {port}: Address already in use; give another HOST:PORT" in capsys.readouterr().err
+    assert f"--status {port}: Address already in use; give another HOST:PORT" in capsys.readouterr().err
     assert not list(tmp_path.glob("state/*.safetensors"))

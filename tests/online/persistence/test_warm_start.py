@@ -64,7 +64,7 @@ def test_sparse_adam_and_adam_are_taken_over_in_any_order(form: str, order: int,
             torch.save(state, tmp_path / f"{number}.pt")
             given.append(tmp_path / f"{number}.pt")
     ours = learner(build(seed=1))
-    ours.take_over(given)
+    ours.warm_start(given)
     check_taken_over(ours, model, *optimizers)
     assert ours.optimizer.param_groups[0]["lr"] == 0.01
     ours.learn(events(32))
@@ -78,7 +78,7 @@ def test_groups_of_ones_own_keep_the_options_of_either_optimizer() -> None:
     dense = {"params": [(name, p) for name, p in named.items() if name not in TABLES], "lr": 0.5}
     tables = {"params": [(name, named[name]) for name in reversed(TABLES)]}
     ours = Learner(new, CAdam([dense, tables]), LOSS)
-    ours.take_over({"model": model.state_dict(), "optimizer": [one.state_dict() for one in optimizers]})
+    ours.warm_start({"model": model.state_dict(), "optimizer": [one.state_dict() for one in optimizers]})
     check_taken_over(ours, model, *optimizers)
     first, second = ours.optimizer.param_groups
     assert (first["betas"], first["eps"], first["weight_decay"], first["lr"]) == ((0.8, 0.9), 1e-6, 0.1, 0.5)
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(options: dict[str, Any],
     ours = learner(build(seed=1))
     before = [param.detach().clone() for param in ours.model.parameters()]
     with pytest.raises(ValueError, match=says):
-        ours.take_over(given)
+        ours.warm_start(given)
     assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
     assert not ours.optimizer.state
 
@@ -158,7 +158,7 @@ def test_half_of_a_job_with_two_optimizers_is_told_to_bring_the_other(which: int
     with pytest.raises(
         ValueError, match=f"{says}.* has 2 of the model's 4 parameters: give the other one's state dict"
     ):
-        ours.take_over({"model": model.state_dict(), "optimizer": optimizers[which].state_dict()})
+        ours.warm_start({"model": model.state_dict(), "optimizer": optimizers[which].state_dict()})
     assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
 
 
@@ -175,7 +175,7 @@ def test_a_model_that_does_not_fit_leaves_every_weight_as_it_was(change: str) ->
     else:
         given["another"] = torch.zeros(1)
     with pytest.raises(RuntimeError):
-        ours.take_over({"model": given})
+        ours.warm_start({"model": given})
     assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
 
 
@@ -186,7 +186,7 @@ def test_the_command_takes_over_several_files(tmp_path: Path, monkeypatch: pytes
     words: list[object] = []
     for number, state in enumerate([model.state_dict(), *(one.state_dict() for one in optimizers)]):
         torch.save(state, tmp_path / f"{number}.pt")
-        words += ["--take-over", tmp_path / f"{number}.pt"]
+        words += ["--warm-start", tmp_path / f"{number}.pt"]
     folder = tmp_path / "state"
     arguments = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", folder, "--batch-size", 64, "--quiet")
     assert run(*arguments, *words) == 0

@@ -5,15 +5,12 @@ Everything is columns, numpy arrays with a row per event, so that no step of the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ..before_0_2 import renamed_option
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
@@ -138,10 +135,9 @@ class Batch:
         rejected: list[Rejected] | None = None,
         *,
         before: Array | None = None,
-        poison: list[Rejected] | None = None,
     ) -> None:
         self.events, self.labels, self.before = events, labels, before
-        self.rejected = renamed_option("rejected", rejected, "poison", poison) or []
+        self.rejected = rejected or []
 
     def in_order(self) -> Iterator[tuple[Events | None, Labels | None]]:
         """Events and the labels after them, as they came."""
@@ -156,12 +152,6 @@ class Batch:
             start = place
         if start < len(self.events):
             yield self.events.take(slice(start, None)), None
-
-    @property
-    def poison(self) -> list[Rejected]:
-        """The name of `rejected` before version 0.2."""
-        warnings.warn("Batch.poison is now called rejected", DeprecationWarning, stacklevel=2)
-        return self.rejected
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any
 from .events import Batch, Columns, Events, Labels, from_columns
 from .sources import Source
 
-REST, OLD_REST = "rest_of_batch", "rest of a batch"
+REST = "rest_of_batch"
 
 
 class Portion:
@@ -63,8 +63,8 @@ class Portion:
         return {**state, REST: {"events": self.rest.events.columns(), "labels": alone}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.source.load_state_dict({name: value for name, value in state.items() if name not in (REST, OLD_REST)})
-        rest = state.get(REST, state.get(OLD_REST))
+        self.source.load_state_dict({name: value for name, value in state.items() if name != REST})
+        rest = state.get(REST)
         if rest is not None:
             alone = rest["labels"]
             self.rest = Batch(from_columns(rest["events"]), Labels(alone["id"], alone["label"]) if alone else None)

@@ -338,7 +338,6 @@ class Pending:
         self.arrivals = deque(zip(arrivals["clock"].tolist(), arrivals["end"].tolist(), strict=True))
         self.done.load_state_dict(state["done"])
         early = _dict(state["early"]) if state["early"] else {}
-        # Version 0.1 dated a label before the first event at -inf.
-        self.early = {key: (label, abs(clock) if math.isinf(clock) else clock) for key, (label, clock) in early.items()}
+        self.early = {key: (label, clock) for key, (label, clock) in early.items()}
         self.has_undated = any(clock == math.inf for _, clock in self.early.values())
         self.counts = Counts(**state["counts"])

@@ -13,7 +13,6 @@ Scores are logits, labels 0 or 1, users whole numbers or text (slower). What is 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ..before_0_2 import OLD_TO_NEW, Metrics, new_name
 from ..data.events import Array
 from ..persistence.logs import NEEDS
 from .auc import auc, log_loss
@@ -180,7 +178,7 @@ class Sums:
         }
 
 
-def measure(scores: Array, labels: Array, users: Array | None = None) -> Metrics:
+def measure(scores: Array, labels: Array, users: Array | None = None) -> dict[str, float]:
     """Every metric over these events, exactly. Without users there is no GAUC."""
     labels = clicks(np.asarray(labels), "these metrics")
     ranked = {"auc": auc(np.asarray(scores), labels)}
@@ -192,10 +190,10 @@ def measure(scores: Array, labels: Array, users: Array | None = None) -> Metrics
             "users_of_both_classes": float(len(within.users)),
             "users_of_one_class": float(within.one_class),
         }
-    return Metrics({**ranked, **Sums.of(scores, labels).metrics()})
+    return {**ranked, **Sums.of(scores, labels).metrics()}
 
 
-def recompute(log: Path | str) -> Metrics:
+def recompute(log: Path | str) -> dict[str, float]:
     """Every metric over a prediction log, exactly: all predictions whose label is known or was assumed."""
     try:
         import pyarrow.parquet as pq
@@ -226,7 +224,6 @@ class StreamMetrics:
     def __init__(
         self, window: int = 10_000, half_life: float | None = None, kinds: Sequence[str] = tuple(KINDS)
     ) -> None:
-        kinds = [_kind(kind) for kind in kinds]
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
             raise ValueError(f"no metric {', '.join(unknown) or 'is named'}; there are {', '.join(KINDS)}")
@@ -312,16 +309,9 @@ class StreamMetrics:
             if state[name] != own:
                 raise ValueError(f"{name} is {own} here and {state[name]} in the state: make it the same")
         self._held = {name: np.array(column) for name, column in state["held"].items()}
-        self._last = {new_name(name): value for name, value in state["last"].items()}
+        self._last = dict(state["last"])
         self._total, self._decayed = Sums(*state["total"]), Sums(*state["decayed"])
-        self._means = {new_name(name): list(numbers) for name, numbers in state["means"].items()}
-
-
-def _kind(name: str) -> str:
-    """The name of a kind; one of before version 0.2 is taken with a warning."""
-    if name in OLD_TO_NEW:
-        warnings.warn(f"the metric {name!r} is now called {OLD_TO_NEW[name]!r}", DeprecationWarning, stacklevel=3)
-    return OLD_TO_NEW.get(name, name)
+        self._means = {name: list(numbers) for name, numbers in state["means"].items()}
 
 
 def _columns(scores: Array, labels: Array, users: Array | None, time: Array | None, for_what: str) -> dict[str, Array]:

@@ -8,7 +8,7 @@ was resumed; it goes back by what is learnt again after a crash.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..learner import Learner
 
-NEEDS = "--serve and --prometheus need prometheus_client: pip install prometheus_client"
+NEEDS = "--status and --prometheus need prometheus_client: pip install prometheus_client"
 COUNTS: Mapping[str, str] = {
     "events": "events that were predicted",
     "learned": "events that were learnt from",
@@ -52,8 +52,6 @@ GAUGES: Mapping[str, str] = {
     "lag_in_seconds": "seconds by which the newest event is behind the clock; NaN for a stream of long ago",
     "backlog": "messages that the source has and that were not read yet",
 }
-BEFORE_0_2 = {"rejected": ("set_aside",), "orphan_labels": ("strange_labels",)}
-"""Old names under which Prometheus finds a metric in the file too, until version 0.3."""
 
 
 def check_installed() -> None:
@@ -95,18 +93,6 @@ def _gauge(found: dict[str, Metric], name: str) -> Metric:
         help = f"{COUNTS[name]}, since the stream began" if name in COUNTS else GAUGES.get(name, name)
         found[name] = GaugeMetricFamily(f"cadam_{plain(name)}", help)
     return found[name]
-
-
-def before_0_3(learner: Learner, new: Iterable[Metric]) -> Iterator[Metric]:
-    """Gauges under the names that they had before labels told a metric's stretch, until version 0.3."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    taken = {sample.name for family in new for sample in family.samples}
-    for key, value in learner.metrics().items():
-        if not key.startswith("alignment"):
-            for old in (plain(key), *BEFORE_0_2.get(key, ())):
-                if f"cadam_{old}" not in taken:
-                    yield GaugeMetricFamily(f"cadam_{old}", f"until 0.3; see {key.partition('/')[0]}", value=value)
 
 
 def plain(name: str) -> str:

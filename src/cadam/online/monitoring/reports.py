@@ -223,5 +223,4 @@ class Prometheus:
 
     @staticmethod
     def text(learner: Learner) -> str:
-        new = prometheus_metrics.families(learner)
-        return prometheus_metrics.text([*new, *prometheus_metrics.before_0_3(learner, new)])
+        return prometheus_metrics.text(prometheus_metrics.families(learner))

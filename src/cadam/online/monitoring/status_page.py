@@ -1,4 +1,4 @@
-"""`--serve`: a status page, /metrics and /healthz while a learner runs, answered by a process of its own."""
+"""`--status`: a status page, /metrics and /healthz while a learner runs, answered by a process of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--serve should be [HOST:]PORT, as in 8000 or 0.0.0.0:8000; got {text!r}")
+        raise ValueError(f"--status should be [HOST:]PORT, as in 8000 or 0.0.0.0:8000; got {text!r}")
     return host, int(port)
 
 
@@ -49,7 +49,7 @@ class StatusServer:
                 listening.bind((host, port))
                 listening.listen(128)
             except OSError as error:
-                raise ValueError(f"--serve {address}: {error.strerror or error}; give another HOST:PORT") from error
+                raise ValueError(f"--status {address}: {error.strerror or error}; give another HOST:PORT") from error
             at = listening.getsockname()
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{at[1]}/"
             command = [sys.executable, "-I", SERVER, str(listening.fileno()), at[0]]
@@ -93,7 +93,7 @@ class StatusServer:
             self.process.wait()
 
 
-class Serve:
+class StatusPage:
     """A report: the learner's numbers on the status page, each `seconds`."""
 
     def __init__(self, address: str, title: str, seconds: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""The process behind `--serve`: answers HTTP with what it was last told, and knows nothing else.
+"""The process behind `--status`: answers HTTP with what it was last told, and knows nothing else.
 
     python -I status_server.py DESCRIPTOR HOST
 

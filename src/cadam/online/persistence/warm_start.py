@@ -27,7 +27,7 @@ class Trained:
     optimizers: list[Mapping[str, Any]]
 
 
-def read(given: Mapping[str, Any] | Path | str | Sequence[Any]) -> Trained:
+def read_trained(given: Mapping[str, Any] | Path | str | Sequence[Any]) -> Trained:
     """What was saved: as a dict, a file of it, or several of either. ValueError if no model or two are among them."""
     models: list[Mapping[str, Tensor]] = []
     optimizers: list[Mapping[str, Any]] = []
@@ -65,13 +65,13 @@ def _listed(saved: Any) -> list[Mapping[str, Any]]:
     return list(saved) if isinstance(saved, (list, tuple)) else [saved]
 
 
-def check_whole(optimizer: Mapping[str, Any], parameters: int) -> None:
+def check_complete(optimizer: Mapping[str, Any], parameters: int) -> None:
     """That one optimizer has moments of all parameters; fewer are half of a job with two."""
     has = sum(len(group["params"]) for group in optimizer.get("param_groups", ()))
     if 0 < has < parameters:
         raise ValueError(
             f"the optimizer ({_kind(optimizer)}) has {has} of the model's {parameters} parameters: give the other one's"
-            " state dict too, in a list under 'optimizer' or in a file of its own (--take-over again)"
+            " state dict too, in a list under 'optimizer' or in a file of its own (--warm-start again)"
         )
 
 
@@ -92,7 +92,7 @@ class Saved:
     state: Any
 
 
-def joined(
+def join_optimizers(
     optimizers: Sequence[Mapping[str, Any]], model: nn.Module, groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The state dict of one optimizer with these `groups` from those of several, parameter by parameter.

@@ -1,6 +1,6 @@
-"""What --serve costs the learner: turns with the status page asked 100 times a second, and turns without any page.
+"""What --status costs the learner: turns with the status page asked 100 times a second, and turns without any page.
 
-    python benchmarks/serve_bench.py [--seconds N] [--rate N] [--threads N]
+    python benchmarks/status_page_bench.py [--seconds N] [--rate N] [--threads N]
 
 One learner (the DeepFM of online_bench.py, batches of 1,024 from memory) takes turns of one second. In every other
 turn it tells the status server once a second, and a client in a process of its own asks /metrics, /status.json, / and
@@ -26,7 +26,7 @@ from torch import nn
 from cadam import CAdam
 from cadam.cli.bench import DeepFM
 from cadam.online import Events, Learner
-from cadam.online.monitoring.status_page import Serve
+from cadam.online.monitoring.status_page import StatusPage
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 1.0
 PATHS = ("/metrics", "/status.json", "/", "/healthz")
@@ -73,7 +73,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DeepFM(ROWS, 8, 64, sparse=True)
     learner = Learner(model, CAdam(model.named_parameters()), nn.functional.binary_cross_entropy_with_logits)
-    report = Serve("127.0.0.1:0", "benchmark")
+    report = StatusPage("127.0.0.1:0", "benchmark")
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
         target=client, args=(theirs, report.server.url.split("/")[2], options.rate), daemon=True
