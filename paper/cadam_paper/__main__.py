@@ -7,4 +7,4 @@ from cadam.cli.main import main
 from .commands import add_commands
 
 if __name__ == "__main__":
-    sys.exit(main(more=[add_commands]))
+    sys.exit(main(extra=(add_commands,)))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cadam.cli import main
+from cadam.cli.commands import available_commands
+from cadam.cli.main import build_parser
 
 from .published import head, line
 
 
 def commands() -> list[str]:
     """Every command: what it does, then its arguments."""
-    parser = main.parser()
+    available = available_commands()
+    parser = build_parser(available, with_arguments=available)
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return [text for name in sorted(subparsers.choices) for text in _command(name, subparsers.choices[name])]
 

@@ -20,7 +20,7 @@ from cadam.cli import main
 from cadam.trials import command as shared
 from cadam.trials import console, runner
 from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
-from cadam_paper import catalogue, commands
+from cadam_paper import catalogue, experiment_commands
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -410,7 +410,7 @@ def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPat
     def fail(options: object) -> int:
         raise BrokenPipeError("of a worker")
 
-    monkeypatch.setattr(commands, "list_experiments", fail)
+    monkeypatch.setattr(experiment_commands, "list_experiments", fail)
     with pytest.raises(BrokenPipeError, match="of a worker"):
         main.main(["list"])
 
@@ -481,30 +481,3 @@ def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str)
         assert {cell.experiment for cell in cells} in ({name}, *shared)
         assert len(set(cells)) == len(cells) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0
-
-
-def test_without_the_paper_help_says_which_commands_need_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(main, "entry_points", lambda group: [])
-    with pytest.raises(SystemExit):
-        main.main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    for name in main.PAPER:
-        assert any(line.split()[:1] == [name] and "cadam-paper" in line for line in lines)
-
-
-def test_a_broken_command_of_another_package_leaves_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken:
-        value = "no_such_module:add"
-
-        def load(self) -> None:
-            raise ModuleNotFoundError("No module named 'no_such_module'")
-
-    monkeypatch.setattr(main, "entry_points", lambda group: [Broken()])
-    with pytest.raises(SystemExit) as ended:
-        main.main(["run", "--help"])
-    assert ended.value.code == 0
-    assert "no_such_module" in capsys.readouterr().err

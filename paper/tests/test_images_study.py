@@ -25,7 +25,7 @@ from cadam.trials.experiment import (
     Scale,
     Summary,
 )
-from cadam_paper import catalogue, commands
+from cadam_paper import catalogue, experiment_commands
 from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 
@@ -487,7 +487,7 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     assert {cell.model for cell in cells} == {models["quick"] for models in study.MODELS.values()}
     assert {cell.optimizer for cell in cells} == {arm for pair in study.PAIRS for arm in pair}
     assert {cell.condition for cell in cells} == {"clean", "sudden 60", "sudden 80", "continuous 2", "noise 40"}
-    assert "fig-sudden-detail" in report.page(requests, commands.HEADING)
+    assert "fig-sudden-detail" in report.page(requests, experiment_commands.HEADING)
     accuracy = [r.outcome.metrics["accuracy"] for r in requests[0].results.where(condition="clean")]
     assert min(accuracy) > 50
     assert min(r.outcome.metrics["accuracy"] for r in requests[-1].results.tests()) > 40  # one in ten by chance

@@ -7,4 +7,4 @@ from cadam_paper import catalogue, commands
 
 if __name__ == "__main__":
     catalogue.PLACES = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
-    sys.exit(main.main(sys.argv[1:], [commands.add_commands]))
+    sys.exit(main.main(sys.argv[1:], (commands.add_commands,)))

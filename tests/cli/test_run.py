@@ -732,7 +732,7 @@ def _interrupt(*arguments: object, **options: object) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("cadam.cli.main._parser", "cadam: interrupted before anything was done"),
+        ("cadam.cli.main.build_parser", "cadam: interrupted before anything was done"),
         ("cadam.cli.run.prepare", "cadam run: interrupted before anything was done"),
         ("cadam.cli.run.begin", "cadam run: interrupted at 0 events; what was saved before stays"),
         ("cadam.cli.run.stopping", "cadam run: interrupted at 0 events; what was saved before stays"),
@@ -751,7 +751,7 @@ def test_an_interrupt_is_one_line(
 def test_the_help_says_the_exit_code_of_a_missing_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["run", "--help"])
-    assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learnt\n" in capsys.readouterr().out
+    assert f"\n  {NO_PACKAGE}    a package is missing; nothing was learned\n" in capsys.readouterr().out
 
 
 def test_an_option_that_does_not_exist_shows_the_usage_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,9 @@ instead, with clicks of a known teacher."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam criteo`."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("path", type=Path, metavar="PATH", help="train.txt, train.txt.gz, or the folder it is in")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N lines")
     parser.add_argument("--generate", type=int, metavar="N", help="write N generated lines to PATH, and do no more")

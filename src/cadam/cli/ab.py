@@ -44,6 +44,7 @@ from ..trials.experiment import Experiment
 from ..trials.report import Heading
 from ..trials.runner import Request
 from ..trials.scoreboard import Scoreboard
+from . import arguments
 from . import run as online
 from .exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 
@@ -76,18 +77,12 @@ class TooMuchRejectedError(ValueError):
     """More of the data cannot be used than may be."""
 
 
-def add_commands(commands: Any) -> None:
-    """Add `ab` to the commands of the parser."""
-    summary = "Compare optimizers on a stream of yours: paired, with a confidence sequence and a verdict."
-    parser = commands.add_parser(
-        "ab",
-        help=summary,
-        description=summary,
-        epilog=command.exit_codes(EXITS),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam ab`."""
+    parser.epilog = command.exit_codes(EXITS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     command.cache_arguments(parser)
-    add_arguments(parser)
+    add_study_arguments(parser)
     parser.add_argument(
         "--seeds", type=command.positive, default=5, metavar="N", help="starts of each arm (default: 5)"
     )
@@ -100,7 +95,6 @@ def add_commands(commands: Any) -> None:
         help="the report, as .html; its numbers and schema go beside it as JSON (default: ab/NAME/report.html)",
     )
     parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -201,10 +195,10 @@ def _is_schema(path: Path, schema: Schema) -> bool:
         return False
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the study is about."""
-    given.add_data_arguments(parser)
-    given.add_model_arguments(parser)
+def add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that define the study."""
+    arguments.add_data_arguments(parser)
+    arguments.add_model_arguments(parser)
     parser.add_argument(
         "--arms",
         default="adam,cadam",
@@ -229,7 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="a smaller difference of GAUC is of no use: arms within it are equivalent (default: %(default)s)",
     )
-    given.add_max_rejected(parser, reject_limit.MAX_REJECTED)
+    arguments.add_max_rejected_argument(parser, reject_limit.MAX_REJECTED)
     planted = parser.add_argument_group("planted, as further conditions beside the stream as it is")
     planted.add_argument("--change", metavar="FEATURE", help="its values change places at two moments")
     planted.add_argument("--noise", type=float, metavar="X", help="this share of the labels is wrong")
@@ -317,7 +311,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
 def again(options: argparse.Namespace) -> str:
     """What to type to go on with the study of these options."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_study_arguments(parser)
     named = [action.dest for action in parser._actions if action.dest not in ("help", "place")]
     changed = [name for name in named if getattr(options, name) != parser.get_default(name)]
     words = [

@@ -544,20 +544,6 @@ def draw(results: list[Result], path: str) -> None:
     plt.close(figure)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"any of {', '.join(SUITES)} (default: all; graphs on CUDA only)"
-    )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="smaller and fewer cases: a minute or two, else about five; longer beside other work",
-    )
-    parser.add_argument("--json", metavar="PATH", help="write the results there too")
-    parser.add_argument("--plot", metavar="PATH", help="draw them (needs matplotlib)")
-
-
 def _has_kernels() -> bool:
     from ..native.library import UnavailableError, package_library
 
@@ -574,22 +560,23 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         print(f"unknown suite {unknown[0]!r}; there are {', '.join(SUITES)}")
         return USAGE
-    if options.device == "cuda" and not torch.cuda.is_available():
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
         print("--device cuda: there is no CUDA device, or torch is a build without CUDA")
         return NO_DATA
-    facts = about(options.device)
+    facts = about(device)
     results: list[Result] = []
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
     print("ratio: how many times faster than the case's peer (1.00); limit: share of the machine's speed limit")
     sys.stdout.flush()
-    limit = cuda_limit if options.device == "cuda" else cpu_limit if _has_kernels() else None
-    cases = [(name, c) for name in options.suites or SUITES for c in SUITES[name](options.device, options.quick)]
+    limit = cuda_limit if device == "cuda" else cpu_limit if _has_kernels() else None
+    cases = [(name, c) for name in options.suites or SUITES for c in SUITES[name](device, options.quick)]
     start, done, code = time.monotonic(), 0, DONE
     try:
         for name, case in cases:
             ran = time.monotonic() - start
             print(f"case {done + 1} of {len(cases)}, {ran:.0f} s so far: {case.name}", file=sys.stderr, flush=True)
-            case_results = measure(case, options.device, limit if name in ("dense", "graphs") else None)
+            case_results = measure(case, device, limit if name in ("dense", "graphs") else None)
             show(case_results, results[-1].case if results else None)
             results += case_results
             done += 1

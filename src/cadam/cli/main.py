@@ -1,103 +1,93 @@
-"""The command `cadam`."""
+"""The entry point of the command line: parses arguments and runs the chosen command."""
 
 from __future__ import annotations
 
 import argparse
 import select
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Collection
 
 from .. import __version__
+from .commands import PAPER_COMMANDS, AddCommands, Command, available_commands
 from .exit_codes import INTERRUPTED, NO_PACKAGE, UNREAD, stop_printing
 
-COMMANDS = "cadam.commands"
-"""The group of entry points by which other packages add commands: each names a function that takes the subparsers."""
-PAPER = ("list", "reproduce", "report", "archive", "demo", "criteo")
-"""Commands of cadam-paper."""
 
+def main(arguments: list[str] | None = None, extra: tuple[AddCommands, ...] = ()) -> int:
+    """Run the command line.
 
-def main(arguments: list[str] | None = None, more: Sequence[Adder] = ()) -> int:
-    """Run a command; `more` adds some beside those of installed packages."""
+    Args:
+        arguments: the arguments after the program's name; by default those of this process.
+        extra: functions that add commands beside those of installed packages.
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # The options before a command take no value, so the first word without a dash is the command.
+    name = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        parser, commands = _parser(more)
+        commands = available_commands(extra)
+        if name in PAPER_COMMANDS and name not in commands:
+            return _report_missing_paper(name)
+        parser = build_parser(commands, with_arguments=[name])
         options, unknown = parser.parse_known_args(arguments)
     except KeyboardInterrupt:
-        return _interrupted("before anything was done")
-    if unknown and options.run is not _not_installed:
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        return _report_interrupt("before anything was done")
+    if unknown:  # reported by the command's own parser, which shows the usage of the command
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return int(options.run(options))
+        return commands[options.command].run(options)
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _is_stdout_closed():
             raise
         stop_printing()
         return UNREAD
-    except KeyboardInterrupt:  # commands that have something to go on from say so themselves
-        return _interrupted("before it was done")
+    except KeyboardInterrupt:  # commands that save their progress handle the interrupt themselves
+        return _report_interrupt("before it was done")
 
 
-Adder = Callable[[Any], None]
-"""Adds commands to a parser's."""
+def build_parser(commands: dict[str, Command], with_arguments: Collection[str]) -> argparse.ArgumentParser:
+    """Build the parser of the command line.
 
+    Args:
+        commands: the commands by name.
+        with_arguments: names of the commands whose arguments are added, which imports the modules that define them.
+            The other commands only get their name and summary.
 
-def parser() -> argparse.ArgumentParser:
-    """The command line with the commands of installed packages, as its page is made from."""
-    return _parser(())[0]
-
-
-def _parser(
-    more: Sequence[Adder],
-) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """The command line, and the commands in it."""
-    from ..online.persistence import export
-    from . import ab as ab
-    from . import bench
-    from . import run as online
-
+    Returns:
+        The parser. Its result has the attributes `command` and `parser`, the chosen command's name and parser.
+    """
     parser = argparse.ArgumentParser(prog="cadam", description="CAdam: Adam with confidence, for online learning.")
     parser.add_argument("--version", action="version", version=f"cadam {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for add in (ab.add_commands, online.add_commands, export.add_commands, *more):
-        add(commands)
-    for found in entry_points(group=COMMANDS):
-        try:
-            if (add := found.load()) not in more:
-                add(commands)
-        except Exception as error:  # whatever another package does wrong, our commands work
-            print(f"cadam: the commands of {found.value} are left out: {error}", file=sys.stderr)
-    summary = (bench.__doc__ or "").splitlines()[0]
-    command = commands.add_parser("bench", help=summary, description=bench.__doc__)
-    bench.add_arguments(command)
-    command.set_defaults(run=bench.run)
-    for name in PAPER:
-        if name not in commands.choices:
-            command = commands.add_parser(name, add_help=False, help="needs cadam-paper, which is not installed")
-            command.set_defaults(run=_not_installed)
-    return parser, commands
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(name, help=command.summary, description=command.summary)
+        subparser.set_defaults(parser=subparser)
+        if name in with_arguments:
+            command.add_arguments(subparser)
+    return parser
 
 
-def _not_installed(options: argparse.Namespace) -> int:
+def _report_missing_paper(name: str) -> int:
     print(
-        f"cadam {options.command}: the paper's experiments are a package of their own, cadam-paper, which is not "
-        "installed: in a clone of the project, pip install ./paper",
+        f"cadam {name}: this command belongs to cadam-paper, which is not installed. "
+        "In a clone of the project, install it with: pip install ./paper",
         file=sys.stderr,
     )
     return NO_PACKAGE
 
 
-def _interrupted(when: str) -> int:
+def _report_interrupt(when: str) -> int:
     print(f"cadam: interrupted {when}", file=sys.stderr)
     return INTERRUPTED
 
 
-def _nobody_reads() -> bool:
-    """Whether what is printed goes into a pipe that its reader has closed."""
+def _is_stdout_closed() -> bool:
+    """Whether standard output is a pipe that its reader has closed."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):
-        return False  # printed into this process, not into a pipe
+        return False  # stdout was replaced by an object without a file descriptor
     poll = select.poll()
     poll.register(number, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

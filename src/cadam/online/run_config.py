@@ -32,46 +32,6 @@ DEFAULT_MODEL = "deepfm"
 MODELS = f"{', '.join(models.MODELS)}, or FILE.py:FUNCTION for one of yours (default: {DEFAULT_MODEL})"
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where events come from, and what is said of them."""
-    parser.add_argument("place", nargs="?", metavar="DATA", help="a file, a folder of Parquet, or a URI")
-    parser.add_argument("--data", metavar="URI", help="the same as DATA")
-    parser.add_argument("--label", metavar="NAME", help="the column to predict, or as in 'rating>=4', 'status==sold'")
-    parser.add_argument("--user", metavar="NAME", help="the column of the user, by which GAUC groups")
-    parser.add_argument("--time", metavar="NAME", help="the column of the time; its form as in 'at:%%d/%%m/%%Y'")
-    parser.add_argument("--id", metavar="NAME", help="the column of the event's id, by which later labels are joined")
-    parser.add_argument("--ignore", metavar="A,B", help="columns to leave out")
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and a schema that is there already."""
-    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema as JSON (default: it is inferred)")
-    parser.add_argument("--model", metavar="NAME", help=MODELS)
-    parser.add_argument("--width", type=int, metavar="N", help="of embeddings (default: 8)")
-    parser.add_argument("--hidden", metavar="N,M", help="hidden layers (default: one, by the number of inputs)")
-
-
-def add_max_rejected(parser: argparse.ArgumentParser, default: float | None) -> None:
-    parser.add_argument(
-        "--max-rejected",
-        type=_share,
-        default=default,
-        metavar="X",
-        help="where a greater share of the events is rejected, that is a failure (default: 0.01)",
-    )
-
-
-def _share(text: str) -> float:
-    """A share from 0 to 1, or in percent."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a share as in 0.01 or 1%, got {text!r}")
-    return value
-
-
 def data_of(options: argparse.Namespace) -> str:
     """The URI of the data."""
     if (options.place is None) == (options.data is None):

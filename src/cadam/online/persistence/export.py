@@ -181,13 +181,12 @@ def _save(program: Any, new: Path, schema: str) -> None:
         torch.export.save(program, file, extra_files={"schema.json": schema})
 
 
-def add_commands(commands: Any) -> None:
-    parser = commands.add_parser("export", help=SUMMARY, description=SUMMARY)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam export`."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the --checkpoint of a run, which may go on")
     parser.add_argument("output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json go beside it")
     parser.add_argument("--model", metavar="FILE:FUNCTION", help="what builds the model, if its file has moved")
     parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

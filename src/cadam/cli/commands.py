@@ -1,0 +1,110 @@
+"""The commands of `cadam`, described without importing what they run.
+
+Importing torch takes seconds, so `cadam --help` and `cadam --version` must not import it. A `Command` therefore names
+its functions as text, and they are imported when the command is used. Other packages add commands through the entry
+point group `cadam.commands`; `cadam-paper` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+
+ENTRY_POINTS = "cadam.commands"
+"""Entry point group of packages that add commands. Each entry names an `AddCommands` function."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the command line.
+
+    Example:
+        ```python
+        Command("export", "Export the model of a run.", "my_package.arguments:add_export", "my_package.export:run")
+        ```
+    """
+
+    name: str
+    """The name that users type, as in `cadam run`."""
+    summary: str
+    """One sentence for `cadam --help`."""
+    arguments: str
+    """`MODULE:FUNCTION` of the function that adds the arguments to the command's `ArgumentParser`."""
+    implementation: str
+    """`MODULE:FUNCTION` of the function that takes the parsed options and returns the exit code."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the arguments of this command to its parser."""
+        resolve_name(self.arguments)(parser)
+
+    def run(self, options: Namespace) -> int:
+        """Run this command and return its exit code."""
+        return int(resolve_name(self.implementation)(options))
+
+
+AddCommands = Callable[[Callable[[Command], None]], None]
+"""A function that passes each of a package's commands to the function it is given."""
+
+COMMANDS = (
+    Command(
+        "ab",
+        "Compare optimizers on your own stream: paired runs, a confidence sequence and a verdict.",
+        "cadam.cli.ab:add_arguments",
+        "cadam.cli.ab:run",
+    ),
+    Command(
+        "run",
+        "Learn from a stream: predict, join the labels, learn and save checkpoints. Resumes by itself.",
+        "cadam.cli.arguments:add_run_arguments",
+        "cadam.cli.run:run",
+    ),
+    Command(
+        "schema",
+        "Infer the schema of data: what each column is, and why. The schema is written as JSON and can be edited.",
+        "cadam.cli.arguments:add_schema_arguments",
+        "cadam.cli.schema:run",
+    ),
+    Command(
+        "export",
+        "Export the model of a run's checkpoint with torch.export, its weights as .pt, and its schema.",
+        "cadam.online.persistence.export:add_arguments",
+        "cadam.online.persistence.export:run",
+    ),
+    Command(
+        "bench",
+        "Measure how fast optimizer steps are, compared with other optimizers and with the memory bandwidth.",
+        "cadam.cli.arguments:add_bench_arguments",
+        "cadam.cli.bench:run",
+    ),
+)
+
+PAPER_COMMANDS = ("list", "reproduce", "report", "archive", "demo", "criteo")
+"""Commands that the package cadam-paper adds. Without it, they are missing from `cadam --help`."""
+
+
+def available_commands(extra: tuple[AddCommands, ...] = ()) -> dict[str, Command]:
+    """Collect the commands of cadam and of installed packages, by name.
+
+    Args:
+        extra: further functions that add commands, for packages that can be imported but are not installed.
+
+    Returns:
+        The commands in the order of `cadam --help`. A package whose entry point fails is left out with a message.
+    """
+    commands = {command.name: command for command in COMMANDS}
+
+    def add(command: Command) -> None:
+        commands[command.name] = command
+
+    for add_commands in extra:
+        add_commands(add)
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()(add)
+        except Exception as error:  # an error in another package must not disable the commands of this one
+            print(f"cadam: cannot load the commands of {entry_point.value}: {error}", file=sys.stderr)
+    return commands

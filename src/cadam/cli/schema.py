@@ -1,0 +1,37 @@
+"""The command `cadam schema`: infers a schema and writes it as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from ..online import run_config
+from ..online.data.validation import check_uri
+from . import writable_paths
+from .exit_codes import DONE, NO_PACKAGE, USAGE
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the inferred schema with the reason for each column, and write it to `--output`."""
+    try:
+        uri = run_config.data_of(options)
+        check_uri(uri)
+        writable_paths.check_file(options.output, "--output")
+        inferred = run_config.inferred(uri, options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"cadam schema: {error}", file=sys.stderr)
+        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
+    run_config.show(inferred)
+    text = inferred.schema.text(ignored=inferred.ignored())
+    if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
+        print(
+            f"cadam schema: {options.output} exists and differs from the inferred schema, so it was not changed. "
+            "Name another --output, or replace the file with --force",
+            file=sys.stderr,
+        )
+        return USAGE
+    inferred.schema.write(options.output, ignored=inferred.ignored())
+    data, schema = shlex.quote(options.place or options.data), shlex.quote(str(options.output))
+    print(f"The schema was written to {options.output}. Edit it if needed, then: cadam run {data} --schema {schema}")
+    return DONE
