@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_every_command_can_be_parsed_and_run() -> None:
     """The texts that name functions are resolved only when a command is used, so a wrong one is not noticed before."""
     for command in commands.COMMANDS:
         command.add_arguments(argparse.ArgumentParser())
-        assert callable(commands.resolve_name(command.implementation))
+        assert callable(resolve_name(command.implementation))
 
 
 def test_help_lists_only_commands_that_are_installed(
