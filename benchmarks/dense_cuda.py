@@ -1,4 +1,4 @@
-"""The prepared step on a CUDA device: the same bits as the usual way, and how long the host takes.
+"""The replayed step on a CUDA device: the same bits as the usual way, and how long the host takes.
 
     python benchmarks/dense_cuda.py
 

@@ -4,7 +4,7 @@ The CUDA engine runs on tensors of the CPU; the kernels and the driver are repla
 that do nothing. Between steps the caches are filled with other things, as they are by a training step: `cold`. `warm`
 is the same step over and over.
 
-    python benchmarks/host_time.py [--usual]        (--usual: without the prepared step)
+    python benchmarks/host_time.py [--usual]        (--usual: without the replayed step)
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def pretend() -> None:
     engine.device = of_rows.device = "cpu"
     selection.ENGINES = (engine, of_rows, *selection.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
-    launch.lacking, launch._direct = (lambda device: None), lambda: True
+    launch.missing_requirement, launch._direct = (lambda device: None), lambda: True
     cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
     keys = launch.Launch(IdleKernel("keys"), {})
@@ -120,7 +120,7 @@ def microseconds(optimizer: cadam.Optimizer) -> float:
 def assert_expected(optimizer: cadam.Optimizer, engine: str) -> None:
     found = optimizer.explain()
     assert found[0].engine == engine
-    assert (found.steps == "prepared") == (os.environ.get("CADAM_PREPARED") != "0"), found.steps
+    assert (found.steps == "replayed") == (os.environ.get("CADAM_REPLAY") != "0"), found.steps
 
 
 def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[float]:
@@ -160,12 +160,12 @@ def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--usual", action="store_true", help="without the prepared step")
+    parser.add_argument("--usual", action="store_true", help="without the replayed step")
     options = parser.parse_args()
     pretend()
     torch.set_num_threads(1)
     if options.usual:
-        os.environ["CADAM_PREPARED"] = "0"
+        os.environ["CADAM_REPLAY"] = "0"
     print("microseconds of the host before a step() returns: median (fastest)")
     cases = {name: partial(measure, shapes) for name, shapes in SHAPES.items()}
     cases |= {"a table": measure_rows, "a table, 60 tensors": partial(measure_rows, dense=60)}

@@ -6,7 +6,7 @@
     python benchmarks/light_cuda.py --sizes    # bytes of state, and the largest table of each storage
 
 First the kernels are compared with the reference engines on the same device and on the CPU, to the bit of every code;
-then with themselves in a CUDA graph and as prepared steps. Then the mean of a million roundings is compared with the
+then with themselves in a CUDA graph and as replayed steps. Then the mean of a million roundings is compared with the
 value. Then come times, interleaved with torch's fused Adam and SparseAdam, and last the sizes.
 """
 
@@ -138,7 +138,7 @@ def compare() -> None:
                 say(not known, f"{name}, {shape}, as with ids known to be distinct {known}")
             if shape in ((1000, 1037), (4000, 16)):
                 steps = str(kernels[1].explain().steps)
-                usual = differences(kernels, trained(rows, shape, prepared=False, **options))
+                usual = differences(kernels, trained(rows, shape, replay=False, **options))
                 say(not usual, f"{name}, {shape}, steps {steps} as the usual way {usual}")
                 on_cpu = differences(kernels, trained(rows, shape, device="cpu", **options))
                 say(not on_cpu, f"{name}, {shape}, as on the CPU {on_cpu}")
@@ -339,7 +339,7 @@ def sizes() -> None:
 def main() -> int:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     if compiled_look() is None:
-        print("no prepared steps, so times outside of graphs are Python's: build them, python -m cadam.native.build")
+        print("no replayed steps, so times outside of graphs are Python's: build them, python -m cadam.native.build")
     everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
     cases: list[Callable[[], None]] = []
     if everything or "--check" in sys.argv:

@@ -1,4 +1,4 @@
-"""The prepared step with sparse gradients on a CUDA device: the same bits as the usual way, and its time.
+"""The replayed step with sparse gradients on a CUDA device: the same bits as the usual way, and its time.
 
     python benchmarks/rows_cuda.py
 

@@ -1,4 +1,4 @@
-"""What the prepared step must do, each case a function. Run by test_prepared.py, with Triton's interpreter.
+"""What the replayed step must do, each case a function. Run by test_step_replay.py, with Triton's interpreter.
 
 There is no device here: the interpreter runs the kernels, and functions of this file stand for the CUDA driver. The
 compiled function that checks and launches is the real one.
@@ -138,15 +138,15 @@ class Driver(step_replay.Driver):
 step_replay.driver = Driver  # type: ignore[assignment]
 
 
-# An optimizer that prepares its steps, and one that does not -----------------------------------------------------
+# An optimizer that replays its steps, and one that does not -----------------------------------------------------
 
 
 class Trained:
-    """An optimizer, its parameters, and whether it may prepare its steps."""
+    """An optimizer, its parameters, and whether it may replay its steps."""
 
-    def __init__(self, prepares: bool, params: Sequence[Tensor], **options: Any) -> None:
-        self.prepares, self.params = prepares, list(params)
-        self.optimizer = cadam.CAdam(self.params, prepared=prepares, **options)
+    def __init__(self, replays: bool, params: Sequence[Tensor], **options: Any) -> None:
+        self.replays, self.params = replays, list(params)
+        self.optimizer = cadam.CAdam(self.params, replay=replays, **options)
 
     @property
     def group(self) -> dict[str, Any]:
@@ -157,15 +157,15 @@ class Trained:
         return self.optimizer.state
 
     @property
-    def is_prepared(self) -> bool:
-        return self.optimizer.explain().steps == "prepared"
+    def is_replayed(self) -> bool:
+        return self.optimizer.explain().steps == "replayed"
 
     @property
-    def unprepared(self) -> str:
+    def not_replayed(self) -> str:
         return str(self.optimizer.explain().steps)
 
     def step(self, seed: int, without: Sequence[int] = (), n: int | None = None) -> bool:
-        """One step with random gradients; was it a prepared one?"""
+        """One step with random gradients; was it a replayed one?"""
         torch.manual_seed(seed)
         n = 20 + seed % 2 if n is None else n
         shared = torch.randint(0, 50, (1, n))
@@ -175,27 +175,27 @@ class Trained:
                 ids = shared if len(p[0]) < 5 else torch.randint(0, 50, (1, n)).square() // 50
                 p.grad = torch.sparse_coo_tensor(ids, torch.randn(n, len(p[0])), p.shape)
         versions = [p._version for p in self.params]
-        was_prepared = self.take()
+        was_replayed = self.take()
         mine = set(self.group["params"])
         for i, (p, version) in enumerate(zip(self.params, versions, strict=True)):
             assert p._version > version or i in without or p not in mine
-        return was_prepared
+        return was_replayed
 
     def take(self) -> bool:
-        """A step with the gradients that are there; was it a prepared one?"""
+        """A step with the gradients that are there; was it a replayed one?"""
         before = State.launched
         self.optimizer.step()
         return State.launched > before
 
 
-def made(prepares: bool, **options: Any) -> Trained:
+def made(replays: bool, **options: Any) -> Trained:
     torch.manual_seed(0)
-    return Trained(prepares, [torch.nn.Parameter(torch.randn(n)) for n in (5, 40, 3)], **options)
+    return Trained(replays, [torch.nn.Parameter(torch.randn(n)) for n in (5, 40, 3)], **options)
 
 
-def tables(prepares: bool, **options: Any) -> Trained:
+def tables(replays: bool, **options: Any) -> Trained:
     """A model with dense parameters and tables, of which two are looked up with the same ids."""
-    one = made(prepares, **options)
+    one = made(replays, **options)
     one.params += [torch.nn.Parameter(torch.randn(50, width)) for width in (3, 1, 5)]
     one.group["params"] += one.params[3:]
     return one
@@ -206,10 +206,10 @@ def both(make: Callable[..., Trained] = made, **options: Any) -> tuple[Trained, 
 
 
 def begin(make: Callable[..., Trained] = made, **options: Any) -> tuple[Trained, Trained]:
-    """Both after three steps, of which the first prepared the third."""
+    """Both after three steps, of which the second recorded the third."""
     a, b = both(make, **options)
     for seed in range(3):
-        assert a.step(seed) == (seed > 1), a.unprepared
+        assert a.step(seed) == (seed > 1), a.not_replayed
         assert not b.step(seed)
     return a, b
 
@@ -255,7 +255,7 @@ def new_parameter(t: Trained) -> None:
     t.group["params"][1] = torch.nn.Parameter(torch.ones(4))
 
 
-# What changes after the third step, and whether the fourth is a prepared one all the same.
+# What changes after the third step, and whether the fourth is a replayed one all the same.
 CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
     "nothing": (lambda t: None, True),
     "the learning rate": (set_option("lr", 0.5), True),
@@ -291,7 +291,7 @@ TABLE_CHANGES: dict[str, tuple[Callable[[Trained], Any], bool]] = {
 
 
 def changed_in_between(make: Callable[..., Trained], what: str, change: Callable[[Trained], Any], kept: bool) -> None:
-    """Three steps, a change, three more, prepared and not: is the fourth a prepared one, and all the same?"""
+    """Three steps, a change, three more, replayed and not: is the fourth a replayed one, and all the same?"""
     a, b = begin(make)
     change(a)
     change(b)
@@ -391,10 +391,10 @@ def rows_that_are_odd() -> None:
 
 
 def updates_of_rows() -> None:
-    def updated(prepares: bool, in_bags: bool) -> tuple[list[Tensor], list[bool]]:
+    def updated(replays: bool, in_bags: bool) -> tuple[list[Tensor], list[bool]]:
         torch.manual_seed(0)
         table = torch.randn(50, 3)
-        options = complete(cadam.CAdam, {"prepared": prepares})
+        options = complete(cadam.CAdam, {"replay": replays})
         state, counts = new_state(table), torch.zeros(3, dtype=torch.int64)
         update, found = RowUpdate(table, state, cadam.CAdam, options, counts=counts), []
         for step in range(1, 9):
@@ -437,17 +437,17 @@ def updates_of_rows_in_records() -> None:
             update(torch.randint(0, 50, (20,)), torch.randn(20, 3), step=step)
         return [table, *state.values()], State.launched - before
 
-    prepared_steps, launched = updated()
-    usual, without = updated(prepared=False)
+    replayed_steps, launched = updated()
+    usual, without = updated(replay=False)
     assert launched > 0 == without
-    assert all(torch.equal(x, y) for x, y in zip(prepared_steps, usual, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(replayed_steps, usual, strict=True))
 
 
 def an_option_of_rows_at_the_address_of_the_one_before() -> None:
-    def updated(prepares: bool) -> list[Tensor]:
+    def updated(replays: bool) -> list[Tensor]:
         torch.manual_seed(0)
         table, base, more = torch.randn(50, 3), float("0.1"), [0.0, 0.3]
-        options = complete(cadam.CAdam, {"weight_decay": 0.1, "prepared": prepares})
+        options = complete(cadam.CAdam, {"weight_decay": 0.1, "replay": replays})
         update = RowUpdate(table, new_state(table), cadam.CAdam, options)
         for step in range(1, 10):
             options["weight_decay"] = base
@@ -466,8 +466,8 @@ def no_room_for_rows() -> None:
         update(torch.arange(n) % 50, torch.ones(n, 3), step=step)
         return State.launched > before
 
-    assert [go(step) for step in range(1, 4)] == [False, False, True], update._preparation.reason
-    ready = update._preparation.ready
+    assert [go(step) for step in range(1, 4)] == [False, False, True], update._replay.reason
+    ready = update._replay.ready
     assert isinstance(ready, step_replay.CudaStep)
     table = ready.tables[0]
     memory, usual = table.memory, torch.empty
@@ -511,7 +511,7 @@ def weight_decay_sets_in_at_the_address_of_the_one_before() -> None:
             t.step(seed)
     plan = a.optimizer._plan
     assert plan is not None
-    assert plan.jobs[0].job.update.decay != "none"
+    assert plan.batches[0].batch.update.decay != "none"
     assert_same(a, b)
 
 
@@ -519,7 +519,7 @@ def a_list_of_the_same_parameters_of_which_one_is_replaced_later() -> None:
     a, b = begin()
     for t in (a, b):
         t.group["params"] = list(t.params)
-        assert [t.step(seed) for seed in range(3, 5)] == [False, t.prepares]
+        assert [t.step(seed) for seed in range(3, 5)] == [False, t.replays]
         torch.manual_seed(9)
         left, t.params[1] = t.params[1], torch.nn.Parameter(torch.randn(40))
         was = left.detach().clone()
@@ -560,8 +560,8 @@ def an_option_that_changes_and_stays_the_same_object() -> None:
         for seed in range(3, 8):
             t.group["betas"][0] -= 0.1
             assert not t.step(seed)
-    assert "an option" in a.unprepared
-    assert str(a.optimizer.explain().steps).startswith("not prepared")
+    assert "an option" in a.not_replayed
+    assert str(a.optimizer.explain().steps).startswith("not replayed")
     assert_same(a, b)
 
 
@@ -572,9 +572,9 @@ def a_gradient_that_is_a_view_with_an_offset() -> None:
         whole = torch.randn(60)
         for p, start in zip(t.params, (50, 7, 1), strict=True):
             p.grad = whole[start : start + len(p)]
-        assert t.take() == t.prepares
+        assert t.take() == t.replays
     assert_same(a, b)
-    assert a.optimizer.explain().steps == "prepared"
+    assert a.optimizer.explain().steps == "replayed"
 
 
 def a_group_without_gradients_that_is_gone() -> None:
@@ -585,9 +585,9 @@ def a_group_without_gradients_that_is_gone() -> None:
     for t in (a, b):
         t.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
         t.optimizer.param_groups[1] = Group(t.optimizer.param_groups[1])
-        assert [t.step(seed) for seed in range(3)] == [False, False, t.prepares]
+        assert [t.step(seed) for seed in range(3)] == [False, False, t.replays]
         group = weakref.ref(t.optimizer.param_groups.pop())
-        assert (group() is not None) == t.prepares  # the compiled function is going to look at it
+        assert (group() is not None) == t.replays  # the compiled function is going to look at it
         assert not t.step(3)
     assert_same(a, b)
 
@@ -596,7 +596,7 @@ def a_group_without_gradients_that_gets_one() -> None:
     a, b = both()
     for t in (a, b):
         t.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
-        assert [t.step(seed) for seed in range(3)] == [False, False, t.prepares]
+        assert [t.step(seed) for seed in range(3)] == [False, False, t.replays]
         frozen = t.optimizer.param_groups[1]["params"][0]
         frozen.grad = torch.ones(7)
         assert not t.step(3)
@@ -633,10 +633,10 @@ def unseen_where_there_are_tables() -> None:
 def batches_of_odd_size() -> None:
     """Batches of odd size begin at multiples of 16 bytes."""
 
-    def two_dtypes(prepares: bool) -> Trained:
+    def two_dtypes(replays: bool) -> Trained:
         torch.manual_seed(0)
         sizes = [(5, torch.float64), (3, torch.float32), (4, torch.float64), (2, torch.float64)]
-        return Trained(prepares, [torch.nn.Parameter(torch.randn(n, dtype=dtype)) for n, dtype in sizes])
+        return Trained(replays, [torch.nn.Parameter(torch.randn(n, dtype=dtype)) for n, dtype in sizes])
 
     a, b = begin(two_dtypes)
     assert a.step(3)
@@ -644,7 +644,7 @@ def batches_of_odd_size() -> None:
     assert_same(a, b)
     plan = a.optimizer._plan
     assert plan is not None
-    ready: Any = plan.preparation.ready
+    ready: Any = plan.replay.ready
     assert len(ready.numbers) == 2
     assert all(c.words % 2 == 0 for c in ready.numbers)
     assert sum(c.words for c in ready.numbers) == ready.sent.numel()
@@ -653,27 +653,27 @@ def batches_of_odd_size() -> None:
 def turned_off() -> None:
     """By the environment for the whole process, by an option for one optimizer; either is told."""
     a = made(True)
-    os.environ["CADAM_PREPARED"] = "0"
+    os.environ["CADAM_REPLAY"] = "0"
     assert not any(a.step(seed) for seed in range(4))
-    assert a.unprepared == "not prepared: CADAM_PREPARED=0 is set"
-    os.environ["CADAM_PREPARED"] = "1"
+    assert a.not_replayed == "not replayed: CADAM_REPLAY=0 is set"
+    os.environ["CADAM_REPLAY"] = "1"
     assert [a.step(seed) for seed in range(4, 7)][-1]
-    a.group["prepared"] = False
+    a.group["replay"] = False
     assert not any(a.step(seed) for seed in range(3))
-    assert a.unprepared == "not prepared: prepared=False was asked for"
+    assert a.not_replayed == "not replayed: replay=False was asked for"
     options = complete(cadam.CAdam, {})
     update, before = RowUpdate(torch.ones(50, 3), new_state(torch.ones(50, 3)), cadam.CAdam, options), State.launched
     for step in range(1, 4):
         update(torch.arange(20), torch.ones(20, 3), step=step)
     assert State.launched > before
-    options["prepared"], before = False, State.launched
+    options["replay"], before = False, State.launched
     for step in range(4, 8):
         update(torch.arange(20), torch.ones(20, 3), step=step)
     assert State.launched == before
 
 
 def a_symbol_is_missing() -> None:
-    """Of those that only the prepared step requires, and the compiled look at tensors."""
+    """Of those that only the replayed step requires, and the compiled look at tensors."""
     known = torch_symbols.torch_symbols()
     for missing in [name for name in torch_symbols.SYMBOLS["libtorch_cpu"] if name != torch_symbols.REQUIRED]:
         tensor_snapshot.compiled_look.cache_clear()
@@ -681,10 +681,10 @@ def a_symbol_is_missing() -> None:
         tensor_snapshot.torch_symbols = step_replay.torch_symbols = found  # type: ignore[attr-defined, assignment]
         a = made(True)
         assert not any(a.step(seed) for seed in range(3))
-        assert missing in a.unprepared, a.unprepared
+        assert missing in a.not_replayed, a.not_replayed
 
 
-def what_cannot_be_prepared() -> None:
+def steps_that_cannot_be_replayed() -> None:
     class NoMemory(Driver):
         def event(self) -> tuple[Any, int]:
             raise torch.OutOfMemoryError("no memory for an event")
@@ -698,7 +698,7 @@ def what_cannot_be_prepared() -> None:
     a = made(True)
     a.group["params"] = tuple(a.params)
     assert not any(a.step(seed) for seed in range(4))
-    assert "not in lists" in a.unprepared
+    assert "not in lists" in a.not_replayed
 
 
 def whatever_the_users_defaults_are() -> None:
@@ -728,7 +728,7 @@ def other_threads_run_while_the_driver_waits() -> None:
     step_replay.driver = Waiting  # type: ignore[assignment]
     a = made(True)
     assert [a.step(seed) for seed in range(2)] == [False, False]
-    assert a.is_prepared
+    assert a.is_replayed
     for p in a.params:
         p.grad = torch.ones_like(p)
     ran, done = [0], threading.Event()
@@ -746,7 +746,7 @@ def other_threads_run_while_the_driver_waits() -> None:
     found = ran[0] - before
     done.set()
     thread.join()
-    assert a.is_prepared
+    assert a.is_replayed
     assert found > 3, found
 
 

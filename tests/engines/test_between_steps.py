@@ -388,7 +388,7 @@ def test_a_gradient_with_a_meaning_of_its_own_is_not_read_as_memory() -> None:
     optimizer.step()
     (row,) = optimizer.explain()
     assert row.engine == "eager"
-    assert "plain gradients only, not Scaled" in row.passed_over["native"]
+    assert "plain gradients only, not Scaled" in row.passed_over["native"].reason
 
 
 def test_shared_memory_for_the_step_count_is_noticed() -> None:

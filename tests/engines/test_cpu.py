@@ -227,7 +227,7 @@ def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
     ):
         row = engine_of_a_step()
     assert row.engine == "foreach"
-    assert "python -m cadam.native.build" in row.passed_over["native"]
+    assert "python -m cadam.native.build" in row.passed_over["native"].reason
 
 
 def test_a_library_without_a_fingerprint_is_compiled_anew(
@@ -319,7 +319,7 @@ def test_without_kernels_the_best_torch_way_runs_and_says_so(fresh: Path, monkey
     with pytest.warns(RuntimeWarning, match="no fused kernels on cpu.*installed without its compiled kernels"):
         row = engine_of_a_step()
     assert row.engine == "foreach"
-    assert "without its compiled kernels" in row.passed_over["native"]
+    assert "without its compiled kernels" in row.passed_over["native"].reason
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine_of_a_step()  # it was said

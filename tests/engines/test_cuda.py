@@ -23,7 +23,7 @@ from cadam.codegen import triton_source as triton_source
 from cadam.codegen.kernel_spec import Structure
 from cadam.codegen.trace import Trace, Value
 from cadam.engines import selection
-from cadam.engines.base import NotMeant
+from cadam.engines.base import RefusalKind
 from cadam.engines.cuda import dense as cuda
 from cadam.engines.cuda.sparse import CudaRows, Strides, _launches, check_ids
 from cadam.rules import RULES, Rule, Step
@@ -242,11 +242,11 @@ def test_a_gradient_of_another_size_is_refused() -> None:
 def test_what_cannot_be_served_is_said() -> None:
     gaps = torch.nn.Parameter(torch.randn(8, 8, device="cuda")[:, ::2])
     optimizer = cadam.CAdam([gaps])
-    assert "gaps" in optimizer.explain()[0].passed_over["cuda"]
+    assert "gaps" in optimizer.explain()[0].passed_over["cuda"].reason
     gaps.grad = torch.ones_like(gaps)
     optimizer.step()
     on_cpu = cadam.CAdam([torch.nn.Parameter(torch.ones(3))]).explain()[0]
-    assert isinstance(on_cpu.passed_over["cuda"], NotMeant)
+    assert on_cpu.passed_over["cuda"].kind is RefusalKind.NOT_APPLICABLE
 
 
 # Overflow, capture, compilation --------------------------------------------------------------------------------
@@ -676,7 +676,7 @@ import torch
 from cadam.codegen.structure import Structure
 from cadam.defaults import defaults
 from cadam.engines import scalars
-from cadam.engines.base import Item, Job
+from cadam.engines.base import KernelBatch, ParamSlot
 from cadam.engines.cuda.launch import StepNumbers
 from cadam.rules import RULES
 from cadam.update import Update
@@ -691,10 +691,10 @@ for name, options in CASES:
         scale = torch.tensor(8.0)
         update = Update.of(rule, True, how, unscale=True)
         counts = [torch.tensor(float(t)) for t in (0, 1, 6, 999, 70_000, *range(5, 45))]
-        items = [Item(torch.zeros(1), {}, step, None) for step in counts]
+        items = [ParamSlot(torch.zeros(1), {}, step, None) for step in counts]
         numbers = StepNumbers(items, how, Structure.of(rule, given), torch.device("cpu"))
         before = [step.item() for step in counts]
-        sent = numbers.advance(Job(update, how, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
+        sent = numbers.advance(KernelBatch(update, how, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
         assert sent.more.tolist() == list(range(45))
         assert [step.item() for step in counts] == [t + (not overflow) for t in before]
         for t, row in zip(counts, sent.rows.tolist()):

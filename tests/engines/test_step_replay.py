@@ -1,4 +1,4 @@
-"""The prepared step: taken where nothing but gradients and numbers changed, the same bits as the usual way.
+"""The replayed step: taken where nothing but gradients and numbers changed, the same bits as the usual way.
 
 What runs kernels is in step_replay_cases.py, in a process of its own.
 """
@@ -22,13 +22,13 @@ CASES = Path(__file__).parent / "step_replay_cases.py"
 
 @pytest.mark.slow
 @needs_triton
-def test_a_prepared_step_is_the_usual_one_whatever_changes_in_between() -> None:
+def test_a_replayed_step_is_the_usual_one_whatever_changes_in_between() -> None:
     run_cases(CASES, ["changes"])
 
 
 @pytest.mark.slow
 @needs_triton
-def test_a_prepared_step_with_tables_is_the_usual_one() -> None:
+def test_a_replayed_step_with_tables_is_the_usual_one() -> None:
     run_cases(CASES, ["changes_with_tables"])
 
 
@@ -38,7 +38,7 @@ def test_gradients_that_come_and_go_are_noticed() -> None:
 
 
 @needs_triton
-def test_the_device_has_to_be_ready_for_a_prepared_step() -> None:
+def test_the_device_has_to_be_ready_for_a_replayed_step() -> None:
     run_cases(CASES, ["the_device_is_ready"])
 
 
@@ -50,7 +50,7 @@ def test_gradients_of_rows_that_are_not_as_before_are_noticed() -> None:
 
 @pytest.mark.slow
 @needs_triton
-def test_a_prepared_update_of_rows_is_the_usual_one() -> None:
+def test_a_replayed_update_of_rows_is_the_usual_one() -> None:
     cases = ["updates_of_rows", "an_option_of_rows_at_the_address_of_the_one_before", "no_room_for_rows"]
     run_cases(CASES, [*cases, "updates_of_rows_in_records"])
 
@@ -83,17 +83,17 @@ def test_batches_of_odd_size_begin_at_multiples_of_16_bytes() -> None:
 
 
 @needs_triton
-def test_a_step_that_cannot_be_prepared_is_taken_all_the_same() -> None:
-    run_cases(CASES, ["what_cannot_be_prepared", "whatever_the_users_defaults_are"])
+def test_a_step_that_cannot_be_replayed_is_taken_all_the_same() -> None:
+    run_cases(CASES, ["steps_that_cannot_be_replayed", "whatever_the_users_defaults_are"])
 
 
 @needs_triton
-def test_preparing_can_be_turned_off() -> None:
+def test_replay_can_be_turned_off() -> None:
     run_cases(CASES, ["turned_off"])
 
 
 @needs_triton
-def test_without_an_optional_symbol_of_torch_steps_are_not_prepared() -> None:
+def test_without_an_optional_symbol_of_torch_steps_are_not_replayed() -> None:
     run_cases(CASES, ["a_symbol_is_missing"])
 
 

@@ -342,8 +342,8 @@ def test_explain_names_an_engine_for_every_parameter_and_why_no_faster_one() -> 
     found = explained([("dense", dense), ("table", table), ("none", none)], foreach=False)
     assert {name: row.engine for name, row in found.items()} == {"dense": "eager", "table": "rows", "none": "eager"}
     assert [row.gradient for row in found.values()] == ["dense", "sparse", "none yet, taken as dense"]
-    assert found["dense"].passed_over["foreach"] == "foreach=False was asked for"
-    assert "dense gradients only" in found["table"].passed_over["foreach"]
+    assert found["dense"].passed_over["foreach"].reason == "foreach=False was asked for"
+    assert "dense gradients only" in found["table"].passed_over["foreach"].reason
     assert (found["table"].shape, found["table"].dtype) == ((5, 2), torch.float32)
 
 
@@ -365,7 +365,7 @@ def test_explain_foreach() -> None:
     assert row.engine == "foreach"
     (row,) = explained([torch.zeros(4)], foreach=True, differentiable=True).values()
     assert row.engine == "eager"
-    assert "differentiable" in row.passed_over["foreach"]
+    assert "differentiable" in row.passed_over["foreach"].reason
 
 
 class Odd(Tensor):
@@ -469,7 +469,7 @@ def test_explain_gives_the_reason_where_a_subclass_of_tensor_is_in_the_way() -> 
 
     p = torch.ones(3).as_subclass(Odd).requires_grad_()
     optimizer = cadam.CAdam([p])
-    assert "Odd" in optimizer.explain()[0].passed_over["native"]
+    assert "Odd" in optimizer.explain()[0].passed_over["native"].reason
     q = nn.Parameter(torch.ones(3))
     q.grad = torch.ones(3).as_subclass(Odd)
     text = str(cadam.CAdam([q]).explain())

@@ -55,10 +55,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         ({name: 1}, f"Invalid {name} value: 1 .*True or False")
         for name in ("amsgrad", "maximize", "capturable", "differentiable")
     ),
-    *(
-        ({name: "x"}, f"Invalid {name} value: 'x'")
-        for name in ("decoupled_weight_decay", "prepared", "track_alignment")
-    ),
+    *(({name: "x"}, f"Invalid {name} value: 'x'") for name in ("decoupled_weight_decay", "replay", "track_alignment")),
     ({"foreach": "yes"}, "Invalid foreach value: 'yes' .*None, True or False"),
     ({"fused": "yes"}, "Invalid fused value: 'yes' .*None, True or False"),
     *(({"state_dtype": bad}, "Invalid state_dtype value") for bad in ("float32", torch.int64, torch.complex64, 32)),
@@ -179,15 +176,15 @@ def test_unknown_options_of_the_constructor_come_with_what_was_meant(
 def test_a_switch_of_the_environment_is_turned_off_in_several_ways(
     value: str, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CADAM_PREPARED", value)
+    monkeypatch.setenv("CADAM_REPLAY", value)
     cadam.CAdam([parameter()])
-    assert switch("CADAM_PREPARED") is on
+    assert switch("CADAM_REPLAY") is on
     assert (turned_off([{}]) is None) is on
 
 
 def test_a_switch_of_the_environment_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CADAM_PREPARED", "maybe")
-    with pytest.raises(ValueError, match="CADAM_PREPARED is 'maybe'; it takes 0, false, off or 1, true, on"):
+    monkeypatch.setenv("CADAM_REPLAY", "maybe")
+    with pytest.raises(ValueError, match="CADAM_REPLAY is 'maybe'; it takes 0, false, off or 1, true, on"):
         cadam.CAdam([parameter()])
     assert "'maybe'" in str(turned_off([{}]))
 
@@ -697,7 +694,7 @@ def test_state_on_another_device_is_refused_with_nothing_changed(options: dict[s
     assert (
         optimizer.explain()[0]
         .passed_over[f"native{'-rows' * sparse}"]
-        .startswith("fused=None" if "foreach" in options else "exp_avg is on meta")
+        .reason.startswith("fused=None" if "foreach" in options else "exp_avg is on meta")
     )
 
 

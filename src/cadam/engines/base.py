@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache, cached_property, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Item:
+class ParamSlot:
     """One parameter with what belongs to it, as plain real tensors.
 
     A DTensor comes as its local shard, a complex tensor as its real view.
@@ -77,40 +78,61 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
-class NotMeant(str):
-    """Why an engine refuses a parameter that it was never meant for: one on other devices, or with other gradients."""
+class RefusalKind(Enum):
+    """The kinds of reasons for which an engine does not serve a parameter."""
+
+    NOT_APPLICABLE = auto()
+    """The engine is made for other devices, or for the other kind of gradient (dense or sparse)."""
+    NOT_REQUESTED = auto()
+    """An option forbids the engine, such as ``fused=False``."""
+    UNAVAILABLE = auto()
+    """This installation or machine lacks something that the engine needs."""
+    UNSUPPORTED = auto()
+    """The engine has no code for this dtype, memory layout or combination of options."""
 
 
-class NotThere(str):
-    """Why an engine that was meant for a parameter is missing: something that this installation or machine lacks."""
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why an engine does not serve a parameter, as `Optimizer.explain` prints it."""
+
+    kind: RefusalKind
+    reason: str
+
+    @classmethod
+    def unsupported(cls, reason: str) -> Refusal:
+        """Make a refusal of the most common kind."""
+        return cls(RefusalKind.UNSUPPORTED, reason)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass
-class Job:
+class KernelBatch:
     """Items of one group, the update they take and the options that its scalars come from.
 
-    A job lives on while nothing but gradients and numbers change from step to step. What an engine works out
-    about its items may be kept in `memo` for that long. `grads` are there during a step only, and from the second
+    A batch lives on while nothing but gradients and numbers change from step to step. What an engine works out
+    about its slots may be kept in `memo` for that long. `grads` are there during a step only, and from the second
     step on not for an engine that looks at gradients by itself.
     """
 
     update: Update
     options: Options
-    items: Sequence[Item]
+    slots: Sequence[ParamSlot]
     grads: Sequence[Tensor] = ()
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[tuple[Item, Tensor]]:
-        return iter(zip(self.items, self.gradients(), strict=True))
+    def __iter__(self) -> Iterator[tuple[ParamSlot, Tensor]]:
+        return iter(zip(self.slots, self.gradients(), strict=True))
 
     def gradients(self) -> Sequence[Tensor]:
-        return self.grads or [item.param.grad for item in self.items]  # type: ignore[misc]
+        return self.grads or [slot.param.grad for slot in self.slots]  # type: ignore[misc]
 
 
 class Engine:
-    """Where updates run. An engine gets all its jobs of a step in one call."""
+    """Where updates run. An engine gets all its batches of a step in one call."""
 
     name: str
     device: str | None = None
@@ -128,70 +150,74 @@ class Engine:
     takes_row_grads = False
     """Does it take gradients of rows that are no sparse tensors, by `update`?"""
     any_storage = False
-    """Does it serve every way to store moments? If not, `lacks_storage` says which it does."""
+    """Whether it serves every way to store moments. If not, `storage_refusal` decides."""
     traceable = False
     """Can torch.compile look through it?"""
 
-    def refuses(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        """Why this engine cannot serve a parameter with such a gradient; None if it can.
+    def refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+        """Return why this engine cannot serve a parameter with this gradient, or None if it can.
 
         Without a gradient, a dense one is expected.
         """
         if self.sparse != (grad is not None and grad.is_sparse):
-            return NotMeant(f"serves {'sparse' if self.sparse else 'dense'} gradients only")
-        if self.device is not None and self.device != item.param.device.type:
-            return NotMeant(f"serves {self.device} only")
-        if item.storage and not self.any_storage:
-            reason = self.lacks_storage(item)
-            if reason is not None:
-                return reason
-        return self.lacks(update, item, grad, options)
+            kind = "sparse" if self.sparse else "dense"
+            return Refusal(RefusalKind.NOT_APPLICABLE, f"serves {kind} gradients only")
+        if self.device is not None and self.device != slot.param.device.type:
+            return Refusal(RefusalKind.NOT_APPLICABLE, f"serves {self.device} only")
+        if slot.storage and not self.any_storage:
+            refusal = self.storage_refusal(slot)
+            if refusal is not None:
+                return refusal
+        return self.input_refusal(update, slot, grad, options)
 
-    def lacks_storage(self, item: Item) -> str | None:
-        """Why it does not serve moments that are stored otherwise than as one plain number an element."""
-        return f"has no {item.storage}"
+    def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        """Return why this engine cannot serve moments that are quantized or shared by a row, or None if it can."""
+        return Refusal.unsupported(f"has no {slot.storage}")
 
-    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        """The same for a parameter and a gradient of the kind that it is meant for."""
+    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+        """Return why this engine cannot serve this parameter, gradient and options, or None if it can.
+
+        Called only for the device and the kind of gradient that the engine is made for.
+        """
         return None
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
+    def stale(self, batches: Sequence[KernelBatch]) -> bool:
         """Did a tensor change in a way that the choice of this engine, or its memo, depends on?"""
-        for job in jobs:
-            for item, grad in job:
-                shape = item.param.shape
-                if not item.storage and any(buffer.shape != shape for buffer in item.state.values()):
+        for batch in batches:
+            for slot, grad in batch:
+                shape = slot.param.shape
+                if not slot.storage and any(buffer.shape != shape for buffer in slot.state.values()):
                     return True
-                if grad.device != item.param.device:
+                if grad.device != slot.param.device:
                     return True
                 if not grad.is_sparse and (grad.shape != shape or grad.is_complex()):
                     return True
         return False
 
-    def check(self, jobs: Sequence[Job]) -> None:
+    def check(self, batches: Sequence[KernelBatch]) -> None:
         """Raise if an input is bad. All engines check before any of them runs."""
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Count the step of every item, and update parameters, buffers and counters in place."""
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Count the step of every slot, and update parameters, buffers and counters in place."""
         raise NotImplementedError
 
-    def update(self, job: Job, grads: Sequence[RowGrad]) -> None:
+    def update(self, batch: KernelBatch, grads: Sequence[RowGrad]) -> None:
         """The same with gradients of rows, where `takes_row_grads`."""
         raise NotImplementedError
 
-    def prepare(self, work: Work, containers: Containers) -> PreparedStep | str:
-        """The whole step, with what other engines do in it, prepared to be taken again; or why it is not."""
-        return f"the engine {self.name!r} does not prepare steps"
+    def record_step(self, work: Work, containers: TrackedContainers) -> ReplayedStep | Refusal:
+        """Record the step that all engines just took together, so that it can be replayed; or return why not."""
+        return Refusal.unsupported(f"the engine {self.name!r} does not replay steps")
 
 
-Work: TypeAlias = Sequence[tuple[Engine, Sequence[Job]]]
-"""A step: its jobs by engine."""
+Work: TypeAlias = Sequence[tuple[Engine, Sequence[KernelBatch]]]
+"""A step: its batches by engine."""
 
 
-# The prepared step -----------------------------------------------------------------------------------------------
+# Step replay -----------------------------------------------------------------------------------------------------
 
 
-class PreparedStep(Protocol):
+class ReplayedStep(Protocol):
     """A step that can be taken again in one call, while nothing but gradients and numbers changes."""
 
     def step(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
@@ -208,8 +234,8 @@ class PreparedStep(Protocol):
 
 
 @dataclass(frozen=True)
-class Containers:
-    """The dicts and lists that must hold the very objects they did for a prepared step, apart from learning rates."""
+class TrackedContainers:
+    """The dicts and lists that must hold the very objects they did for a replayed step, apart from learning rates."""
 
     groups: list[dict[str, Any]]
     state: Mapping[Tensor, Any]
@@ -219,16 +245,16 @@ class Containers:
     """Parameters that have no gradient."""
 
 
-class Preparation:
-    """Has steps prepared that are like the one before."""
+class ReplayController:
+    """Records a step for replay once steps repeat, and keeps it while it still fits."""
 
     def __init__(self) -> None:
-        self.ready: PreparedStep | None = None
+        self.ready: ReplayedStep | None = None
         self.reason = "no step was like the one before"
         """Why there is none."""
         self.steps, self.attempts = 0, 0
 
-    def after_step(self, work: Work, containers: Callable[[], Containers]) -> None:
+    def after_step(self, work: Work, containers: Callable[[], TrackedContainers]) -> None:
         """After a step in the usual way: have the next one ready, if it is going to be like this one."""
         ready, self.ready = self.ready, None  # what is interrupted here must not be used again
         if ready is not None:
@@ -241,9 +267,9 @@ class Preparation:
         self.steps += 1
         if work and self.steps > 1 << self.attempts:  # it takes a while: the less often, the less it helped
             self.attempts += 1
-            made = work[0][0].prepare(work, containers())
-            if isinstance(made, str):
-                self.reason = made
+            made = work[0][0].record_step(work, containers())
+            if isinstance(made, Refusal):
+                self.reason = made.reason
             else:
                 self.ready = made
 
@@ -251,15 +277,15 @@ class Preparation:
 # Tensors ---------------------------------------------------------------------------------------------------------
 
 
-def unreadable(item: Item) -> str | None:
+def unreadable_memory(slot: ParamSlot) -> str | None:
     """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
-    for tensor in (item.param, item.step, *item.state.values()):
+    for tensor in (slot.param, slot.step, *slot.state.values()):
         if type(tensor) not in PLAIN or tensor.is_neg():
             kind = type(tensor).__name__ + " with a lazy sign" * tensor.is_neg()
             return f"the parameter, its state or its step count is no plain tensor but {kind}"
-    for name, buffer in item.state.items():
-        if buffer.device != item.param.device and not (item.planned and buffer.is_meta):
-            return f"{name} is on {buffer.device}, the parameter on {item.param.device}"
+    for name, buffer in slot.state.items():
+        if buffer.device != slot.param.device and not (slot.planned and buffer.is_meta):
+            return f"{name} is on {buffer.device}, the parameter on {slot.param.device}"
     return None
 
 

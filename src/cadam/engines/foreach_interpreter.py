@@ -19,7 +19,7 @@ from ..codegen.foreach_fusion import Instruction, placed
 from ..codegen.trace import ARITHMETIC
 from ..rules.update import Update
 from . import coefficients as scalars
-from .base import PLAIN, Item, Job, fills_memory
+from .base import PLAIN, KernelBatch, ParamSlot, fills_memory
 
 BLOCK = 1 << 17
 """Elements that go through all operations together: what belongs to so many fits in a core's share of the caches."""
@@ -164,15 +164,15 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
 
 
 class Step:
-    """One step of a job: the routine for it, with the coefficients of some step count in their registers.
+    """One step of a batch: the routine for it, with the coefficients of some step count in their registers.
 
-    A coefficient may be a list of 0-dim tensors, one for each item: then it serves `run_lists` only.
+    A coefficient may be a list of 0-dim tensors, one for each slot: then it serves `run_lists` only.
     """
 
-    def __init__(self, job: Job, item: Item, coefficients: dict[str, Any]) -> None:
+    def __init__(self, batch: KernelBatch, slot: ParamSlot, coefficients: dict[str, Any]) -> None:
         self.has_numbers = not any(isinstance(value, (Tensor, list)) for value in coefficients.values())
-        self.routine = routine(job.update, tuple(item.state), tuple(coefficients), self.has_numbers)
-        self.names = tuple(item.state)
+        self.routine = routine(batch.update, tuple(slot.state), tuple(coefficients), self.has_numbers)
+        self.names = tuple(slot.state)
         self.registers: list[Any] = [None] * self.routine.registers
         for register, number in self.routine.numbers.items():
             self.registers[register] = number
@@ -181,68 +181,68 @@ class Step:
         for kind, args, register in self.routine.on_scalars:
             self.registers[register] = _on_scalars(kind, [self.registers[arg] for arg in args])
 
-    def run(self, item: Item, grad: Tensor) -> Tensor | None:
-        """Update one item; the number of its aligned elements, None if nobody counts."""
+    def run(self, slot: ParamSlot, grad: Tensor) -> Tensor | None:
+        """Update one slot; the number of its aligned elements, None if nobody counts."""
         if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
             grad = grad.clone()
         found = [
-            self._on_tensors([block.param, of_grad, *block.state.values()], item)
-            for block, of_grad in blocks(item, grad)
+            self._on_tensors([block.param, of_grad, *block.state.values()], slot)
+            for block, of_grad in blocks(slot, grad)
         ]
         return found[0] if len(found) == 1 or found[0] is None else together(found).sum()
 
-    def run_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """The same for items that are alike in device and dtypes; numbers of some may come as one vector."""
+    def run_lists(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The same for slots that are alike in device and dtypes; numbers of some may come as one vector."""
         if not torch.compiler.is_compiling():
             grads = [grad.clone() if grad._is_zerotensor() else grad for grad in grads]
-        if items[0].param.device.type != "cpu" or not self.has_numbers:
-            return self._on_lists(items, grads)
+        if slots[0].param.device.type != "cpu" or not self.has_numbers:
+            return self._on_lists(slots, grads)
         aligned: list[Tensor | None] = []
-        apart = _are_apart([item.param for item in items])
-        for block in _gatherings(items):
-            if apart and len(items[block]) > 1:
-                aligned.append(self._gathered(items[block], grads[block]))
+        apart = _are_apart([slot.param for slot in slots])
+        for block in _gatherings(slots):
+            if apart and len(slots[block]) > 1:
+                aligned.append(self._gathered(slots[block], grads[block]))
             else:
-                aligned += map(self.run, items[block], grads[block])
+                aligned += map(self.run, slots[block], grads[block])
         return aligned
 
-    def _columns(self, items: Sequence[Item], grads: Sequence[Tensor]) -> list[list[Tensor]]:
-        states = [[item.state[name] for item in items] for name in self.names]
-        return [[item.param for item in items], list(grads), *states]
+    def _columns(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> list[list[Tensor]]:
+        states = [[slot.state[name] for slot in slots] for name in self.names]
+        return [[slot.param for slot in slots], list(grads), *states]
 
-    def _on_lists(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        columns, work = self._columns(items, grads), items[0].work_dtype
+    def _on_lists(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [c if c[0].dtype == work else [x.to(work) for x in c] for c in columns]
         found = _call(self.routine.on_lists, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not columns[register]:
                 torch._foreach_copy_(columns[register], found[result])
-        if items[0].counts is None or self.routine.alignment is None:
-            return [None] * len(items)
+        if slots[0].counts is None or self.routine.alignment is None:
+            return [None] * len(slots)
         return [_positive(alignment) for alignment in found[self.routine.alignment]]
 
-    def _gathered(self, items: Sequence[Item], grads: Sequence[Tensor]) -> Tensor | None:
+    def _gathered(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Tensor | None:
         """Small tensors of the CPU: one vector of all of them, as a call costs more there than their elements."""
-        columns, work = self._columns(items, grads), items[0].work_dtype
+        columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
         found = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, _ in self.routine.results:
             parts = torch._C._nn.unflatten_dense_tensors(found[result], columns[register])
             torch._foreach_copy_(columns[register], parts)
-        if items[0].counts is None or self.routine.alignment is None:
+        if slots[0].counts is None or self.routine.alignment is None:
             return None
         ends = torch.tensor([0, *accumulate(param.numel() for param in columns[0])])
         until = torch.nn.functional.pad(found[self.routine.alignment].gt_(0).cumsum(0), (1, 0))
         return until[ends].diff()
 
-    def _on_tensors(self, tensors: Sequence[Tensor], item: Item) -> Tensor | None:
-        work = item.work_dtype
+    def _on_tensors(self, tensors: Sequence[Tensor], slot: ParamSlot) -> Tensor | None:
+        work = slot.work_dtype
         loaded = [tensor if tensor.dtype == work else tensor.to(work) for tensor in tensors]
         found = _call(self.routine.on_tensors, self.registers, loaded)
         for register, result, in_place in self.routine.results:
             if not in_place or loaded[register] is not tensors[register]:
                 tensors[register].copy_(found[result])
-        if item.counts is None or self.routine.alignment is None:
+        if slot.counts is None or self.routine.alignment is None:
             return None
         return _positive(found[self.routine.alignment])
 
@@ -260,14 +260,14 @@ def _call(code: Code, registers: list[Any], inputs: Sequence[Any]) -> list[Any]:
     return r
 
 
-def steps(job: Job) -> Callable[[float], Step]:
-    """The `Step` of a job for each step count, whose scalars are worked out once."""
-    options = scalars.as_numbers(job.options)
-    grad_scale = None if job.grad_scale is None else scalars.read(job.grad_scale)
+def steps(batch: KernelBatch) -> Callable[[float], Step]:
+    """The `Step` of a batch for each step count, whose scalars are worked out once."""
+    options = scalars.as_numbers(batch.options)
+    grad_scale = None if batch.grad_scale is None else scalars.read(batch.grad_scale)
 
     @cache
     def step(count: float) -> Step:
-        return Step(job, job.items[0], job.update.coefficients(count, options, scalars.Scalars, grad_scale))
+        return Step(batch, batch.slots[0], batch.update.coefficients(count, options, scalars.Scalars, grad_scale))
 
     return step
 
@@ -275,26 +275,26 @@ def steps(job: Job) -> Callable[[float], Step]:
 # Blocks and counting -----------------------------------------------------------------------------------------
 
 
-def blocks(item: Item, grad: Tensor) -> Iterator[tuple[Item, Tensor]]:
-    """A large item of the CPU in parts that stay in the cache, if all of it lies in memory alike; else the item."""
-    tensors = [item.param, grad, *item.state.values()]
+def blocks(slot: ParamSlot, grad: Tensor) -> Iterator[tuple[ParamSlot, Tensor]]:
+    """A large slot of the CPU in parts that stay in the cache, if all of it lies in memory alike; else the slot."""
+    tensors = [slot.param, grad, *slot.state.values()]
     if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
-        yield item, grad
+        yield slot, grad
         return
     for param, of_grad, *state in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
-        yield replace(item, param=param, state=dict(zip(item.state, state, strict=True))), of_grad
+        yield replace(slot, param=param, state=dict(zip(slot.state, state, strict=True))), of_grad
 
 
-def _gatherings(items: Sequence[Item]) -> Iterator[slice]:
+def _gatherings(slots: Sequence[ParamSlot]) -> Iterator[slice]:
     """Items of no more than `GATHERED` elements together, or single ones."""
     start = elements = 0
-    for number, item in enumerate(items):
-        size = item.param.numel()
+    for number, slot in enumerate(slots):
+        size = slot.param.numel()
         if number > start and elements + size > GATHERED:
             yield slice(start, number)
             start, elements = number, 0
         elements += size
-    yield slice(start, len(items))
+    yield slice(start, len(slots))
 
 
 def _are_apart(tensors: Sequence[Tensor]) -> bool:
@@ -321,12 +321,12 @@ def _positive(alignment: Tensor) -> Tensor:
     return alignment.gt_(0).sum() if alignment.numel() < EXACT else (alignment > 0).sum()
 
 
-def count_steps(items: Sequence[Item]) -> None:
+def count_steps(slots: Sequence[ParamSlot]) -> None:
     """Add one to the step counts. Of a number torch would make a tensor for each of those that are on the CPU.
 
     A FakeTensorMode follows the value of a count through the addition of a number only.
     """
-    counts = [item.step for item in items]
+    counts = [slot.step for slot in slots]
     if torch.compiler.is_compiling() or any(type(x) is not Tensor or x.device.type != "cpu" for x in counts):
         torch._foreach_add_(counts, 1)
     else:
@@ -341,40 +341,40 @@ def together(numbers: Sequence[Tensor | None]) -> Tensor:
 
 
 class Counters:
-    """The alignment counters of items on the CPU, in one memory, so that counting is one operation.
+    """The alignment counters of slots on the CPU, in one memory, so that counting is one operation.
 
     The tensors stay the same objects.
     """
 
-    def __init__(self, items: Sequence[Item]) -> None:
-        counters = [item.counts for item in items if item.counts is not None]
-        self.rows = {id(item): row for row, item in enumerate(items)}
+    def __init__(self, slots: Sequence[ParamSlot]) -> None:
+        counters = [slot.counts for slot in slots if slot.counts is not None]
+        self.rows = {id(slot): row for row, slot in enumerate(slots)}
         with torch.inference_mode(False):  # later steps may be outside of one that this is in
             self.all = torch.stack(counters)
-        self.one = self.all.new_tensor([[0, item.param.numel(), item.param.numel()] for item in items])
+        self.one = self.all.new_tensor([[0, slot.param.numel(), slot.param.numel()] for slot in slots])
         for counts, place in zip(counters, self.all.unbind(), strict=True):
             counts.data = place
 
-    def add(self, items: Sequence[Item], aligned: Tensor) -> None:
-        if len(items) == len(self.rows):
+    def add(self, slots: Sequence[ParamSlot], aligned: Tensor) -> None:
+        if len(slots) == len(self.rows):
             self.all += self.one
             self.all[:, 0] += aligned
         else:
-            rows = torch.tensor([self.rows[id(item)] for item in items])
+            rows = torch.tensor([self.rows[id(slot)] for slot in slots])
             self.all[rows] += self.one[rows]
             self.all[rows, 0] += aligned
 
 
-def count(job: Job, items: Sequence[Item], aligned: Sequence[Tensor | None]) -> None:
-    """Add one step to the alignment counters of items of a job that are on one device."""
-    counters = [item.counts for item in items if item.counts is not None]
+def count(batch: KernelBatch, slots: Sequence[ParamSlot], aligned: Sequence[Tensor | None]) -> None:
+    """Add one step to the alignment counters of slots of a batch that are on one device."""
+    counters = [slot.counts for slot in slots if slot.counts is not None]
     if not counters or aligned[0] is None:
         return
     total = together(aligned)
     if total.device.type == "cpu" and type(total) is Tensor and not torch.compiler.is_compiling():
-        if "counters" not in job.memo:
-            job.memo["counters"] = Counters([item for item in job.items if item.param.device.type == "cpu"])
-        job.memo["counters"].add(items, total)
+        if "counters" not in batch.memo:
+            batch.memo["counters"] = Counters([slot for slot in batch.slots if slot.param.device.type == "cpu"])
+        batch.memo["counters"].add(slots, total)
     else:  # no copy from the host, which a graph could not hold
         torch._foreach_add_([c[0] for c in counters], list(total.unbind()))
-        torch._foreach_add_([c[1:] for c in counters], [item.param.numel() for item in items])
+        torch._foreach_add_([c[1:] for c in counters], [slot.param.numel() for slot in slots])

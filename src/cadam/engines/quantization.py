@@ -23,7 +23,7 @@ from ..rules.moment_storage import (
     scale_of,
 )
 from . import row_layout
-from .base import Item, fills_memory
+from .base import ParamSlot, Refusal, fills_memory
 from .huge_pages import filled, filled_like
 
 NEAREST = 1 << 15
@@ -108,9 +108,9 @@ def is_by_row(buffer: Tensor, param: Tensor) -> bool:
     return buffer.shape != param.shape
 
 
-def shares_moments(item: Item) -> bool:
+def shares_moments(slot: ParamSlot) -> bool:
     """Has it such a buffer?"""
-    return any(is_by_row(buffer, item.param) for buffer in item.state.values())
+    return any(is_by_row(buffer, slot.param) for buffer in slot.state.values())
 
 
 def shares(param: Tensor, kind: str | None, o: Options) -> bool:
@@ -139,7 +139,7 @@ def mean_of_rows(x: Tensor) -> Tensor:
 
 
 def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
-    """What an `Item` says of how its moments are stored."""
+    """What an `ParamSlot` says of how its moments are stored."""
     return {
         "moments": o["moments"] if rule.state(o) else "float32",
         "kinds": rule.moments,
@@ -149,10 +149,10 @@ def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     }
 
 
-def described(item: Item, o: Options) -> str:
+def described(slot: ParamSlot, o: Options) -> str:
     """How its moments are stored, in words, and what of the options waits; empty for one float32 for each element."""
-    said = [f"moments in {item.moments}"] if item.moments != "float32" else []
-    done = {"second_moment": shares_moments(item), "row_steps": item.row_steps is not None}
+    said = [f"moments in {slot.moments}"] if slot.moments != "float32" else []
+    done = {"second_moment": shares_moments(slot), "row_steps": slot.row_steps is not None}
     names = {"second_moment": "second moments", "row_steps": "steps"}
     said += [f"{names[option]} by row" for option in names if done[option]]
     waiting = [names[option] for option in names if not done[option] and o[option] != USUAL[option]]
@@ -161,54 +161,54 @@ def described(item: Item, o: Options) -> str:
     return ", ".join(said)
 
 
-def coded(item: Item) -> list[str]:
+def coded(slot: ParamSlot) -> list[str]:
     """The buffers that are coded, in order: the first takes the lower half of the noise."""
-    if item.moments == "float32":
+    if slot.moments == "float32":
         return []
-    return [name for name, buffer in item.state.items() if not is_by_row(buffer, item.param)]
+    return [name for name, buffer in slot.state.items() if not is_by_row(buffer, slot.param)]
 
 
-def other_scales(item: Item, rows: bool) -> str | None:
+def other_scales(slot: ParamSlot, rows: bool) -> str | None:
     """Why gradients of `rows`, or dense ones, do not fit the scales of coded moments; None if they do."""
-    if all((scales.dim() == 2) == rows for scales in item.scales.values()):
+    if all((scales.dim() == 2) == rows for scales in slot.scales.values()):
         return None
     if rows:
         return "the moments have a scale for each block of elements, and the gradient is sparse"
     return "the moments have a scale for each row, and the gradient is dense"
 
 
-def lie_alike(item: Item) -> bool:
+def lie_alike(slot: ParamSlot) -> bool:
     """Do rows follow each other in one way: in all buffers of codes, in all scales, and in all that rows share?"""
-    shared = [buffer for buffer in item.state.values() if is_by_row(buffer, item.param)]
-    for tensors in ([item.state[name] for name in coded(item)], item.scales.values(), shared):
-        strides = {row_layout.row_stride(x) for x in tensors if item.param.numel()}
+    shared = [buffer for buffer in slot.state.values() if is_by_row(buffer, slot.param)]
+    for tensors in ([slot.state[name] for name in coded(slot)], slot.scales.values(), shared):
+        strides = {row_layout.row_stride(x) for x in tensors if slot.param.numel()}
         if len(strides) > 1 or None in strides:
             return False
     return True
 
 
-def load(item: Item, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
+def load(slot: ParamSlot, where: tuple[Tensor, ...] | None, dtype: torch.dtype) -> dict[str, Tensor]:
     """The moments of all elements, or of the rows `where`, in the dtype of the arithmetic."""
     found = {}
-    for name, buffer in item.state.items():
+    for name, buffer in slot.state.items():
         part = buffer if where is None else buffer[where]
-        if name in item.scales:
-            scales = item.scales[name]
+        if name in slot.scales:
+            scales = slot.scales[name]
             if where is not None:
-                part = decode(item.kinds[name], as_rows(part), scales[where[0], 0]).view(part.shape)
+                part = decode(slot.kinds[name], as_rows(part), scales[where[0], 0]).view(part.shape)
             else:
-                part = _decoded(item.kinds[name], buffer, scales)
+                part = _decoded(slot.kinds[name], buffer, scales)
         found[name] = part.to(dtype)
     return found
 
 
-def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int) -> None:
+def store(slot: ParamSlot, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | None, step: Tensor | int) -> None:
     """Keep new moments of all elements, or of the rows `where`, rounded by the noise of this step."""
-    row_layout.stay_for_graphs(item)
-    names = coded(item)
-    both = _noise(item, where, step) if names else None
+    row_layout.stay_for_graphs(slot)
+    names = coded(slot)
+    both = _noise(slot, where, step) if names else None
     for name, values in new.items():
-        buffer = item.state[name]
+        buffer = slot.state[name]
         if name not in names:
             if where is None:
                 buffer.copy_(values)
@@ -217,27 +217,27 @@ def store(item: Item, new: Mapping[str, Tensor], where: tuple[Tensor, ...] | Non
             continue
         assert both is not None
         noise = (both >> (16 * names.index(name)) & 0xFFFF).int()
-        values, kind = values.float(), item.kinds[name]
-        if item.moments == "bfloat16":
+        values, kind = values.float(), slot.kinds[name]
+        if slot.moments == "bfloat16":
             if where is None:
-                laid_out = _laid_out(values, item.param)
+                laid_out = _laid_out(values, slot.param)
                 buffer.copy_(to_bfloat16(flat(laid_out), noise).as_strided(laid_out.shape, laid_out.stride()))
             else:
                 buffer[where] = to_bfloat16(values, noise.view(values.shape))
         elif where is None:
-            _encode_into(kind, _laid_out(values, item.param), noise, buffer, item.scales[name])
+            _encode_into(kind, _laid_out(values, slot.param), noise, buffer, slot.scales[name])
         else:
             codes, exponents = encode(kind, as_rows(values), noise)
             buffer[where] = codes.view(values.shape)
-            item.scales[name][where[0], 0] = exponents
+            slot.scales[name][where[0], 0] = exponents
 
 
-def _noise(item: Item, where: tuple[Tensor, ...] | None, step: Tensor | int) -> Tensor:
+def _noise(slot: ParamSlot, where: tuple[Tensor, ...] | None, step: Tensor | int) -> Tensor:
     """32 bits for each element, in memory's order; by rows where these are given."""
-    param, device = item.param, item.param.device
+    param, device = slot.param, slot.param.device
     if isinstance(step, Tensor):
         step = step.detach().to(torch.int64)
-    key = moment_storage.key(item.seed, step)
+    key = moment_storage.key(slot.seed, step)
     found: Tensor
     if where is None:
         found = moment_storage.noise(key, torch.arange(param.numel(), device=device))
@@ -296,18 +296,18 @@ MIXED = 10.0
 SAMPLE = 1000
 
 
-def mixed_scales(item: Item) -> str | None:
+def mixed_scales(slot: ParamSlot) -> str | None:
     """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
-    shared = [name for name, buffer in item.state.items() if is_by_row(buffer, item.param)]
-    first = next((name for name in item.state if name not in shared), None)
-    if not shared or first is None or item.planned or item.param.dim() != 2 or not item.param.numel():
+    shared = [name for name, buffer in slot.state.items() if is_by_row(buffer, slot.param)]
+    first = next((name for name in slot.state if name not in shared), None)
+    if not shared or first is None or slot.planned or slot.param.dim() != 2 or not slot.param.numel():
         return None
-    if any(scales.dim() != 2 for scales in item.scales.values()):  # the last gradient was dense
+    if any(scales.dim() != 2 for scales in slot.scales.values()):  # the last gradient was dense
         return None
-    updated = item.state[shared[0]].flatten().nonzero()[:SAMPLE, 0]
+    updated = slot.state[shared[0]].flatten().nonzero()[:SAMPLE, 0]
     if not len(updated):
         return None
-    sizes = load(item, (updated,), torch.float32)[first].square().mean(0).sqrt()
+    sizes = load(slot, (updated,), torch.float32)[first].square().mean(0).sqrt()
     column, usual = int(sizes.argmax()), float(sizes.median())
     times = float(sizes[column]) / usual if usual else math.inf
     if times <= MIXED:
@@ -400,7 +400,7 @@ def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
     return o["moments"] != "float32" and SEED not in state and bool(rule.state(o))
 
 
-def misfit(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
+def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
     """Why what a saved state has beside its moments does not belong to them; None if it does."""
     by_rows, by_blocks = (*param.shape[:1], 1), (-(-param.numel() // BLOCK),)
     for name in rule.state(o):
@@ -434,12 +434,12 @@ def new_seed(number: int, seed: int | None = None) -> Tensor:
     return torch.tensor(moment_storage.scramble(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
 
 
-def count_step(item: Item) -> None:
+def count_step(slot: ParamSlot) -> None:
     """Add one to its step count. Moments that are rounded by it need another count each time, as `next_step` has it."""
-    if item.moments == "float32":
-        item.step.add_(1)
+    if slot.moments == "float32":
+        slot.step.add_(1)
     else:
-        item.step.copy_(next_step(item.step))
+        slot.step.copy_(next_step(slot.step))
 
 
 def next_step(step: Tensor) -> Tensor:
@@ -483,15 +483,17 @@ def plain(state: Any, rule: Rule | None) -> Any:
     return found
 
 
-def refusal(param: Tensor, o: Options, grad: Tensor | None) -> str | None:
-    """Why the moments of a parameter cannot be stored as the options say; None if they can."""
+def storage_refusal(param: Tensor, o: Options, grad: Tensor | None) -> Refusal | None:
+    """Return why the moments of a parameter cannot be stored as the options say, or None if they can."""
     option = first_given(o)
     if option is None:
         return None
     if param.is_complex() or param.dtype == torch.float64:
-        return f"{option} is for real parameters of at most float32, and this one is {param.dtype}"
+        return Refusal.unsupported(f"{option} is for real parameters of at most float32, and this one is {param.dtype}")
     if hasattr(param, "to_local"):
-        return f"{option} does not serve a DTensor"
+        return Refusal.unsupported(f"{option} does not serve a DTensor")
     if grad is not None and grad.is_sparse and grad.sparse_dim() != 1:
-        return f"{option} serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+        return Refusal.unsupported(
+            f"{option} serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+        )
     return None

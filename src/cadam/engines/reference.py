@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import coefficients as scalars
 from . import foreach_interpreter, quantization
-from .base import Engine, Item, Job
+from .base import Engine, KernelBatch, ParamSlot
 
 
 class Tensors:
@@ -41,9 +41,9 @@ class RowTensors(Tensors):
         return quantization.mean_of_rows(x.square())
 
 
-def functions(item: Item) -> type[Tensors]:
+def functions(slot: ParamSlot) -> type[Tensors]:
     """The functions for the moments of this parameter."""
-    return RowTensors if quantization.shares_moments(item) else Tensors
+    return RowTensors if quantization.shares_moments(slot) else Tensors
 
 
 class Eager(Engine):
@@ -51,49 +51,49 @@ class Eager(Engine):
     any_storage = True
     traceable = True
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            coefficients = scalars.of_steps(job.update, job.options, job.grad_scale)
-            counted: dict[torch.device, tuple[list[Item], list[Tensor | None]]] = {}
-            for item, grad in job:
-                quantization.count_step(item)
-                items, aligned = counted.setdefault(item.param.device, ([], []))
-                items.append(item)
-                aligned.append(step(job, item, grad, coefficients(item.step)))
-            for items, aligned in counted.values():
-                foreach_interpreter.count(job, items, aligned)
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        for batch in batches:
+            coefficients = scalars.of_steps(batch.update, batch.options, batch.grad_scale)
+            counted: dict[torch.device, tuple[list[ParamSlot], list[Tensor | None]]] = {}
+            for slot, grad in batch:
+                quantization.count_step(slot)
+                slots, aligned = counted.setdefault(slot.param.device, ([], []))
+                slots.append(slot)
+                aligned.append(step(batch, slot, grad, coefficients(slot.step)))
+            for slots, aligned in counted.values():
+                foreach_interpreter.count(batch, slots, aligned)
 
 
-def step(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Tensor | None:
+def step(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]) -> Tensor | None:
     """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten.
 
     Returns the number of aligned elements, None if nobody counts.
     """
-    whole = job.options["differentiable"] or torch.compiler.is_compiling() or item.storage
-    parts = [(item, grad)] if whole else foreach_interpreter.blocks(item, grad)
-    aligned = [_update(job, part, of_grad, c) for part, of_grad in parts]
+    whole = batch.options["differentiable"] or torch.compiler.is_compiling() or slot.storage
+    parts = [(slot, grad)] if whole else foreach_interpreter.blocks(slot, grad)
+    aligned = [_update(batch, part, of_grad, c) for part, of_grad in parts]
     return None if aligned[0] is None else reduce(add, aligned)
 
 
-def _update(job: Job, item: Item, grad: Tensor, c: dict[str, Any]) -> Any:
+def _update(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]) -> Any:
     # Autograd needs the old values after they are overwritten.
-    copy = job.options["differentiable"]
-    work = item.work_dtype
-    param = item.param.to(work, copy=copy)
-    if item.storage:
-        state = quantization.load(item, None, work)
+    copy = batch.options["differentiable"]
+    work = slot.work_dtype
+    param = slot.param.to(work, copy=copy)
+    if slot.storage:
+        state = quantization.load(slot, None, work)
     else:
-        state = {name: buffer.to(work, copy=copy) for name, buffer in item.state.items()}
-    moved = job.update(param, grad.to(work), state, c, functions(item))
-    if item.is_stand_in:
+        state = {name: buffer.to(work, copy=copy) for name, buffer in slot.state.items()}
+    moved = batch.update(param, grad.to(work), state, c, functions(slot))
+    if slot.is_stand_in:
         return None
-    item.param.copy_(moved.param)
-    if item.storage:
-        quantization.store(item, moved.state, None, item.step)
+    slot.param.copy_(moved.param)
+    if slot.storage:
+        quantization.store(slot, moved.state, None, slot.step)
     else:
-        for name, buffer in item.state.items():
+        for name, buffer in slot.state.items():
             buffer.copy_(moved.state[name])
-    return None if item.counts is None else (moved.alignment > 0).sum()
+    return None if slot.counts is None else (moved.alignment > 0).sum()
 
 
 def count(counts: Tensor, alignment: Tensor, touched: int, seen: int) -> None:

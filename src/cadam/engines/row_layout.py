@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..rules.moment_storage import scale_of
-from .base import Item, capturing, fills_memory
+from .base import ParamSlot, capturing, fills_memory
 
 LINE = 128  # bytes of a line of the GPU's cache
 RECORDS_ON = "cuda"
@@ -126,10 +126,10 @@ def set_apart(state: dict[str, Any], names: Iterable[str], param: Tensor) -> Non
             state[name] = torch.empty_like(alike, dtype=buffer.dtype, requires_grad=False).copy_(buffer)
 
 
-def stay_for_graphs(item: Item) -> None:
+def stay_for_graphs(slot: ParamSlot) -> None:
     """Have coded moments stay where they are, if a CUDA graph is being captured: it is going to reach them there."""
-    if item.moments != "float32" and capturing(item.param.device):
-        _in_graphs.update(dict.fromkeys((*item.state.values(), *item.scales.values()), True))
+    if slot.moments != "float32" and capturing(slot.param.device):
+        _in_graphs.update(dict.fromkeys((*slot.state.values(), *slot.scales.values()), True))
 
 
 def _must_stay(state: Mapping[str, Any], names: Iterable[str], device: torch.device) -> bool:

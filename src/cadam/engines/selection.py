@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..rules import Options
 from ..rules.update import Update
-from .base import Engine, Item, NotMeant, NotThere
+from .base import Engine, ParamSlot, Refusal, RefusalKind
 from .cpu.dense import Native
 from .cpu.sparse import NativeRows
 from .cuda.dense import Cuda
@@ -29,42 +29,42 @@ class Choice:
     """The engine that serves a parameter, and why each faster one does not."""
 
     engine: Engine
-    passed_over: dict[str, str]
+    passed_over: dict[str, Refusal]
 
 
-def choose(update: Update, item: Item, grad: Tensor | None, options: Options) -> Choice:
+def choose(update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Choice:
     """The fastest engine that can serve this parameter with such a gradient and these options."""
-    passed_over: dict[str, str] = {}
+    passed_over: dict[str, Refusal] = {}
     for engine in ENGINES:
-        reason = engine.refuses(update, item, grad, options)
-        if reason is None:
+        refusal = engine.refusal(update, slot, grad, options)
+        if refusal is None:
             return Choice(engine, passed_over)
-        passed_over[engine.name] = reason
+        passed_over[engine.name] = refusal
     raise AssertionError("eager serves every dense gradient and rows every sparse one")
 
 
-def insist(item: Item, choice: Choice, options: Options) -> None:
+def check_requested_engine(slot: ParamSlot, choice: Choice, options: Options) -> None:
     """Raise if an option asks for an engine that cannot serve, warn if one is missing: nothing falls back silently."""
     over = choice.passed_over
     fused = {engine.name: over[engine.name] for engine in ENGINES if engine.fused and engine.name in over}
-    meant = {name: reason for name, reason in fused.items() if not isinstance(reason, NotMeant)}
+    meant = {name: reason for name, reason in fused.items() if reason.kind is not RefusalKind.NOT_APPLICABLE}
     reasons = "; ".join(f"{name} {reason}" for name, reason in (meant or fused).items())
     if options["fused"] and not choice.engine.fused:
         torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
-        raise RuntimeError(f"{item.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
+        raise RuntimeError(f"{slot.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
     if options["foreach"] and "foreach" in choice.passed_over and choice.engine.name == "eager":
-        raise RuntimeError(f"{item.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
+        raise RuntimeError(f"{slot.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
     if (
         options["stochastic_rounding"]
-        and item.param.dtype == torch.bfloat16
+        and slot.param.dtype == torch.bfloat16
         and not choice.engine.rounds_stochastically
     ):
-        if item.param.device.type != "cuda":
-            reasons = f"it is on {item.param.device}"
-        raise RuntimeError(f"{item.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
+        if slot.param.device.type != "cuda":
+            reasons = f"it is on {slot.param.device}"
+        raise RuntimeError(f"{slot.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
     for reason in choice.passed_over.values():
-        if isinstance(reason, NotThere) and not choice.engine.fused:
-            _warn(item.param.device.type, choice.engine.name, reason)
+        if reason.kind is RefusalKind.UNAVAILABLE and not choice.engine.fused:
+            _warn(slot.param.device.type, choice.engine.name, reason.reason)
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import coefficients, quantization
-from .base import Engine, Item, Job
+from .base import Engine, KernelBatch, ParamSlot
 from .reference import count, functions
 
 
@@ -23,36 +23,38 @@ class Rows(Engine):
     sparse = True
     any_storage = True
 
-    def check(self, jobs: Sequence[Job]) -> None:
-        check_ids(jobs)
+    def check(self, batches: Sequence[KernelBatch]) -> None:
+        check_ids(batches)
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            for item, grad in job:
-                quantization.count_step(item)
-                _step(job, item, grad)
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        for batch in batches:
+            for slot, grad in batch:
+                quantization.count_step(slot)
+                _step(batch, slot, grad)
 
 
-def _of_rows(job: Job, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
+def _of_rows(batch: KernelBatch, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
     """The coefficients of rows that count their own steps: by row where they depend on the count."""
     counts[where] += 1  # the rows are distinct
-    c = job.update.coefficients(coefficients.exact(counts[where]), job.options, coefficients.Scalars, job.grad_scale)
+    c = batch.update.coefficients(
+        coefficients.exact(counts[where]), batch.options, coefficients.Scalars, batch.grad_scale
+    )
     return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
 
 
-def check_ids(jobs: Sequence[Job]) -> None:
+def check_ids(batches: Sequence[KernelBatch]) -> None:
     """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids."""
-    for job in jobs:
-        for item, grad in job:
-            for dimension, ids in zip(item.param.shape, grad._indices(), strict=False):
+    for batch in batches:
+        for slot, grad in batch:
+            for dimension, ids in zip(slot.param.shape, grad._indices(), strict=False):
                 if ids.numel():
                     low, high = map(int, torch.aminmax(ids))
                     if low < 0 or high >= dimension:
-                        raise out_of_range(item, low if low < 0 else high, dimension)
+                        raise out_of_range(slot, low if low < 0 else high, dimension)
 
 
-def out_of_range(item: Item, row: int, rows: int) -> IndexError:
-    return IndexError(f"{item.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
+def out_of_range(slot: ParamSlot, row: int, rows: int) -> IndexError:
+    return IndexError(f"{slot.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
 
 
 def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -68,19 +70,19 @@ def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor
     return tuple(wide.indices()), wide.values()
 
 
-def _step(job: Job, item: Item, grad: Tensor) -> None:
-    work = item.work_dtype
+def _step(batch: KernelBatch, slot: ParamSlot, grad: Tensor) -> None:
+    work = slot.work_dtype
     where, values = summed(grad, work)
-    if item.counts is not None and values.numel() == 0:
-        item.counts[2].add_(item.param.numel())
+    if slot.counts is not None and values.numel() == 0:
+        slot.counts[2].add_(slot.param.numel())
     if values.numel() == 0:
         return
-    if item.row_steps is not None:
-        c = _of_rows(job, item.row_steps, where, work)
+    if slot.row_steps is not None:
+        c = _of_rows(batch, slot.row_steps, where, work)
     else:
-        c = coefficients.of_step(job.update, job.options, item.step, job.grad_scale)
-    moved = job.update(item.param[where].to(work), values, quantization.load(item, where, work), c, functions(item))
-    item.param[where] = moved.param.to(item.param.dtype)
-    quantization.store(item, moved.state, where, item.step)
-    if item.counts is not None:
-        count(item.counts, moved.alignment, values.numel(), item.param.numel())
+        c = coefficients.of_step(batch.update, batch.options, slot.step, batch.grad_scale)
+    moved = batch.update(slot.param[where].to(work), values, quantization.load(slot, where, work), c, functions(slot))
+    slot.param[where] = moved.param.to(slot.param.dtype)
+    quantization.store(slot, moved.state, where, slot.step)
+    if slot.counts is not None:
+        count(slot.counts, moved.alignment, values.numel(), slot.param.numel())

@@ -17,53 +17,53 @@ from ..rules import Rule
 from ..rules.defaults import defaults
 from ..rules.update import Update
 from . import coefficients
-from .base import Containers, Engine, Item, Job, Preparation, share_memory
-from .selection import choose, insist
+from .base import Engine, KernelBatch, ParamSlot, ReplayController, TrackedContainers, share_memory
+from .selection import check_requested_engine, choose
 
 Group = Mapping[str, Any]
 
 
 @dataclass
 class View:
-    """An item that is not the parameter itself, but its local shard or its real view.
+    """An slot that is not the parameter itself, but its local shard or its real view.
 
-    While it lives, it is the item that has the gradient as the engine is to see it.
+    While it lives, it is the slot that has the gradient as the engine is to see it.
     """
 
     param: Tensor
     buffers: list[Tensor]
     """The rule's own in the parameter's state, and its step count: what else is there is the user's."""
-    item: Item
+    slot: ParamSlot
 
     def __post_init__(self) -> None:
         self.memory = self._memory()
 
     def _memory(self) -> list[Any]:
-        """Where the tensors lie that the item was made of, and how."""
+        """Where the tensors lie that the slot was made of, and how."""
         found = (getattr(tensor, "_local_tensor", tensor) for tensor in (self.param, *self.buffers))
         return [(id(x), x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in found]
 
     def renew(self) -> bool:
-        """Give the item this step's gradient; False if it is no longer the parameter's, or cannot hold it."""
+        """Give the slot this step's gradient; False if it is no longer the parameter's, or cannot hold it."""
         grad = self.param.grad
         if grad is None or hasattr(grad, "to_local") != hasattr(self.param, "to_local"):
             return False
         return self.memory == self._memory() and self.hold(real_local_grad(grad, self.param))
 
     def hold(self, grad: Tensor) -> bool:
-        item, kind = self.item.param, (grad.shape, grad.dtype, grad.device)
-        if grad.layout != torch.strided or kind != (item.shape, item.dtype, item.device):
+        slot, kind = self.slot.param, (grad.shape, grad.dtype, grad.device)
+        if grad.layout != torch.strided or kind != (slot.shape, slot.dtype, slot.device):
             return False
-        item.grad = grad
+        slot.grad = grad
         return True
 
 
 @dataclass
-class PlannedJob:
-    """A job with what must stay the same for it to serve the next step."""
+class PlannedBatch:
+    """A batch with what must stay the same for it to serve the next step."""
 
     engine: Engine
-    job: Job
+    batch: KernelBatch
     states: list[dict[str, Tensor]]
     values: list[Tensor]
     """Of all states, one after the other."""
@@ -71,9 +71,9 @@ class PlannedJob:
     views: list[View]
 
     @classmethod
-    def of(cls, engine: Engine, job: Job, states: list[dict[str, Tensor]], views: list[View]) -> PlannedJob:
+    def of(cls, engine: Engine, batch: KernelBatch, states: list[dict[str, Tensor]], views: list[View]) -> PlannedBatch:
         values = list(chain.from_iterable(map(dict.values, states)))
-        return cls(engine, job, states, values, [grad.layout for grad in job.grads], views)
+        return cls(engine, batch, states, values, [grad.layout for grad in batch.grads], views)
 
     def renew(self) -> bool:
         if sum(map(len, self.states)) != len(self.values):
@@ -83,12 +83,12 @@ class PlannedJob:
         if not all(view.renew() for view in self.views):
             return False
         if self.engine.finds_grads:
-            self.job.grads = ()
+            self.batch.grads = ()
             return True
-        grads = [item.param.grad for item in self.job.items]
+        grads = [slot.param.grad for slot in self.batch.slots]
         if [grad if grad is None else grad.layout for grad in grads] != self.layouts:
             return False
-        self.job.grads = grads  # type: ignore[assignment]
+        self.batch.grads = grads  # type: ignore[assignment]
         return True
 
 
@@ -98,7 +98,7 @@ class Plan:
 
     rule: Rule
     confidence: bool
-    work: list[tuple[Engine, list[Job]]]
+    work: list[tuple[Engine, list[KernelBatch]]]
     names: Sequence[str]
     """Of the options that a choice may depend on: not the learning rate, nor notes of the user's own in a group."""
     lasting: bool
@@ -109,12 +109,12 @@ class Plan:
     params: list[list[Tensor]] = field(default_factory=list)
     absent: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Tensor]] = field(default_factory=list)
-    jobs: list[PlannedJob] = field(default_factory=list)
-    preparation: Preparation = field(default_factory=Preparation)
+    batches: list[PlannedBatch] = field(default_factory=list)
+    replay: ReplayController = field(default_factory=ReplayController)
 
     def sparse_grads(self) -> dict[Tensor, bool]:
         """By parameter that had a gradient: was that sparse? Those of which an engine sees a view are left out."""
-        return {item.param: planned.engine.sparse for planned in self.jobs for item in planned.job.items}
+        return {slot.param: planned.engine.sparse for planned in self.batches for slot in planned.batch.slots}
 
     @classmethod
     def of(
@@ -122,35 +122,37 @@ class Plan:
         rule: Rule,
         confidence: bool,
         groups: Sequence[Group],
-        items: Sequence[Mapping[Tensor, Item]],
+        slots: Sequence[Mapping[Tensor, ParamSlot]],
         state: Mapping[Tensor, dict[str, Tensor]],
         grad_scale: Tensor | None,
     ) -> Plan:
-        """The plan for the items of each group, which are its parameters with gradients."""
-        work: dict[str, tuple[Engine, list[Job]]] = {}
+        """The plan for the slots of each group, which are its parameters with gradients."""
+        work: dict[str, tuple[Engine, list[KernelBatch]]] = {}
         names = [name for name in defaults(rule) if name != "lr"]
         plan = cls(rule, confidence, [], names, lasting=True, params=[list(group["params"]) for group in groups])
-        for group, of_group in zip(groups, items, strict=True):
+        for group, of_group in zip(groups, slots, strict=True):
             update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
             plan.absent += [param for param in group["params"] if param.grad is None]
-            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, Item, Tensor]]]] = {}
-            for param, item in of_group.items():
+            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, ParamSlot, Tensor]]]] = {}
+            for param, slot in of_group.items():
                 grad = real_local_grad(param.grad, param)  # type: ignore[arg-type]
-                choice = choose(update, item, grad, group)
-                insist(item, choice, group)
-                by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, item, grad))
+                choice = choose(update, slot, grad, group)
+                check_requested_engine(slot, choice, group)
+                by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, slot, grad))
             for name, (engine, members) in by_engine.items():
-                # What a job holds may be moved all at once, so no two of it may share memory.
-                apart = share_memory([item.param for _, item, _ in members])
+                # What a batch holds may be moved all at once, so no two of it may share memory.
+                apart = share_memory([slot.param for _, slot, _ in members])
                 for together in [[member] for member in members] if apart else [members]:
                     views = []
-                    for param, item, grad in together:
-                        if item.param is not param:
-                            views.append(View(param, [state[param][name] for name in (*item.state, "step")], item))
+                    for param, slot, grad in together:
+                        if slot.param is not param:
+                            views.append(View(param, [state[param][name] for name in (*slot.state, "step")], slot))
                             plan.lasting &= not group["differentiable"] and views[-1].hold(grad)
-                    job = Job(update, group, [item for _, item, _ in together], [g for *_, g in together], grad_scale)
-                    work.setdefault(name, (engine, []))[1].append(job)
-                    plan.jobs.append(PlannedJob.of(engine, job, [state[param] for param, *_ in together], views))
+                    batch = KernelBatch(
+                        update, group, [slot for _, slot, _ in together], [g for *_, g in together], grad_scale
+                    )
+                    work.setdefault(name, (engine, []))[1].append(batch)
+                    plan.batches.append(PlannedBatch.of(engine, batch, [state[param] for param, *_ in together], views))
         plan.work = list(work.values())
         plan.states = list(state.values())
         plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
@@ -162,8 +164,8 @@ class Plan:
         given = _given(self.names, groups, grad_scale)
         if given != self.given:
             for number, group in enumerate(groups):
-                if any(planned.job.options is group for planned in self.jobs):
-                    check_kinds(self.jobs[0].job.update.rule, group, f"group {number}")
+                if any(planned.batch.options is group for planned in self.batches):
+                    check_kinds(self.batches[0].batch.update.rule, group, f"group {number}")
             if self.signature != _signature(self, groups, grad_scale):
                 return False
             self.given = given
@@ -171,29 +173,31 @@ class Plan:
             return False
         if not _is_same(state.values(), self.states):
             return False
-        if any(p.grad is not None for p in self.absent) or not all(planned.renew() for planned in self.jobs):
+        if any(p.grad is not None for p in self.absent) or not all(planned.renew() for planned in self.batches):
             return False
-        for planned in self.jobs:
-            planned.job.grad_scale, planned.job.found_inf = grad_scale, None
-        return not any(engine.stale(jobs) for engine, jobs in self.work)
+        for planned in self.batches:
+            planned.batch.grad_scale, planned.batch.found_inf = grad_scale, None
+        return not any(engine.stale(batches) for engine, batches in self.work)
 
-    def prepare(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+    def record(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Have the next step ready, if it is going to be like this one."""
-        if any(planned.views for planned in self.jobs):
-            self.preparation.reason = "a parameter is complex or a DTensor"
+        if any(planned.views for planned in self.batches):
+            self.replay.reason = "a parameter is complex or a DTensor"
             return
 
-        def containers() -> Containers:
-            return Containers(groups, state, [one for planned in self.jobs for one in planned.states], self.absent)
+        def containers() -> TrackedContainers:
+            return TrackedContainers(
+                groups, state, [one for planned in self.batches for one in planned.states], self.absent
+            )
 
-        self.preparation.after_step(self.work, containers)
+        self.replay.after_step(self.work, containers)
 
     def release(self) -> None:
         """Forget the gradients."""
-        for planned in self.jobs:
-            planned.job.grads = ()
+        for planned in self.batches:
+            planned.batch.grads = ()
             for view in planned.views:
-                view.item.param.grad = None
+                view.slot.param.grad = None
 
 
 def _is_same(now: Collection[Any], then: Collection[Any]) -> bool:
@@ -231,7 +235,7 @@ def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | N
 
 def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
     """What the choice of updates, buffers and engines depends on: nothing in groups without gradients."""
-    stepped = {id(planned.job.options) for planned in plan.jobs}
+    stepped = {id(planned.batch.options) for planned in plan.batches}
     return [
         (id(group),)
         if id(group) not in stepped

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..engines.base import Item, Job
+from ..engines.base import KernelBatch, ParamSlot
 from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import first_given
 from ..rules.update import Update
@@ -55,7 +55,7 @@ class EventByEvent:
         if not isinstance(optimizer, Optimizer):
             return f"by torch: {type(optimizer).__name__} is not of cadam"
         made = cls(model, optimizer)
-        reason = made.refusal() or lacks(made._job()[0])
+        reason = made.refusal() or lacks(made._batch()[0])
         return made if reason is None else f"by torch: {reason}"
 
     def refusal(self) -> str | None:
@@ -116,34 +116,34 @@ class EventByEvent:
         nothing = np.full(len(labels), np.nan, np.float32), 0
         if self.refusal() is not None:
             return nothing
-        layout, (job, parts) = _layout(self.inputs), self._job()
-        if lacks(job):
+        layout, (batch, parts) = _layout(self.inputs), self._batch()
+        if lacks(batch):
             return nothing
-        given, model = self._given(features, layout.entries), EventModel(job, parts, layout)
+        given, model = self._given(features, layout.entries), EventModel(batch, parts, layout)
         with torch.no_grad():
             scores, done = model.learn(given.rows, given.weights, given.numbers, np.ascontiguousarray(labels))
-        torch.autograd.graph.increment_version([item.param for item in job.items])
+        torch.autograd.graph.increment_version([slot.param for slot in batch.slots])
         scores[done + 1 :] = np.nan
         return scores, done
 
     def scores(self, features: Columns) -> Array:
         """Predict events, which must be fit for it, and learn from none; nan where torch has to."""
         count = len(next(iter(features.values())))
-        layout, (job, parts) = _layout(self.inputs), self._job()
-        if self.refusal() is not None or lacks(job):
+        layout, (batch, parts) = _layout(self.inputs), self._batch()
+        if self.refusal() is not None or lacks(batch):
             return np.full(count, np.nan, np.float32)
         given = self._given(features, layout.entries)
-        return EventModel(job, parts, layout).scores(given.rows, given.weights, given.numbers)
+        return EventModel(batch, parts, layout).scores(given.rows, given.weights, given.numbers)
 
-    def _job(self) -> tuple[Job, Mapping[str, Item]]:
+    def _batch(self) -> tuple[KernelBatch, Mapping[str, ParamSlot]]:
         """The parameters as they are now: whoever loads a state replaces what belongs to them."""
         (group,) = self.optimizer.param_groups
         inputs = self.inputs
         params = {name: getattr(inputs, name) for name in PARTS}
         weights = {n: p.weight if isinstance(p, nn.Embedding) else p for n, p in params.items() if p is not None}
-        items = {name: self.optimizer._item(param, group, name) for name, param in weights.items()}
+        slots = {name: self.optimizer._slot(param, group, name) for name, param in weights.items()}
         update = Update.of(self.optimizer.rule, self.optimizer.confidence, group)
-        return Job(update, group, list(items.values())), items
+        return KernelBatch(update, group, list(slots.values())), slots
 
     def _given(self, features: Columns, entries: int) -> Given:
         inputs = self.inputs

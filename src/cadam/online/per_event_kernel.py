@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from ..engines import coefficients
-from ..engines.base import Item, Job, Words
-from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, refusal
+from ..engines.base import KernelBatch, ParamSlot, Words
+from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, kernel_refusal
 from ..numpy_functions import OnHost
 
 PARTS = ("linear", "table", "bias", "slopes", "vectors")
@@ -55,38 +55,38 @@ class Layout:
         return len(self.field_of) - self.numbers
 
 
-def lacks(job: Job) -> str | None:
-    """Why the kernels cannot serve the parameters of this job; None if they can."""
-    for item in job.items:
-        if item.param.device.type != "cpu" or str(item.param.dtype) != "torch.float32":
-            return f"serves float32 on the CPU, and {item.name} is {item.param.dtype} on {item.param.device}"
-        if not item.param.is_contiguous():
-            return f"{item.name} is not contiguous"
-        if item.storage:
-            return f"has no {item.storage}"
-        if len(item.param) > MOST_ROWS:
-            return f"numbers rows with 32 bits, and {item.name} has {len(item.param):,}"
-        if reason := refusal(job.update, item, job.options):
-            return reason
-    if len({item.step.item() for item in job.items}) > 1:
+def lacks(batch: KernelBatch) -> str | None:
+    """Why the kernels cannot serve the parameters of this batch; None if they can."""
+    for slot in batch.slots:
+        if slot.param.device.type != "cpu" or str(slot.param.dtype) != "torch.float32":
+            return f"serves float32 on the CPU, and {slot.name} is {slot.param.dtype} on {slot.param.device}"
+        if not slot.param.is_contiguous():
+            return f"{slot.name} is not contiguous"
+        if slot.storage:
+            return f"has no {slot.storage}"
+        if len(slot.param) > MOST_ROWS:
+            return f"numbers rows with 32 bits, and {slot.name} has {len(slot.param):,}"
+        if refusal := kernel_refusal(batch.update, slot, batch.options):
+            return refusal.reason
+    if len({slot.step.item() for slot in batch.slots}) > 1:
         return "the parameters have not taken the same number of steps"
     return None
 
 
 class EventModel:
-    """The parameters of a model by the names of `PARTS`, with their optimizer's state: all of one job."""
+    """The parameters of a model by the names of `PARTS`, with their optimizer's state: all of one batch."""
 
-    def __init__(self, job: Job, parts: Mapping[str, Item], layout: Layout) -> None:
-        self.job, self.layout = job, layout
-        self.library, number = kernel(job)
+    def __init__(self, batch: KernelBatch, parts: Mapping[str, ParamSlot], layout: Layout) -> None:
+        self.batch, self.layout = batch, layout
+        self.library, number = kernel(batch)
         words = np.zeros(len(PARTS) * (MAX_BUFFERS + 4) + 12, np.int64)
         for row, name in zip(words[:-12].reshape(-1, MAX_BUFFERS + 4), PARTS, strict=True):
-            if (item := parts.get(name)) is not None:
-                row[0] = item.param.data_ptr()
-                row[1 : 1 + len(item.state)] = [buffer.data_ptr() for buffer in item.state.values()]
-                row[1 + MAX_BUFFERS] = 0 if item.counts is None else item.counts.data_ptr()
-                rows = len(item.param) if name in PARTS[:2] else 1
-                row[-2:] = rows, item.param.numel() // max(rows, 1)
+            if (slot := parts.get(name)) is not None:
+                row[0] = slot.param.data_ptr()
+                row[1 : 1 + len(slot.state)] = [buffer.data_ptr() for buffer in slot.state.values()]
+                row[1 + MAX_BUFFERS] = 0 if slot.counts is None else slot.counts.data_ptr()
+                rows = len(slot.param) if name in PARTS[:2] else 1
+                row[-2:] = rows, slot.param.numel() // max(rows, 1)
         pointers = [array.ctypes.data for array in (layout.field_of, layout.alike_from, layout.bin_starts)]
         statistics = [tensor.data_ptr() for tensor in (layout.count, layout.mean, layout.variance)]
         words[-12:-1] = [
@@ -106,11 +106,11 @@ class EventModel:
 
         The first event whose score or label is not finite is only predicted, and those after it are left.
         """
-        step = self.job.items[0].step.item()
+        step = self.batch.slots[0].step.item()
         c = self._coefficients(step, len(labels))
         scores, done = self._call(self.library.c.cadam_events, rows, weights, numbers, labels, c)
-        for item in self.job.items:
-            item.step.fill_(min(step + done, MOST_STEPS))
+        for slot in self.batch.slots:
+            slot.step.fill_(min(step + done, MOST_STEPS))
         return scores, done
 
     def scores(self, rows: Words, weights: Floats | None, numbers: Floats) -> Floats:
@@ -133,8 +133,8 @@ class EventModel:
     def _coefficients(self, step: float, count: int) -> Floats:
         """Of each of the next steps, in the kernel's order."""
         t = np.minimum(step + 1 + np.arange(count), MOST_STEPS)
-        options = coefficients.as_numbers(self.job.options)
-        found = self.job.update.general_coefficients(t, options, OnHost)
+        options = coefficients.as_numbers(self.batch.options)
+        found = self.batch.update.general_coefficients(t, options, OnHost)
         c = np.zeros((count, MAX_COEFFICIENTS), np.float32)
         for column, values in enumerate(found.values()):
             c[:, column] = values

@@ -48,7 +48,7 @@ class Adam(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -79,7 +79,7 @@ class AdamW(Adam):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -110,7 +110,7 @@ class AmsGrad(Adam):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -142,7 +142,7 @@ class SGDM(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -172,7 +172,7 @@ class Lion(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -203,7 +203,7 @@ class RAdam(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -235,7 +235,7 @@ class Yogi(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:
@@ -266,7 +266,7 @@ class AdaBelief(Optimizer):
         moments: str = "float32",
         second_moment: str = "element",
         row_steps: bool = False,
-        prepared: bool = True,
+        replay: bool = True,
         stochastic_rounding: bool = False,
         track_alignment: bool = True,
     ) -> None:

@@ -16,7 +16,7 @@ from torch.autograd import profiler
 from torch.optim import optimizer as torchs
 
 from ..engines import quantization, row_layout
-from ..engines.base import Engine, Item, Job, NotMeant
+from ..engines.base import Engine, KernelBatch, ParamSlot, Refusal, RefusalKind
 from ..engines.cuda.sparse import check_ids
 from ..engines.selection import choose
 from ..engines.step_plan import Plan, real_local, real_local_grad
@@ -50,8 +50,8 @@ class Optimizer(torch.optim.Optimizer):
         second_moment: ``"row"`` keeps one second moment for each row of a table, the mean of the row's squares.
             Parameters with dense gradients keep one for each element.
         row_steps: correct the bias of a table's moments by how often each row was updated, not by the step count.
-        prepared: on CUDA, have a step ready that is like the one before; False does not. CADAM_PREPARED=0 turns it off
-            for a whole process.
+        replay: on CUDA, replay a step that is like the one before with a single call; False does not. CADAM_REPLAY=0
+            turns it off for a whole process.
         stochastic_rounding: round bfloat16 parameters up or down at random, so that small steps count on average;
             on CUDA only, reproducible from torch.manual_seed.
         track_alignment: count the alignment ratio (read it with `alignment()`).
@@ -76,7 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(params, torch.nn.Module) or callable(params):
             what = type(params).__name__
             raise TypeError(f"params must be an iterable of parameters, got a {what}: pass model.parameters()")
-        options.switch("CADAM_PREPARED")
+        options.switch("CADAM_REPLAY")
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
         super().__init__(params, self._completed(defaults(self.rule), given))
@@ -145,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure`, if given, computes the loss anew and is returned."""
-        if closure is None and not torch.compiler.is_compiling() and self._prepared_step():
+        if closure is None and not torch.compiler.is_compiling() and self._replay_step():
             return None
         loss = None
         if closure is not None:
@@ -157,17 +157,17 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 self._refuse_capture()
                 work = self._work()
-                for engine, jobs in work:
-                    engine.check(jobs)
-                for engine, jobs in work:
-                    engine.run(jobs)
+                for engine, batches in work:
+                    engine.check(batches)
+                for engine, batches in work:
+                    engine.run(batches)
                 self._release()
         return loss
 
-    def _prepared_step(self) -> bool:
-        """Take the prepared step, if there is one and only gradients and numbers changed."""
+    def _replay_step(self) -> bool:
+        """Replay the last step if one is recorded and only gradients and numbers changed."""
         plan = self._plan
-        if plan is None or (ready := plan.preparation.ready) is None:
+        if plan is None or (ready := plan.replay.ready) is None:
             return False
         if getattr(self, "found_inf", None) is not None or getattr(self, "grad_scale", None) is not None:
             return False
@@ -179,17 +179,17 @@ class Optimizer(torch.optim.Optimizer):
     def _traced_step(self) -> None:
         """A step that becomes part of a compiled graph where the engine can, and breaks the graph elsewhere."""
         work = _outside_graph(self._work)
-        for engine, jobs in work:
-            _outside_graph(engine.check, jobs)
-        for engine, jobs in work:
+        for engine, batches in work:
+            _outside_graph(engine.check, batches)
+        for engine, batches in work:
             if engine.traceable:
-                engine.run(jobs)
+                engine.run(batches)
             else:
-                _outside_graph(engine.run, jobs)
+                _outside_graph(engine.run, batches)
         _outside_graph(self._release)
 
-    def _work(self) -> list[tuple[Engine, list[Job]]]:
-        """This step's jobs by engine, none after an overflow. Everything is checked before anything is changed."""
+    def _work(self) -> list[tuple[Engine, list[KernelBatch]]]:
+        """This step's batches by engine, none after an overflow. Everything is checked before anything is changed."""
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         plan, self._plan = self._plan, None  # what raises leaves no plan behind that has seen half of the news
         if plan is None or not plan.renew(self.param_groups, self.state, grad_scale):
@@ -201,9 +201,9 @@ class Optimizer(torch.optim.Optimizer):
         if found_inf is not None:
             if any(not engine.skips_overflow for engine, _ in work) and found_inf.item():
                 return []
-            for _, jobs in work:
-                for job in jobs:
-                    job.found_inf = found_inf
+            for _, batches in work:
+                for batch in batches:
+                    batch.found_inf = found_inf
         return work
 
     def _release(self) -> None:
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
         plan = self._plan
         if plan is not None:
             if plan.lasting:
-                plan.prepare(self.param_groups, self.state)
+                plan.record(self.param_groups, self.state)
             else:
                 self._plan = None
             plan.release()
@@ -231,11 +231,11 @@ class Optimizer(torch.optim.Optimizer):
         self._forget_counts()
         known = set(self.state)
         try:
-            items = [
-                {param: self._item(param, group, name) for param, name in named.items()}
+            slots = [
+                {param: self._slot(param, group, name) for param, name in named.items()}
                 for group, named in zip(self.param_groups, names, strict=True)
             ]
-            return Plan.of(self.rule, self.confidence, self.param_groups, items, self.state, grad_scale)
+            return Plan.of(self.rule, self.confidence, self.param_groups, slots, self.state, grad_scale)
         except RuntimeError:
             for param in set(self.state) - known:
                 del self.state[param]
@@ -260,9 +260,9 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             raise RuntimeError(f"{name}: its state {key} {problem}; no parameter was changed")
 
-    def _item(self, param: Tensor, group: Mapping[str, Any], name: str) -> Item:
+    def _slot(self, param: Tensor, group: Mapping[str, Any], name: str) -> ParamSlot:
         state = self._state(param, group)
-        return Item(
+        return ParamSlot(
             real_local(param),
             {name: real_local(state[name]) for name in self.rule.state(group)},
             state["step"],
@@ -271,8 +271,8 @@ class Optimizer(torch.optim.Optimizer):
             **quantization.storage(state, self.rule, group),
         )
 
-    def _preview(self, param: Tensor, group: Mapping[str, Any]) -> Item:
-        """The item as it will be, without making the state."""
+    def _preview(self, param: Tensor, group: Mapping[str, Any]) -> ParamSlot:
+        """The slot as it will be, without making the state."""
         with torch.no_grad():
             like, known = real_local(param), self.state.get(param, {})
             planned = any(name not in known for name in self.rule.state(group))
@@ -281,7 +281,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._complete(full, torch.empty_like(like, device="meta"), param.grad, group)
             state = {name: real_local(full[name]) for name in self.rule.state(group)}
         step = known.get("step", _new_step(0.0, param, group))
-        return Item(like, state, step, None, planned=planned, **quantization.storage(full, self.rule, group))
+        return ParamSlot(like, state, step, None, planned=planned, **quantization.storage(full, self.rule, group))
 
     def _state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter; what is missing starts now."""
@@ -365,24 +365,24 @@ class Optimizer(torch.optim.Optimizer):
                 grad = _no_rows(param) if last[param] else None
             fixed = _fixed_by_dtype(param)
             if fixed is not None:
-                engine, passed_over = "none", {"any": fixed}
+                engine, passed_over = "none", {"any": Refusal.unsupported(fixed)}
             else:
                 seen = None if grad is None else real_local_grad(grad, param)
                 update = Update.of(self.rule, self.confidence, group)
-                item = self._preview(param, group)
-                choice = choose(update, item, seen, group)
+                slot = self._preview(param, group)
+                choice = choose(update, slot, seen, group)
                 engine, passed_over = choice.engine.name, choice.passed_over
             about = name, tuple(param.shape), param.dtype, param.device, layout, engine, passed_over
-            stored = () if fixed is not None else (quantization.mixed_scales(item), quantization.described(item, group))
+            stored = () if fixed is not None else (quantization.mixed_scales(slot), quantization.described(slot, group))
             rows.append(Explained(*about, *stored))
         by_kernels = any(row.engine in ("cuda", "cuda-rows") for row in rows)
-        return Explanation(rows, self._how_prepared() if by_kernels else None)
+        return Explanation(rows, self._replay_status() if by_kernels else None)
 
-    def _how_prepared(self) -> str:
+    def _replay_status(self) -> str:
         if self._plan is None:
-            return "not prepared: no step was taken yet, or none that another can be like"
-        preparation = self._plan.preparation
-        return f"not prepared: {preparation.reason}" if preparation.ready is None else "prepared"
+            return "not replayed: no step was taken yet, or none that another can be like"
+        replay = self._plan.replay
+        return f"not replayed: {replay.reason}" if replay.ready is None else "replayed"
 
     def _report(self) -> None:
         """Raise what a step could only find out on the device."""
@@ -468,7 +468,7 @@ class Explained:
     device: torch.device
     gradient: str
     engine: str
-    passed_over: Mapping[str, str]
+    passed_over: Mapping[str, Refusal]
     warning: str | None = None
     """What is not well with how its moments are stored."""
     storage: str = ""
@@ -479,7 +479,7 @@ class Explanation(list[Explained]):
     """A list of `Explained`, printed as a table.
 
     Attributes:
-        steps: are the steps on CUDA prepared, so that one call launches them, and if not, why? None elsewhere.
+        steps: whether steps on CUDA are replayed, so that one call launches them, or why not. None elsewhere.
     """
 
     def __init__(self, rows: Iterable[Explained], steps: str | None = None) -> None:
@@ -493,7 +493,7 @@ class Explanation(list[Explained]):
             stored = f", {row.storage}" if row.storage else ""
             lines.append(f"{row.name}: {kind}, gradient {row.gradient}{stored}: {row.engine}")
             # That an engine is for other devices or gradients explains nothing here.
-            reasons = {k: v for k, v in row.passed_over.items() if not isinstance(v, NotMeant)}
+            reasons = {k: v for k, v in row.passed_over.items() if v.kind is not RefusalKind.NOT_APPLICABLE}
             lines.extend(f"    not {engine}: {reason}" for engine, reason in reasons.items())
             if row.warning is not None:
                 lines.append(f"    warning: {row.warning}")
@@ -579,8 +579,8 @@ def _check_grad(param: Tensor, grad: Tensor, group: Mapping[str, Any], name: str
             "a sparse gradient of a DTensor is not supported; shard tables with cadam.torchrec, or replicate them with "
             "DistributedDataParallel"
         )
-    reason = quantization.refusal(param, group, grad)
-    if reason is not None:
-        raise refuse(reason)
+    refusal = quantization.storage_refusal(param, group, grad)
+    if refusal is not None:
+        raise refuse(refusal.reason)
     if hasattr(param, "to_local") != hasattr(grad, "to_local"):
         raise refuse("only one of parameter and gradient is a DTensor")

@@ -28,7 +28,7 @@ HOW_IT_RUNS = (
     "moments",
     "second_moment",
     "row_steps",
-    "prepared",
+    "replay",
     "stochastic_rounding",
     "track_alignment",
 )
@@ -40,7 +40,7 @@ FLAGS = (
     "differentiable",
     "decoupled_weight_decay",
     "row_steps",
-    "prepared",
+    "replay",
     "stochastic_rounding",
     "track_alignment",
 )

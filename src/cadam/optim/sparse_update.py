@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..engines import quantization
-from ..engines.base import Containers, Engine, Item, Job, Preparation
+from ..engines.base import Engine, KernelBatch, ParamSlot, ReplayController, TrackedContainers
 from ..engines.cuda.sparse import Bags, RowGrad, check_ids
-from ..engines.selection import choose, insist
+from ..engines.selection import check_requested_engine, choose
 from ..rules import Rule
 from ..rules.moment_storage import SEED
 from ..rules.update import Update
@@ -29,9 +29,9 @@ def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -
     """
     _check_is_table(table)
     o = complete(optimizer, given)
-    reason = quantization.refusal(table, o, None)
-    if reason is not None:
-        raise ValueError(reason)
+    refusal = quantization.storage_refusal(table, o, None)
+    if refusal is not None:
+        raise ValueError(refusal.reason)
     dtype = torch.promote_types(table.dtype, torch.float32)
     dtype = torch.bfloat16 if o["moments"] == "bfloat16" else o["state_dtype"] or dtype
     state: dict[str, Tensor] = {}
@@ -98,11 +98,11 @@ class RowUpdate:
         self.table, self.state, self.options, self.counts = table, dict(state), options, counts
         self.name = name
         self._optimizer = optimizer
-        self._jobs: dict[Any, tuple[Engine, Job]] = {}
+        self._jobs: dict[Any, tuple[Engine, KernelBatch]] = {}
         self._takes_bags: dict[torch.dtype, bool] = {}
-        self._last: Job | None = None
-        self._preparation = Preparation()
-        self._containers = Containers([options], {}) if type(options) is dict else None
+        self._last: KernelBatch | None = None
+        self._replay = ReplayController()
+        self._containers = TrackedContainers([options], {}) if type(options) is dict else None
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, grads: Tensor, *, step: int) -> None:
@@ -126,49 +126,49 @@ class RowUpdate:
         self._update(RowGrad(ids, grads.resolve_neg(), bags), step)
 
     def _update(self, grad: RowGrad, step: int) -> None:
-        ready = self._preparation.ready
+        ready = self._replay.ready
         if ready is not None and ready.update_rows(grad, step):
             return
         _check_table(self.table, self.state, self._optimizer.rule, self.options)
-        engine, job = self._job(grad)
-        job.items[0].step.fill_(step - 1)
+        engine, batch = self._job(grad)
+        batch.slots[0].step.fill_(step - 1)
         if engine.takes_row_grads:
             check_ids(self.table, self.name)
-            engine.update(job, [grad])
-            self._prepare(engine, job)
+            engine.update(batch, [grad])
+            self._record(engine, batch)
             return
-        job.grads = [self._sparse(grad)]
+        batch.grads = [self._sparse(grad)]
         try:
-            engine.check([job])
-            engine.run([job])
+            engine.check([batch])
+            engine.run([batch])
         finally:
-            job.grads = ()
+            batch.grads = ()
 
-    def _prepare(self, engine: Engine, job: Job) -> None:
+    def _record(self, engine: Engine, batch: KernelBatch) -> None:
         """Have the next update ready, if it is going to be like this one."""
-        if job is not self._last:
-            self._last, self._preparation.ready = job, None
+        if batch is not self._last:
+            self._last, self._replay.ready = batch, None
         containers = self._containers
         if containers is not None:
-            self._preparation.after_step([(engine, [job])], lambda: containers)
+            self._replay.after_step([(engine, [batch])], lambda: containers)
 
     def _sparse(self, grad: RowGrad) -> Tensor:
         ids = grad.ids.reshape(1, -1)
         return torch.sparse_coo_tensor(ids, grad.values, self.table.shape, check_invariants=False)
 
-    def _job(self, grad: RowGrad) -> tuple[Engine, Job]:
-        """The engine for such a gradient and its job, with a step count of its own."""
+    def _job(self, grad: RowGrad) -> tuple[Engine, KernelBatch]:
+        """The engine for such a gradient and its batch, with a step count of its own."""
         update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
         kind = update, grad.dtypes, self.table.dtype, self.table.stride()
         if kind not in self._jobs:
             rule = self._optimizer.rule
             buffers = {name: self.state[name] for name in rule.state(self.options)}
             stored = quantization.storage(self.state, rule, self.options)
-            item = Item(self.table, buffers, _no_steps(), self.counts, self.name, **stored)
+            slot = ParamSlot(self.table, buffers, _no_steps(), self.counts, self.name, **stored)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
-            choice = choose(update, item, example, self.options)
-            insist(item, choice, self.options)
-            self._jobs[kind] = choice.engine, Job(update, self.options, [item])
+            choice = choose(update, slot, example, self.options)
+            check_requested_engine(slot, choice, self.options)
+            self._jobs[kind] = choice.engine, KernelBatch(update, self.options, [slot])
         return self._jobs[kind]
 
 

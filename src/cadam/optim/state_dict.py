@@ -218,7 +218,7 @@ def _fitting(
         shared = by_row and quantization.may_share(rule.moments.get(name)) and value.shape == quantization.by_row(param)
         if value.shape != param.shape and not shared:
             raise refuse(f"{name} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-    problem = quantization.misfit(given, param, rule, group)
+    problem = quantization.saved_state_mismatch(given, param, rule, group)
     if problem is not None:
         raise refuse(problem)
     return given

@@ -20,7 +20,7 @@ COMMON: Mapping[str, Any] = {
     "fused": None,
     "state_dtype": None,
     **USUAL,
-    "prepared": True,
+    "replay": True,
     "stochastic_rounding": False,
     "track_alignment": True,
 }

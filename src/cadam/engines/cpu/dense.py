@@ -22,7 +22,18 @@ from ...numpy_functions import OnHost
 from ...rules import Options
 from ...rules.update import Update
 from .. import coefficients, quantization
-from ..base import PLAIN, Engine, Item, Job, NotThere, UnavailableError, Words, fills_memory, unreadable
+from ..base import (
+    PLAIN,
+    Engine,
+    KernelBatch,
+    ParamSlot,
+    Refusal,
+    RefusalKind,
+    UnavailableError,
+    Words,
+    fills_memory,
+    unreadable_memory,
+)
 
 MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -37,46 +48,54 @@ GRAIN = 32768  # elements below which a second thread is not worth waking
 # What the engines can serve ------------------------------------------------------------------------------------
 
 
-def refusal(update: Update, item: Item, options: Options) -> str | None:
-    """Why the kernels cannot serve a parameter, whatever its gradient; None if they can."""
+def kernel_refusal(update: Update, slot: ParamSlot, options: Options) -> Refusal | None:
+    """Return why the kernels cannot serve a parameter, whatever its gradient is, or None if they can."""
     if options["fused"] is False or (options["foreach"] is not None and not options["fused"]):
-        return f"fused={options['fused']}, foreach={options['foreach']} was asked for"
+        requested = f"fused={options['fused']}, foreach={options['foreach']}"
+        return Refusal(RefusalKind.NOT_REQUESTED, f"{requested} was asked for")
+    reason = _unsupported_tensors(update, slot, options)
+    if reason is not None:
+        return Refusal.unsupported(reason)
+    found = find(Structure.of(update.rule, coefficients.as_numbers(options)))
+    return Refusal(RefusalKind.UNAVAILABLE, str(found)) if isinstance(found, UnavailableError) else None
+
+
+def _unsupported_tensors(update: Update, slot: ParamSlot, options: Options) -> str | None:
     if options["differentiable"]:
         return "differentiable=True needs the eager engine"
-    reason = unreadable(item)
+    reason = unreadable_memory(slot)
     if reason:
         return reason
-    if item.param.dtype not in DTYPES:
-        return f"has no kernels for {item.param.dtype}"
-    work = torch.promote_types(item.param.dtype, torch.float32)
-    for name, buffer in item.state.items():
-        shared = quantization.shares(item.param, item.kinds.get(name, ""), options) and quantization.is_by_row(
-            buffer, item.param
+    if slot.param.dtype not in DTYPES:
+        return f"has no kernels for {slot.param.dtype}"
+    work = torch.promote_types(slot.param.dtype, torch.float32)
+    for name, buffer in slot.state.items():
+        shared = quantization.shares(slot.param, slot.kinds.get(name, ""), options) and quantization.is_by_row(
+            buffer, slot.param
         )
-        wanted = work if shared else quantization.CODES.get(item.moments, work)
+        wanted = work if shared else quantization.CODES.get(slot.moments, work)
         if buffer.dtype != wanted:
-            return f"keeps the state of {item.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
-        if shared and not is_of_rows(buffer, item.param):
+            return f"keeps the state of {slot.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
+        if shared and not is_of_rows(buffer, slot.param):
             return f"{name} does not have one number for each row"
-        if not shared and (buffer.shape != item.param.shape or buffer.stride() != item.param.stride()):
+        if not shared and (buffer.shape != slot.param.shape or buffer.stride() != slot.param.stride()):
             return f"{name} does not lie in memory as the parameter does"
-    if not fills_memory(item.param):
+    if not fills_memory(slot.param):
         return "the parameter's elements overlap or have gaps between them"
-    if any(t.data_ptr() % t.element_size() for t in (item.param, *item.state.values()) if t.device.type == "cpu"):
+    if any(t.data_ptr() % t.element_size() for t in (slot.param, *slot.state.values()) if t.device.type == "cpu"):
         return "the parameter or its state is not aligned in memory"
-    if item.step.device.type != "cpu" or item.step.dtype != torch.float32:
-        return f"counts steps in float32 on the CPU, and this count is {item.step.dtype} on {item.step.device}"
-    if any(not scales.is_contiguous() for scales in item.scales.values()):
+    if slot.step.device.type != "cpu" or slot.step.dtype != torch.float32:
+        return f"counts steps in float32 on the CPU, and this count is {slot.step.dtype} on {slot.step.device}"
+    if any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
     structure = Structure.of(update.rule, coefficients.as_numbers(options))
-    by_row = [quantization.is_by_row(buffer, item.param) for buffer in item.state.values()]
-    if any(by_row) and by_row != [item.kinds[name] != "signed" for name in item.state]:
+    by_row = [quantization.is_by_row(buffer, slot.param) for buffer in slot.state.values()]
+    if any(by_row) and by_row != [slot.kinds[name] != "signed" for name in slot.state]:
         return "some of its second moments are those of rows, and others are not"
     storages = stored_by_row(structure) if any(by_row) else ["float32", *stored(structure)]
-    if item.moments not in storages:
-        return f"has no {item.storage} for the moments of the rule {update.rule.name!r}"
-    found = find(structure)
-    return NotThere(found) if isinstance(found, UnavailableError) else None
+    if slot.moments not in storages:
+        return f"has no {slot.storage} for the moments of the rule {update.rule.name!r}"
+    return None
 
 
 def is_of_rows(x: Tensor, table: Tensor) -> bool:
@@ -84,14 +103,19 @@ def is_of_rows(x: Tensor, table: Tensor) -> bool:
     return x.shape == quantization.by_row(table) and x.is_contiguous() and x.device == table.device
 
 
-def lacks_storage(item: Item, rows: bool) -> str | None:
-    """Why the kernels cannot serve moments that are stored like these; None if they can."""
-    shared = quantization.shares_moments(item)
-    if not rows and (shared or item.row_steps is not None):
-        return f"has no {item.storage} for dense gradients"
-    if item.param.dtype == torch.float64 and (shared or item.moments in quantization.CODES):
-        return f"has {item.storage} for at most float32, and the parameter is {item.param.dtype}"
-    return quantization.other_scales(item, rows)
+def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
+    """Return why the kernels cannot serve moments that are stored this way, or None if they can."""
+    reason = _unsupported_storage(slot, rows)
+    return None if reason is None else Refusal.unsupported(reason)
+
+
+def _unsupported_storage(slot: ParamSlot, rows: bool) -> str | None:
+    shared = quantization.shares_moments(slot)
+    if not rows and (shared or slot.row_steps is not None):
+        return f"has no {slot.storage} for dense gradients"
+    if slot.param.dtype == torch.float64 and (shared or slot.moments in quantization.CODES):
+        return f"has {slot.storage} for at most float32, and the parameter is {slot.param.dtype}"
+    return quantization.other_scales(slot, rows)
 
 
 # Dense ---------------------------------------------------------------------------------------------------------
@@ -106,28 +130,30 @@ class Native(Engine):
     fused = True
     finds_grads = True
 
-    def lacks_storage(self, item: Item) -> str | None:
-        return lacks_storage(item, rows=False)
+    def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        return storage_refusal(slot, rows=False)
 
-    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        reason = refusal(update, item, options)
-        if reason is not None or grad is None:
-            return reason
-        if grad.dtype != item.param.dtype:
-            return f"the gradient is {grad.dtype}, the parameter {item.param.dtype}"
-        return None if type(grad) in PLAIN else f"serves plain gradients only, not {type(grad).__name__}"
+    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+        refusal = kernel_refusal(update, slot, options)
+        if refusal is not None or grad is None:
+            return refusal
+        if grad.dtype != slot.param.dtype:
+            return Refusal.unsupported(f"the gradient is {grad.dtype}, the parameter {slot.param.dtype}")
+        if type(grad) not in PLAIN:
+            return Refusal.unsupported(f"serves plain gradients only, not {type(grad).__name__}")
+        return None
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return _step(jobs).stale()
+    def stale(self, batches: Sequence[KernelBatch]) -> bool:
+        return _step(batches).stale()
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        _step(jobs).step(jobs)
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        _step(batches).step(batches)
 
 
-def _step(jobs: Sequence[Job]) -> DenseStep:
-    made: DenseStep | None = jobs[0].memo.get("native")
-    if made is None or not made.serves(jobs):
-        made = jobs[0].memo["native"] = DenseStep.of(jobs)
+def _step(batches: Sequence[KernelBatch]) -> DenseStep:
+    made: DenseStep | None = batches[0].memo.get("native")
+    if made is None or not made.serves(batches):
+        made = batches[0].memo["native"] = DenseStep.of(batches)
     return made
 
 
@@ -136,8 +162,8 @@ class DenseStep:
     """All tensors of a step as the kernels want them: a row of numbers each."""
 
     library: Library
-    members: list[Sequence[Item]]
-    """The items of each job. Not the jobs themselves: they keep this."""
+    members: list[Sequence[ParamSlot]]
+    """The slots of each batch. Not the batches themselves: they keep this."""
     rows: Words
     params: Watched
     grads: Watched
@@ -153,47 +179,47 @@ class DenseStep:
         self.fit = self._fit()
 
     @classmethod
-    def of(cls, jobs: Sequence[Job]) -> DenseStep:
-        items = [item for job in jobs for item in job.items]
-        rows = np.zeros((len(items), COLUMNS), np.int64)
+    def of(cls, batches: Sequence[KernelBatch]) -> DenseStep:
+        slots = [slot for batch in batches for slot in batch.slots]
+        rows = np.zeros((len(slots), COLUMNS), np.int64)
         start = 0
-        for job in jobs:
-            library, number = kernel(job)
-            for row, item in zip(rows[start:], job.items, strict=False):
+        for batch in batches:
+            library, number = kernel(batch)
+            for row, slot in zip(rows[start:], batch.slots, strict=False):
                 row[KERNEL] = number
-                row[DTYPE] = DTYPES[item.param.dtype]
-                row[COUNTS] = 0 if item.counts is None else item.counts.data_ptr()
-                row[SEED], row[MOMENTS] = item.seed, STORAGES[item.moments]
-            start += len(job.items)
-        params = Watched([item.param for item in items], threads=True)
+                row[DTYPE] = DTYPES[slot.param.dtype]
+                row[COUNTS] = 0 if slot.counts is None else slot.counts.data_ptr()
+                row[SEED], row[MOMENTS] = slot.seed, STORAGES[slot.moments]
+            start += len(batch.slots)
+        params = Watched([slot.param for slot in slots], threads=True)
         rows[:, P], rows[:, N] = params.addresses, params.sizes
         return cls(
             library,
-            [job.items for job in jobs],
+            [batch.slots for batch in batches],
             rows,
             params,
-            watched_grads(params.tensors, [grad for job in jobs for grad in job.gradients()], threads=True),
-            Watched([item.step for item in items], threads=True),
-            [_nth([item.state for item in items], k, S) for k in range(max(len(item.state) for item in items))]
+            watched_grads(params.tensors, [grad for batch in batches for grad in batch.gradients()], threads=True),
+            Watched([slot.step for slot in slots], threads=True),
+            [_nth([slot.state for slot in slots], k, S) for k in range(max(len(slot.state) for slot in slots))]
             + [
-                _nth([item.scales for item in items], k, SCALES) for k in range(max(len(item.scales) for item in items))
+                _nth([slot.scales for slot in slots], k, SCALES) for k in range(max(len(slot.scales) for slot in slots))
             ],
             {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
             _disjoint(params),
         )
 
-    def serves(self, jobs: Sequence[Job]) -> bool:
-        return len(jobs) == len(self.members) and all(
-            job.items is items for job, items in zip(jobs, self.members, strict=True)
+    def serves(self, batches: Sequence[KernelBatch]) -> bool:
+        return len(batches) == len(self.members) and all(
+            batch.slots is slots for batch, slots in zip(batches, self.members, strict=True)
         )
 
     def stale(self) -> bool:
         """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
         if self.params.look():
             return True
-        items = [item for members in self.members for item in members] if self.strided else []
+        slots = [slot for members in self.members for slot in members] if self.strided else []
         for i, stride in self.strided.items():
-            if any(tensor.stride() != stride for tensor in (items[i].param, *items[i].state.values())):
+            if any(tensor.stride() != stride for tensor in (slots[i].param, *slots[i].state.values())):
                 return True
         if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, _, buffers in self.buffers):
             return True
@@ -206,13 +232,13 @@ class DenseStep:
         grads, params = self.grads, self.params
         return np.array_equal(grads.sizes, params.sizes) and np.array_equal(grads.kinds // 2, params.kinds // 2)
 
-    def step(self, jobs: Sequence[Job]) -> None:
+    def step(self, batches: Sequence[KernelBatch]) -> None:
         rows = self.rows
-        grads, copies = self._grads(jobs)
+        grads, copies = self._grads(batches)
         rows[:, G], rows[:, STEP] = grads, self.steps.addresses
         for where, column, buffers in self.buffers:
             rows[where, column] = buffers.addresses
-        c = self._coefficients(jobs)
+        c = self._coefficients(batches)
         for part in [rows] if self.disjoint else np.split(rows, len(rows)):
             failed = self.library.c.cadam_dense(
                 part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
@@ -222,7 +248,7 @@ class DenseStep:
         del copies
         torch.autograd.graph.increment_version(self.params.tensors)
 
-    def _grads(self, jobs: Sequence[Job]) -> tuple[Words, list[Tensor]]:
+    def _grads(self, batches: Sequence[KernelBatch]) -> tuple[Words, list[Tensor]]:
         """Where the gradients lie, as the parameters do: one that does not is copied."""
         kinds = self.grads.kinds != self.params.kinds
         aligned = not np.bitwise_or.reduce(self.grads.addresses) & 7
@@ -230,24 +256,24 @@ class DenseStep:
             return self.grads.addresses, []
         odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
         odd[list(self.strided)] = True
-        every = [grad for job in jobs for grad in job.gradients()]
+        every = [grad for batch in batches for grad in batch.gradients()]
         return lay_out(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
 
-    def _coefficients(self, jobs: Sequence[Job]) -> Floats64:
+    def _coefficients(self, batches: Sequence[KernelBatch]) -> Floats64:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
         steps = np.empty(len(self.rows))
         self.library.c.cadam_read_steps(self.rows.ctypes.data, len(self.rows), steps.ctypes.data)
         steps += 1
         made: list[Floats64] = []
         start = 0
-        for job in jobs:
-            own = slice(start, start + len(job.items))
+        for batch in batches:
+            own = slice(start, start + len(batch.slots))
             start = own.stop
             different, index = steps[own][:1], np.zeros((), np.int64)
             if (steps[own] != different).any():
                 different, index = np.unique(steps[own], return_inverse=True)
             self.rows[own, C] = index + sum(map(len, made))
-            made.append(sets(job, different.tolist()))
+            made.append(sets(batch, different.tolist()))
         return np.concatenate(made)
 
 
@@ -265,21 +291,21 @@ def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list
     return slice(None) if len(where) == len(held) else where, first + k, tensors
 
 
-def kernel(job: Job) -> tuple[Library, int]:
-    """The kernel that serves a job, as its number in its library."""
-    found = find(Structure.of(job.update.rule, coefficients.as_numbers(job.options)))
+def kernel(batch: KernelBatch) -> tuple[Library, int]:
+    """The kernel that serves a batch, as its number in its library."""
+    found = find(Structure.of(batch.update.rule, coefficients.as_numbers(batch.options)))
     if isinstance(found, UnavailableError):
-        raise AssertionError(found)
+        raise found
     return found
 
 
-def sets(job: Job, steps: Sequence[float] | Floats64) -> Floats64:
-    """A set of coefficients of a job for each of these steps, in the kernel's order."""
-    grad_scale = None if job.grad_scale is None else job.grad_scale.item()
-    options, made = coefficients.as_numbers(job.options), np.zeros((len(steps), MAX_COEFFICIENTS))
+def sets(batch: KernelBatch, steps: Sequence[float] | Floats64) -> Floats64:
+    """A set of coefficients of a batch for each of these steps, in the kernel's order."""
+    grad_scale = None if batch.grad_scale is None else batch.grad_scale.item()
+    options, made = coefficients.as_numbers(batch.options), np.zeros((len(steps), MAX_COEFFICIENTS))
     many = isinstance(steps, np.ndarray)  # all at once
     for rows, t in [(made, steps)] if many else zip(made, steps, strict=True):
-        c = job.update.general_coefficients(t, options, OnHost if many else coefficients.Scalars, grad_scale)
+        c = batch.update.general_coefficients(t, options, OnHost if many else coefficients.Scalars, grad_scale)
         for column, value in enumerate(c.values()):
             rows[..., column] = value
     return made

@@ -14,7 +14,7 @@ from ...native.library import Library, package_library
 from ...rules import Options
 from ...rules.update import Update
 from .. import quantization
-from ..base import PLAIN, Engine, Item, Job, UnavailableError
+from ..base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, UnavailableError
 from ..sparse_reference import out_of_range
 from .dense import (
     DTYPES,
@@ -25,9 +25,9 @@ from .dense import (
     Floats64,
     is_of_rows,
     kernel,
-    lacks_storage,
-    refusal,
+    kernel_refusal,
     sets,
+    storage_refusal,
 )
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -43,71 +43,73 @@ class NativeRows(Engine):
     sparse = True
     fused = True
 
-    def lacks_storage(self, item: Item) -> str | None:
-        width = item.param.shape[1:].numel()
-        if width > WIDEST and item.storage != "row_steps=True":
-            return f"has {item.storage} for rows of up to {WIDEST} elements, and these have {width}"
-        return lacks_storage(item, rows=True)
+    def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        width = slot.param.shape[1:].numel()
+        if width > WIDEST and slot.storage != "row_steps=True":
+            return Refusal.unsupported(
+                f"has {slot.storage} for rows of up to {WIDEST} elements, and these have {width}"
+            )
+        return storage_refusal(slot, rows=True)
 
-    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
         assert grad is not None
         if grad.sparse_dim() == 0:
-            return "the gradient has no sparse dimension"
-        table, values = item.param.dtype, grad._values().dtype
+            return Refusal.unsupported("the gradient has no sparse dimension")
+        table, values = slot.param.dtype, grad._values().dtype
         if values not in (table, table.to_complex()) and not (table in HALVES and values == torch.float32):
-            return f"the gradient is {grad.dtype}, the parameter {table}"
-        if not item.param.is_contiguous():
-            return "the table is not contiguous"
-        steps = item.row_steps
-        if steps is not None and not (steps.dtype == torch.int32 and is_of_rows(steps, item.param)):
-            return "the step counts of its rows are not one int32 for each row"
-        return refusal(update, item, options)
+            return Refusal.unsupported(f"the gradient is {grad.dtype}, the parameter {table}")
+        if not slot.param.is_contiguous():
+            return Refusal.unsupported("the table is not contiguous")
+        steps = slot.row_steps
+        if steps is not None and not (steps.dtype == torch.int32 and is_of_rows(steps, slot.param)):
+            return Refusal.unsupported("the step counts of its rows are not one int32 for each row")
+        return kernel_refusal(update, slot, options)
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
-        return any(self.refuses(job.update, item, grad, job.options) for job in jobs for item, grad in job)
+    def stale(self, batches: Sequence[KernelBatch]) -> bool:
+        return any(self.refusal(batch.update, slot, grad, batch.options) for batch in batches for slot, grad in batch)
 
-    def check(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            library, _ = kernel(job)
-            for item, grad in job:
+    def check(self, batches: Sequence[KernelBatch]) -> None:
+        for batch in batches:
+            library, _ = kernel(batch)
+            for slot, grad in batch:
                 ids, n = grad._indices().contiguous(), grad._nnz()
-                for dimension, rows in enumerate(item.param.shape[: grad.sparse_dim()]):
+                for dimension, rows in enumerate(slot.param.shape[: grad.sparse_dim()]):
                     start = ids.data_ptr() + dimension * n * ids.element_size()
                     bad = library.c.cadam_check_ids(start, n, rows, library.parallel_for)
                     if bad >= 0:
-                        raise out_of_range(item, int(ids[dimension, bad]), rows)
+                        raise out_of_range(slot, int(ids[dimension, bad]), rows)
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            for item, grad in job:
-                _step(*kernel(job), job, item, grad)
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        for batch in batches:
+            for slot, grad in batch:
+                _step(*kernel(batch), batch, slot, grad)
 
 
-def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> None:
-    sparse_shape = item.param.shape[: grad.sparse_dim()]
+def _step(library: Library, number: int, batch: KernelBatch, slot: ParamSlot, grad: Tensor) -> None:
+    sparse_shape = slot.param.shape[: grad.sparse_dim()]
     ids, values_, n = grad._indices(), grad._values(), grad._nnz()
     if values_.is_complex():
         values_ = torch.view_as_real(values_)
-    rows, width = sparse_shape.numel(), item.param.shape[grad.sparse_dim() :].numel()
+    rows, width = sparse_shape.numel(), slot.param.shape[grad.sparse_dim() :].numel()
     if len(sparse_shape) > 1:
         ids = _flat(ids, sparse_shape)
     ids, values_ = ids.contiguous(), values_.contiguous()
     if not rows or not width:
-        item.step.add_(1)
+        slot.step.add_(1)
         return
-    pointers = [buffer.data_ptr() for buffer in item.state.values()]
+    pointers = [buffer.data_ptr() for buffer in slot.state.values()]
     pointers += [0] * (MAX_BUFFERS - len(pointers))
-    counts = 0 if item.counts is None else item.counts.data_ptr()
-    tensors = (item.param.data_ptr(), *pointers, item.step.data_ptr(), counts)
-    scales = [item.scales[name].data_ptr() if name in item.scales else 0 for name in item.state][:MAX_CODED]
+    counts = 0 if slot.counts is None else slot.counts.data_ptr()
+    tensors = (slot.param.data_ptr(), *pointers, slot.step.data_ptr(), counts)
+    scales = [slot.scales[name].data_ptr() if name in slot.scales else 0 for name in slot.state][:MAX_CODED]
     scales += [0] * (MAX_CODED - len(scales))
-    by_row = sum(quantization.is_by_row(buffer, item.param) << k for k, buffer in enumerate(item.state.values()))
-    kind = (number, DTYPES[item.param.dtype], *scales, item.seed, STORAGES[item.moments], by_row)
-    if item.row_steps is None:
-        c, own = sets(job, [item.step.item() + 1]), (0, 0, 1)
+    by_row = sum(quantization.is_by_row(buffer, slot.param) << k for k, buffer in enumerate(slot.state.values()))
+    kind = (number, DTYPES[slot.param.dtype], *scales, slot.seed, STORAGES[slot.moments], by_row)
+    if slot.row_steps is None:
+        c, own = sets(batch, [slot.step.item() + 1]), (0, 0, 1)
     else:
-        c, set_of = _of_rows(job, item.row_steps, ids)
-        own = (item.row_steps.data_ptr(), set_of.ctypes.data, len(c))
+        c, set_of = _of_rows(batch, slot.row_steps, ids)
+        own = (slot.row_steps.data_ptr(), set_of.ctypes.data, len(c))
     table = np.array([*tensors, rows, width, *kind, *own, DTYPES[values_.dtype]], np.int64)
     failed = library.c.cadam_rows(
         table.ctypes.data,
@@ -119,13 +121,15 @@ def _step(library: Library, number: int, job: Job, item: Item, grad: Tensor) -> 
         library.parallel_for,
     )
     if failed == -2:
-        raise MemoryError(f"{item.name}: no memory for a step of {n} rows; it was not changed")
+        raise MemoryError(f"{slot.name}: no memory for a step of {n} rows; it was not changed")
     if failed >= 0:
-        raise IndexError(f"{item.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
-    torch.autograd.graph.increment_version(item.param)
+        raise IndexError(f"{slot.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
+    torch.autograd.graph.increment_version(slot.param)
 
 
-def _of_rows(job: Job, row_steps: Tensor, ids: Tensor) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
+def _of_rows(
+    batch: KernelBatch, row_steps: Tensor, ids: Tensor
+) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
     """The sets of coefficients of the steps that these rows take, and by step the number of its set."""
     steps = row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
     if steps.size and steps.max() <= MANY:
@@ -136,7 +140,7 @@ def _of_rows(job: Job, row_steps: Tensor, ids: Tensor) -> tuple[Floats64, np.nda
         steps = np.unique(steps)
     set_of = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
     set_of[steps] = np.arange(len(steps))
-    return sets(job, steps.astype(np.float64)), set_of
+    return sets(batch, steps.astype(np.float64)), set_of
 
 
 def has_norm(values: Tensor) -> bool:

@@ -18,7 +18,7 @@ from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
 from ...rules import Options, moment_storage
 from ...rules.update import Update
 from .. import coefficients
-from ..base import PLAIN, Item, Job, Words, capturing
+from ..base import PLAIN, KernelBatch, ParamSlot, Refusal, Words, capturing
 from ..row_layout import stay_for_graphs
 from .launch import (
     TYPES,
@@ -29,10 +29,10 @@ from .launch import (
     Stream,
     keep,
     kernel,
-    lacks_storage,
+    kernel_refusal,
     overflowed,
-    refusal,
     stochastic,
+    storage_refusal,
     triton_type,
 )
 
@@ -50,30 +50,32 @@ class Cuda(CudaEngine):
     name = "cuda"
     finds_grads = True
 
-    def lacks_storage(self, item: Item) -> str | None:
-        return lacks_storage(item, rows=False)
+    def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        return storage_refusal(slot, rows=False)
 
-    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
-        reason = refusal(item, options)
+    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+        reason = kernel_refusal(slot, options)
         if reason is not None or grad is None:
             return reason
         if grad.dtype not in TYPES:
-            return f"has no kernels for gradients in {grad.dtype}"
-        return None if type(grad) in PLAIN else f"serves plain gradients only, not {type(grad).__name__}"
+            return Refusal.unsupported(f"has no kernels for gradients in {grad.dtype}")
+        if type(grad) not in PLAIN:
+            return Refusal.unsupported(f"serves plain gradients only, not {type(grad).__name__}")
+        return None
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
+    def stale(self, jobs: Sequence[KernelBatch]) -> bool:
         batches = [job.memo.get("cuda") for job in jobs]
         return any(made is None or any(batch.stale() for batch in made) for made in batches)
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
             if overflowed(job):
                 continue
             batches = job.memo.get("cuda") or Batch.split(job)
             for batch in batches:
                 batch.step(job)
-                for item in batch.items if batch.coded else ():
-                    stay_for_graphs(item)
+                for slot in batch.slots if batch.coded else ():
+                    stay_for_graphs(slot)
                 keep((batch.table, batch.owners, batch.numbers), batch.numbers.channel.device)
             if not any(batch.in_capture for batch in batches):  # what was made in a capture is filled at replays only
                 job.memo["cuda"] = batches
@@ -84,7 +86,7 @@ class Batch:
     """Parameters of a job that are alike in device and dtypes, with what the kernels want to know about them."""
 
     positions: list[int]
-    items: list[Item]
+    slots: list[ParamSlot]
     grad_dtype: torch.dtype
     kernel: Any
     table: Tensor
@@ -103,40 +105,40 @@ class Batch:
     compiled: dict[Any, Launch] = field(default_factory=dict)
 
     @classmethod
-    def split(cls, job: Job) -> list[Batch]:
+    def split(cls, job: KernelBatch) -> list[Batch]:
         alike: dict[Any, list[int]] = {}
-        for i, (item, grad) in enumerate(job):
-            dtypes = (item.param.dtype, grad.dtype, *(buffer.dtype for buffer in item.state.values()))
-            alike.setdefault((item.param.device, dtypes), []).append(i)
+        for i, (slot, grad) in enumerate(job):
+            dtypes = (slot.param.dtype, grad.dtype, *(buffer.dtype for buffer in slot.state.values()))
+            alike.setdefault((slot.param.device, dtypes), []).append(i)
         return [cls.of(job, positions) for positions in alike.values()]
 
     @classmethod
-    def of(cls, job: Job, positions: list[int]) -> Batch:
-        items = [job.items[i] for i in positions]
+    def of(cls, job: KernelBatch, positions: list[int]) -> Batch:
+        slots = [job.slots[i] for i in positions]
         structure = Structure.of(job.update.rule, coefficients.as_numbers(job.options))
-        params = [item.param for item in items]
-        buffers = [[item.state[name] for item in items] for name in structure.buffers]
+        params = [slot.param for slot in slots]
+        buffers = [[slot.state[name] for slot in slots] for name in structure.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
         huge = sizes >= HUGE
         block, alone = (CODED[0], HUGE_CODED[0]) if structure.stored else (BLOCK, BLOCK)
         blocks = np.where(huge, 0, -(-sizes // block))
-        counts = [0 if item.counts is None else item.counts.data_ptr() for item in items]
+        counts = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
         columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
         if structure.stored:
-            scales = [[item.scales[name] for item in items] for name in structure.buffers if name in items[0].scales]
-            columns += [*map(addresses, scales), np.array([item.seed for item in items], np.int64)]
+            scales = [[slot.scales[name] for slot in slots] for name in structure.buffers if name in slots[0].scales]
+            columns += [*map(addresses, scales), np.array([slot.seed for slot in slots], np.int64)]
         table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
         table[huge, 3] = 0
-        owners = np.repeat(np.arange(len(items)), blocks)
+        owners = np.repeat(np.arange(len(slots)), blocks)
         launches = [(int(blocks.sum()), 0, False)] if blocks.any() else []
         launches += [(-(-int(sizes[i]) // alone), i, True) for i in np.flatnonzero(huge).tolist()]
         device = params[0].device
         channel = Channel(device)
-        state = [tensor for item in items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
-        numbers = StepNumbers(items, job.options, structure, device)
+        state = [tensor for slot in slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
+        numbers = StepNumbers(slots, job.options, structure, device)
         return cls(
             positions,
-            items,
+            slots,
             job.grads[positions[0]].dtype,
             kernel(structure, "dense"),
             channel.send(table.ravel()),
@@ -155,7 +157,7 @@ class Batch:
         """Does anything not lie where it did, or are the gradients not what they were?"""
         return bool(self.lasting.look() or self.grads.look() & CHANGED or (self.grads.kinds < 0).any())
 
-    def step(self, job: Job) -> None:
+    def step(self, job: KernelBatch) -> None:
         grads, copies = self._laid_out(job)
         numbers = self.numbers
         numbers.stream.follow([self.table, self.owners, numbers.steps])
@@ -183,7 +185,7 @@ class Batch:
     def launch(self, alone: bool, guard: bool | None, randomly: bool) -> Launch:
         key = (alone, guard, randomly)
         if key not in self.compiled:
-            first = self.items[0]
+            first = self.slots[0]
             constants = {
                 "PARAM": triton_type(first.param.dtype),
                 "GRAD": triton_type(self.grad_dtype),
@@ -205,7 +207,7 @@ class Batch:
             self.compiled[key] = Launch(self.kernel, constants, **how)
         return self.compiled[key]
 
-    def _laid_out(self, job: Job) -> tuple[Words, list[Tensor]]:
+    def _laid_out(self, job: KernelBatch) -> tuple[Words, list[Tensor]]:
         """Where the gradients lie, as the parameters do: one that does not is copied."""
         kinds = self.grads.kinds
         if (kinds & self.lasting.kinds[: len(kinds)] & 1).all() and (kinds >= 0).all():

@@ -28,17 +28,18 @@ from ...rules.moment_storage import COUNTED
 from .. import coefficients as scalars
 from .. import quantization
 from ..base import (
-    Containers,
     Engine,
-    Item,
-    Job,
-    NotThere,
-    PreparedStep,
+    KernelBatch,
+    ParamSlot,
+    Refusal,
+    RefusalKind,
+    ReplayedStep,
+    TrackedContainers,
     Words,
     Work,
     capturing,
     fills_memory,
-    unreadable,
+    unreadable_memory,
 )
 
 WARPS = 4
@@ -138,17 +139,22 @@ def triton_type(dtype: torch.dtype) -> Any:
 # What the engines can serve ------------------------------------------------------------------------------------
 
 
-def lacks_storage(item: Item, rows: bool) -> str | None:
-    """Why the kernels cannot serve moments that are stored like these; None if they can."""
-    if not rows and item.row_steps is not None:
+def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
+    """Return why the kernels cannot serve moments that are stored this way, or None if they can."""
+    reason = _unsupported_storage(slot, rows)
+    return None if reason is None else Refusal.unsupported(reason)
+
+
+def _unsupported_storage(slot: ParamSlot, rows: bool) -> str | None:
+    if not rows and slot.row_steps is not None:
         return "rows count their own steps, and the gradient is dense"
-    if not rows and "second_moment" in item.storage:
+    if not rows and "second_moment" in slot.storage:
         return "the second moment is that of rows, and the gradient is dense"
-    if (reason := quantization.other_scales(item, rows)) is not None:
+    if (reason := quantization.other_scales(slot, rows)) is not None:
         return reason
-    if not rows and any(not scales.is_contiguous() for scales in item.scales.values()):
+    if not rows and any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
-    if rows and not quantization.lie_alike(item):
+    if rows and not quantization.lie_alike(slot):
         return "the rows of its moments, or of their scales, do not all lie in memory in the same way"
     return None
 
@@ -161,15 +167,15 @@ class CudaEngine(Engine):
     skips_overflow = True
     device = "cuda"
 
-    def prepare(self, work: Work, containers: Containers) -> PreparedStep | str:
+    def record_step(self, work: Work, containers: TrackedContainers) -> ReplayedStep | Refusal:
         from . import step_replay
 
-        return step_replay.prepare(work, containers)
+        return step_replay.record(work, containers)
 
 
 @cache
-def lacking(device: torch.device) -> str | None:
-    """What this installation or this device lacks."""
+def missing_requirement(device: torch.device) -> str | None:
+    """Return what this installation or this device lacks for the kernels, or None if nothing is missing."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda":
@@ -180,23 +186,25 @@ def lacking(device: torch.device) -> str | None:
     return None if major >= 8 else f"needs compute capability 8.0 or later, and {device} has {major}.{minor}"
 
 
-def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
-    """Why the kernels, those of `rows` or the others, cannot serve a parameter; None if they can."""
-    param = item.param
+def kernel_refusal(slot: ParamSlot, options: Options, rows: bool = False) -> Refusal | None:
+    """Return why the kernels for sparse (`rows`) or dense gradients cannot serve a parameter, or None if they can."""
     for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
         if options[option] is unwanted:
-            return f"{option}={unwanted} was asked for"
-    missing = lacking(param.device)
+            return Refusal(RefusalKind.NOT_REQUESTED, f"{option}={unwanted} was asked for")
+    missing = missing_requirement(slot.param.device)
     if missing:
-        return NotThere(missing)
-    reason = unreadable(item)
-    if reason:
-        return reason
-    by_row = {name for name, buffer in item.state.items() if quantization.is_by_row(buffer, param)}
-    dtypes = {buffer.dtype for name, buffer in item.state.items() if name not in by_row}
-    wanted = quantization.CODES.get(item.moments)
+        return Refusal(RefusalKind.UNAVAILABLE, missing)
+    reason = unreadable_memory(slot) or _unsupported_tensors(slot, options, rows)
+    return None if reason is None else Refusal.unsupported(reason)
+
+
+def _unsupported_tensors(slot: ParamSlot, options: Options, rows: bool) -> str | None:
+    param = slot.param
+    by_row = {name for name, buffer in slot.state.items() if quantization.is_by_row(buffer, param)}
+    dtypes = {buffer.dtype for name, buffer in slot.state.items() if name not in by_row}
+    wanted = quantization.CODES.get(slot.moments)
     if wanted is not None and dtypes - {wanted}:
-        return f"keeps moments={item.moments!r} in {wanted}, and these are {dtypes}"
+        return f"keeps moments={slot.moments!r} in {wanted}, and these are {dtypes}"
     for dtype in (param.dtype, *dtypes - {wanted}):
         if dtype not in TYPES:
             return f"has no kernels for {dtype}"
@@ -204,18 +212,18 @@ def refusal(item: Item, options: Options, rows: bool = False) -> str | None:
         return "the buffers of the state differ in dtype"
     if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
-    in_records = quantization.coded(item) if rows else ()
-    for name, buffer in item.state.items():
+    in_records = quantization.coded(slot) if rows else ()
+    for name, buffer in slot.state.items():
         alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):
             return f"{name} does not lie in memory as the parameter does"
     where = param.device if scalars.stay_on_device(options) else torch.device("cpu")
-    if item.step.device != where or item.step.dtype != torch.float32:
-        return f"counts steps in float32 on {where}, and this count is {item.step.dtype} on {item.step.device}"
+    if slot.step.device != where or slot.step.dtype != torch.float32:
+        return f"counts steps in float32 on {where}, and this count is {slot.step.dtype} on {slot.step.device}"
     return None
 
 
-def overflowed(job: Job) -> bool:
+def overflowed(job: KernelBatch) -> bool:
     """Is this known to be a step that an overflow forbids? Counts on the host cannot wait for the device to tell."""
     if job.found_inf is None or scalars.stay_on_device(job.options):
         return False
@@ -299,13 +307,15 @@ def next_step(step: float) -> float:
 class StepNumbers:
     """The step counts of some parameters on one device, and the coefficients that come from them."""
 
-    def __init__(self, items: Sequence[Item], options: Options, structure: Structure, device: torch.device) -> None:
+    def __init__(
+        self, slots: Sequence[ParamSlot], options: Options, structure: Structure, device: torch.device
+    ) -> None:
         self.names = structure.coefficients
         self.columns = -(-(1 + len(self.names)) // 16) * 16
-        self.size = len(items)
+        self.size = len(slots)
         self.stay = scalars.stay_on_device(options)
         self.channel = Channel(device)
-        steps = [item.step for item in items]
+        steps = [slot.step for slot in slots]
         if self.stay:
             self.steps = Channel(device).send(np.fromiter(map(Tensor.data_ptr, steps), np.int64, len(steps)))
         else:
@@ -316,14 +326,14 @@ class StepNumbers:
         self.counts = None if self.stay else self.steps.numpy()
         self.stream = Stream.current(device)
 
-    def advance(self, job: Job, more: Words, early: bool = False) -> Sent:
+    def advance(self, job: KernelBatch, more: Words, early: bool = False) -> Sent:
         """Count one step; bring its coefficients to the device, and `more` with them.
 
         `early`: if a kernel makes them, does the next one wait for it itself?
         """
         return self._on_device(job, more, early) if self.stay else self._on_host(job, more)
 
-    def _on_host(self, job: Job, more: Words) -> Sent:
+    def _on_host(self, job: KernelBatch, more: Words) -> Sent:
         steps = self.counts
         if steps is None:
             raise AssertionError("these steps are counted on the device")
@@ -352,7 +362,7 @@ class StepNumbers:
                 sent.rows[i, j].copy_(value.squeeze(), non_blocking=True)
         return sent
 
-    def _on_device(self, job: Job, more: Words, early: bool) -> Sent:
+    def _on_device(self, job: KernelBatch, more: Words, early: bool) -> Sent:
         """One kernel counts and computes, from numbers of the host and from tensors that are on the device."""
         trace, name, device = Trace(), job.update.rule.name, self.channel.device
         tensors: list[Tensor] = []

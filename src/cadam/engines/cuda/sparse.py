@@ -26,7 +26,7 @@ from ...rules import Options
 from ...rules.update import Update
 from .. import coefficients as scalars
 from .. import row_layout
-from ..base import Item, Job, capturing
+from ..base import KernelBatch, ParamSlot, Refusal, capturing
 from ..quantization import shares_moments
 from .launch import (
     TYPES,
@@ -37,12 +37,12 @@ from .launch import (
     begins_early,
     keep,
     kernel,
-    lacking,
-    lacks_storage,
+    kernel_refusal,
     mark_in_use,
+    missing_requirement,
     overflowed,
-    refusal,
     stochastic,
+    storage_refusal,
     triton_type,
 )
 
@@ -83,45 +83,51 @@ class CudaRows(CudaEngine):
     sparse = True
     takes_row_grads = True
 
-    def lacks_storage(self, item: Item) -> str | None:
-        width = item.param.shape[1:].numel()
+    def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        width = slot.param.shape[1:].numel()
         if width > WIDEST:
-            return f"has {item.storage} for rows of up to {WIDEST} elements, and these have {width}"
-        return lacks_storage(item, rows=True)
+            return Refusal.unsupported(
+                f"has {slot.storage} for rows of up to {WIDEST} elements, and these have {width}"
+            )
+        return storage_refusal(slot, rows=True)
 
-    def lacks(self, update: Update, item: Item, grad: Tensor | None, options: Options) -> str | None:
+    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
         assert grad is not None
         if grad.sparse_dim() != 1:
-            return f"serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+            return Refusal.unsupported(
+                f"serves gradients with one sparse dimension, and this one has {grad.sparse_dim()}"
+            )
         if grad.dtype not in TYPES:
-            return f"has no kernels for gradients in {grad.dtype}"
-        if not item.param.is_contiguous():
-            return "the parameter is not contiguous"
+            return Refusal.unsupported(f"has no kernels for gradients in {grad.dtype}")
+        if not slot.param.is_contiguous():
+            return Refusal.unsupported("the parameter is not contiguous")
         if grad._nnz() > LONGEST:
-            return f"serves up to {LONGEST} ids at a time"
-        if item.row_steps is not None and StepTable.settled(update, options) is None:
-            return f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
-        return refusal(item, options, rows=True)
+            return Refusal.unsupported(f"serves up to {LONGEST} ids at a time")
+        if slot.row_steps is not None and StepTable.settled(update, options) is None:
+            return Refusal.unsupported(
+                f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
+            )
+        return kernel_refusal(slot, options, rows=True)
 
-    def stale(self, jobs: Sequence[Job]) -> bool:
+    def stale(self, jobs: Sequence[KernelBatch]) -> bool:
         return any(
-            _layout(item, grad) != job.memo.get(f"layout {i}") for job in jobs for i, (item, grad) in enumerate(job)
+            _layout(slot, grad) != job.memo.get(f"layout {i}") for job in jobs for i, (slot, grad) in enumerate(job)
         )
 
-    def check(self, jobs: Sequence[Job]) -> None:
+    def check(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
-            for i, (item, grad) in enumerate(job):
-                check_ids(item.param, item.name)
-                job.memo[f"layout {i}"] = _layout(item, grad)
+            for i, (slot, grad) in enumerate(job):
+                check_ids(slot.param, slot.name)
+                job.memo[f"layout {i}"] = _layout(slot, grad)
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
             if overflowed(job):
                 continue
             self.update(job, [RowGrad.of(grad) for grad in job.grads])
 
-    def update(self, job: Job, grads: Sequence[RowGrad]) -> None:
-        """Count the step of every item and update it, with these gradients."""
+    def update(self, job: KernelBatch, grads: Sequence[RowGrad]) -> None:
+        """Count the step of every slot and update it, with these gradients."""
         batches: list[RowBatch] = job.memo.get(self.name) or RowBatch.split(job, [grad.dtypes for grad in grads])
         for batch in batches:
             with Stream.on(batch.device):
@@ -135,8 +141,8 @@ class RowBatch:
     """The tables of a job that are on one device."""
 
     positions: list[int]
-    """Which of the job's items they are."""
-    items: list[Item]
+    """Which of the job's slots they are."""
+    slots: list[ParamSlot]
     structures: list[Structure]
     """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
@@ -146,41 +152,41 @@ class RowBatch:
     """Of each gradient: of its values, its ids and, if these are in bags, the offsets of these."""
 
     @classmethod
-    def split(cls, job: Job, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
+    def split(cls, job: KernelBatch, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
         options = scalars.as_numbers(job.options)
         by_device: dict[torch.device, list[int]] = {}
-        for i, item in enumerate(job.items):
-            by_device.setdefault(item.param.device, []).append(i)
+        for i, slot in enumerate(job.slots):
+            by_device.setdefault(slot.param.device, []).append(i)
         batches = []
         for device, positions in by_device.items():
             with Stream.on(device):
-                items = [job.items[i] for i in positions]
-                structures = [_structure(job, item, options) for item in items]
-                numbers = StepNumbers(items, job.options, structures[0], device)
+                slots = [job.slots[i] for i in positions]
+                structures = [_structure(job, slot, options) for slot in slots]
+                numbers = StepNumbers(slots, job.options, structures[0], device)
                 by_step = StepTable(device) if structures[0].row_steps else None
-            batches.append(cls(positions, items, structures, numbers, by_step, [dtypes[i] for i in positions]))
+            batches.append(cls(positions, slots, structures, numbers, by_step, [dtypes[i] for i in positions]))
         return batches
 
     @property
     def device(self) -> torch.device:
-        return self.items[0].param.device
+        return self.slots[0].param.device
 
     @property
     def params(self) -> list[Tensor]:
-        return [item.param for item in self.items]
+        return [slot.param for slot in self.slots]
 
     @property
     def state(self) -> list[Tensor]:
         """Buffers, step counts and alignment counters of all of them."""
-        more = [tensor for item in self.items for tensor in (*item.state.values(), *item.scales.values(), item.step)]
-        more += [item.row_steps for item in self.items if item.row_steps is not None]
-        return more + [item.counts for item in self.items if item.counts is not None]
+        more = [tensor for slot in self.slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
+        more += [slot.row_steps for slot in self.slots if slot.row_steps is not None]
+        return more + [slot.counts for slot in self.slots if slot.counts is not None]
 
 
-def _structure(job: Job, item: Item, options: Options) -> Structure:
+def _structure(job: KernelBatch, slot: ParamSlot, options: Options) -> Structure:
     """That of a table: it may share second moments by row or, where a row is one element, not."""
     structure = Structure.of(job.update.rule, options, rows=True)
-    if shares_moments(item) or "row" not in structure.stored:
+    if shares_moments(slot) or "row" not in structure.stored:
         return structure
     return Structure.of(job.update.rule, {**options, "second_moment": "element"}, rows=True)
 
@@ -225,14 +231,14 @@ class StepTable:
         return self.rows
 
 
-def _layout(item: Item, grad: Tensor) -> Any:
+def _layout(slot: ParamSlot, grad: Tensor) -> Any:
     """What the kernels take for granted. The ids are looked at by the kernels, the addresses in every step."""
-    tensors = (item.param, *item.state.values(), *item.scales.values())
+    tensors = (slot.param, *slot.state.values(), *slot.scales.values())
     same = [(x.nbytes, x.stride(), x.dtype, x.is_neg()) for x in tensors]
-    return same, item.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
+    return same, slot.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
 
 
-def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
+def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers, device = batch.numbers, batch.device
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
@@ -242,41 +248,41 @@ def _step(job: Job, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     known: dict[Any, Sorted] = {}
     # The first table waits for its coefficients when it has read its rows: all else must be there before them.
     early = numbers.stay and job.found_inf is None and begins_early(device)
-    _sorted(batch.items[0], grads[0], known)
+    _sorted(batch.slots[0], grads[0], known)
     sent = numbers.advance(job, _NO_WORDS, early)
-    for k, (i, item, grad) in enumerate(zip(batch.positions, batch.items, grads, strict=True)):
-        row_layout.stay_for_graphs(item)
+    for k, (i, slot, grad) in enumerate(zip(batch.positions, batch.slots, grads, strict=True)):
+        row_layout.stay_for_graphs(slot)
         update_(
             batch.structures[k],
-            item.param,
-            tensors_of(item, by_step),
-            _sorted(item, grad, known),
+            slot.param,
+            tensors_of(slot, by_step),
+            _sorted(slot, grad, known),
             grad.values,
             sent.of(k),
-            counts=item.counts,
+            counts=slot.counts,
             found_inf=job.found_inf if numbers.stay else None,
-            seed=item.seed if item.storage else torch.initial_seed() + i if stochastic(job.options) else None,
+            seed=slot.seed if slot.storage else torch.initial_seed() + i if stochastic(job.options) else None,
             randomly=stochastic(job.options),
             early=early and k == 0,
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])
 
 
-def _sorted(item: Item, grad: RowGrad, known: dict[Any, Sorted]) -> Sorted:
+def _sorted(slot: ParamSlot, grad: RowGrad, known: dict[Any, Sorted]) -> Sorted:
     """Its ids in order. Tables that are looked up with the same ids, as in a factorization machine, share one sort."""
-    ids, rows = grad.ids, len(item.param)
+    ids, rows = grad.ids, len(slot.param)
     same = (ids.data_ptr(), len(ids), rows, grad.distinct)
     if same not in known:
-        known[same] = Sorted.of(ids, rows, error_of(item.param), distinct=grad.distinct, bags=grad.bags)
+        known[same] = Sorted.of(ids, rows, error_of(slot.param), distinct=grad.distinct, bags=grad.bags)
     return known[same]
 
 
-def tensors_of(item: Item, by_step: Tensor | None = None) -> dict[str, Tensor]:
+def tensors_of(slot: ParamSlot, by_step: Tensor | None = None) -> dict[str, Tensor]:
     """The buffers as kernels call them, their scales and, where rows count their own steps, those and their table."""
-    found = {f"s_{name}": buffer for name, buffer in item.state.items()}
-    found |= {f"e_{name}": scales for name, scales in item.scales.items()}
-    if by_step is not None and item.row_steps is not None:
-        found |= {"row_steps": item.row_steps, "by_step": by_step}
+    found = {f"s_{name}": buffer for name, buffer in slot.state.items()}
+    found |= {f"e_{name}": scales for name, scales in slot.scales.items()}
+    if by_step is not None and slot.row_steps is not None:
+        found |= {"row_steps": slot.row_steps, "by_step": by_step}
     return found
 
 
@@ -488,7 +494,7 @@ def launches_for(
 def has_norm(values: Tensor) -> bool:
     """Can `norm` serve row gradients like these?"""
     served = values.is_cuda and values.dtype in TYPES and len(values) <= LONGEST
-    return served and lacking(values.device) is None
+    return served and missing_requirement(values.device) is None
 
 
 def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor:

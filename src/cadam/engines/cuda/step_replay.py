@@ -31,7 +31,7 @@ from ...native.torch_symbols import address as address_of
 from ...native.torch_symbols import torch_symbols
 from ...optim.options import switch
 from .. import coefficients as scalars
-from ..base import Containers, Job, UnavailableError, Words, Work, capturing
+from ..base import KernelBatch, Refusal, RefusalKind, TrackedContainers, UnavailableError, Words, Work, capturing
 from .dense import Batch, Cuda
 from .launch import Launch, mark_in_use, next_step, stochastic
 from .sparse import (
@@ -65,31 +65,31 @@ MUTABLE = (Tensor, np.ndarray, list, dict, set)  # options that can change and s
 Address = int
 
 
-def prepare(work: Work, containers: Containers) -> CudaStep | str:
+def record(work: Work, containers: TrackedContainers) -> CudaStep | Refusal:
     """This step, ready to be taken again; or why it cannot be."""
     reason = turned_off(containers.groups)
     if reason:
-        return reason
+        return Refusal(RefusalKind.NOT_REQUESTED, reason)
     try:
         return CudaStep(work, containers)
     except (UnavailableError, RuntimeError) as error:  # out of memory, say: the step itself is done
-        return str(error)
+        return Refusal(RefusalKind.UNAVAILABLE, str(error))
 
 
 def turned_off(groups: Sequence[Mapping[str, Any]]) -> str | None:
     """Who does not want steps to be prepared, if anyone."""
     try:
-        if not switch("CADAM_PREPARED"):
-            return f"CADAM_PREPARED={os.environ['CADAM_PREPARED']} is set"
+        if not switch("CADAM_REPLAY"):
+            return f"CADAM_REPLAY={os.environ['CADAM_REPLAY']} is set"
     except ValueError as error:  # set since an optimizer was made, which refuses it
         return str(error)
-    return "prepared=False was asked for" if any(group.get("prepared") is False for group in groups) else None
+    return "replay=False was asked for" if any(group.get("replay") is False for group in groups) else None
 
 
 class CudaStep:
-    """A step that was taken before, with all that it takes to take it again. Implements `PreparedStep`."""
+    """A step that was taken before, with all that it takes to take it again. Implements `ReplayedStep`."""
 
-    def __init__(self, work: Work, containers: Containers) -> None:
+    def __init__(self, work: Work, containers: TrackedContainers) -> None:
         """Raises UnavailableError, with the reason, where this step cannot be prepared."""
         batches = _batches(work)
         device = batches[0][1].params[0].device
@@ -113,7 +113,7 @@ class CudaStep:
         self.sent = torch.empty(words, dtype=torch.int64, device=device)
         events = [self.driver.event() for _ in range(SLOTS)]
         parts = [self._part(c) for c in self.numbers]
-        self.tables: list[PreparedTable] = []
+        self.tables: list[ReplayedTable] = []
         launches = self._launches()
         self._watch()
         self.header = self._keep(
@@ -154,7 +154,7 @@ class CudaStep:
         """Take the step, if nothing else has changed. False: nothing was done."""
         if groups is not self.containers.groups or state is not self.containers.state or not self._is_here():
             return False
-        known: dict[Any, PreparedTable] = {}
+        known: dict[Any, ReplayedTable] = {}
         return all(table.take(table.param.grad, known) for table in self.tables) and self._go()
 
     def update_rows(self, grad: RowGrad, step: int) -> bool:
@@ -224,11 +224,11 @@ class CudaStep:
 
     def _expect(self, number: int, held: Any) -> None:
         is_dict = isinstance(held, dict)
-        items = list(held.items() if is_dict else enumerate(held))
-        ids = np.array([0 if key == "lr" else id(value) for key, value in items], np.int64)
+        entries = list(held.items() if is_dict else enumerate(held))
+        ids = np.array([0 if key == "lr" else id(value) for key, value in entries], np.int64)
         self.expectations[number] = id(held), is_dict, len(ids), ids.ctypes.data
         # The objects too: an address tells one from another only while both are there.
-        self.expected[number] = held, items, ids
+        self.expected[number] = held, entries, ids
 
     def _launches(self) -> Words:
         """Each as six words: function, blocks, blocks across, threads, shared memory and where its arguments are.
@@ -240,7 +240,7 @@ class CudaStep:
         for c in self.numbers:
             batch = c.batch
             if isinstance(batch, RowBatch):
-                self.tables += [PreparedTable(batch, i, start) for i in range(len(batch.params))]
+                self.tables += [ReplayedTable(batch, i, start) for i in range(len(batch.params))]
             else:
                 kind = (None, stochastic(c.options))
                 for blocks, i, alone in batch.launches:
@@ -301,7 +301,7 @@ class CudaStep:
 class Coefficients:
     """The coefficients of the next step of a batch, worked out while the device is at work on this one."""
 
-    def __init__(self, job: Job, batch: Batch | RowBatch) -> None:
+    def __init__(self, job: KernelBatch, batch: Batch | RowBatch) -> None:
         self.options, self.update, self.batch = job.options, job.update, batch
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
@@ -342,13 +342,13 @@ def _watchable(held: Any) -> bool:
     return isinstance(held, dict | list)
 
 
-def _batches(work: Work) -> list[tuple[Job, Batch | RowBatch]]:
+def _batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]]:
     if not work or not all(isinstance(engine, Cuda | CudaRows) for engine, _ in work):
         raise UnavailableError("serves the engines 'cuda' and 'cuda-rows' only")
     made = [(job, job.memo.get(engine.name, [])) for engine, jobs in work for job in jobs]
     if not all(batches for _, batches in made):
         raise UnavailableError("no step of it was taken yet, but in a graph")
-    found: list[tuple[Job, Batch | RowBatch]] = [(job, batch) for job, batches in made for batch in batches]
+    found: list[tuple[KernelBatch, Batch | RowBatch]] = [(job, batch) for job, batches in made for batch in batches]
     device = found[0][1].params[0].device
     for job, batch in found:
         if any(param.is_inference() for param in batch.params):
@@ -378,14 +378,14 @@ STEPS_OWN = ("ids", "n", "values", "made", "partials", "sources", "offsets", "st
 AFTER_SORTING = ("keys", "order")
 
 
-class PreparedTable:
+class ReplayedTable:
     """A table of a prepared step: `take` gives it the gradient of this one, before the first of its launches;
     `sort` has to come after that, and before the two others."""
 
     def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
         """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
-        item, dtypes = batch.items[i], batch.dtypes[i]
-        param, structure = item.param, batch.structures[i]
+        slot, dtypes = batch.slots[i], batch.dtypes[i]
+        param, structure = slot.param, batch.structures[i]
         self.param, self.shape, self.rows = param, param.shape, param.shape[0]
         self.width = param.numel() // self.rows if self.rows else 0
         if not self.width:
@@ -396,9 +396,9 @@ class PreparedTable:
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
         bounds = [Bound.of(make_keys(self.in_bags), kind)]
-        state, seed = tensors_of(item), item.seed if item.storage else None
+        state, seed = tensors_of(slot), slot.seed if slot.storage else None
         self.how, kind = launches_for(
-            structure, param, state, dtypes[0], in_bags=self.in_bags, counts=item.counts, seed=seed
+            structure, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
         )
         bounds.append(Bound.of(self.how.rows, kind))
         self.longest, self.outgrown = LONGEST, False
@@ -408,7 +408,7 @@ class PreparedTable:
             bounds.append(bounds[-1])  # and is not launched
             self.longest = self.how.cut.tile
         lasting = {"p": param, **state}
-        lasting |= {"error": error} | ({} if item.counts is None else {"counts": item.counts})
+        lasting |= {"error": error} | ({} if slot.counts is None else {"counts": slot.counts})
         fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
         fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": seed or 0}
         self.words = np.array([0] * len(STEPS_OWN + AFTER_SORTING) + list(fixed.values()), np.int64)
@@ -432,7 +432,7 @@ class PreparedTable:
         """Its launches are going to be read here."""
         self.making, self.after = making, after
 
-    def take(self, grad: Tensor | None, known: dict[Any, PreparedTable]) -> bool:
+    def take(self, grad: Tensor | None, known: dict[Any, ReplayedTable]) -> bool:
         """The gradient of this step, if it is like those before. `known` are tables that have taken theirs, by ids."""
         if type(grad) is not Tensor or not grad.is_sparse or grad.is_coalesced() or grad.shape != self.shape:
             return False
