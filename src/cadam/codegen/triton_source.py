@@ -50,7 +50,7 @@ below which nothing is held), the move of a block of elements in memory, and thr
 import triton
 import triton.language as tl
 
-from cadam.engines.cuda.blocks import (
+from cadam.engines.cuda.device_functions import (
     agreement,
     by_four,
     chosen,
@@ -338,7 +338,16 @@ COEFFICIENTS = '''\
 import triton
 import triton.language as tl
 
-from cadam.engines.cuda.blocks import count_step, divide, let_next_begin, maximum, positive, power, reciprocal, sqrt
+from cadam.engines.cuda.device_functions import (
+    count_step,
+    divide,
+    let_next_begin,
+    maximum,
+    positive,
+    power,
+    reciprocal,
+    sqrt,
+)
 
 
 @triton.jit(do_not_specialize=["size"{as_they_are}])
