@@ -64,7 +64,7 @@ def write_stream(path: Path, count: int) -> None:
             writer.write_table(pa.table(columns, schema=schema))
 
 
-class Turns:
+class Turns(Source):
     """A source that lets the plain loop learn from the same batches, in turns with the learner."""
 
     def __init__(self, source: Source) -> None:
@@ -178,7 +178,7 @@ class Tiny(nn.Module):
         return total
 
 
-class Endless:
+class Endless(Source):
     """Events without labels, and labels of those 2,000 events ago, of which a third never come."""
 
     def __init__(self, count: int, size: int = 2000) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from cadam.ab import rates, runs
 from cadam.ab.study import Study, experiment_of
 from cadam.online.data.events import Array, Batch, Events
+from cadam.online.data.sources import Source
 from cadam.online.models import pairs
 from cadam.trials.experiment import Cell, Data, Experiment, Outcome
 
@@ -37,7 +38,7 @@ class Stream:
     """The numerical features."""
 
 
-class Replay:
+class Replay(Source):
     """A source that gives events held in memory, in batches of one size."""
 
     def __init__(self, events: Events, batch_size: int) -> None:

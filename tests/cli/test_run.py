@@ -26,7 +26,7 @@ from cadam import online
 from cadam.cli import main, writable_paths
 from cadam.cli.exit_codes import NO_PACKAGE
 from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
-from cadam.online.data.limit import Portion
+from cadam.online.data.limit import LimitedSource
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
 from cadam.online.models.model_file import OptimizerSpec
 from cadam.online.persistence.logs import PredictionLog
@@ -454,20 +454,28 @@ def test_a_number_of_events_is_exact_and_a_run_that_goes_on_loses_none(tmp_path:
         ours = learner(checkpoint=tmp_path / "state", log=tmp_path / "log")
         ours.resume()
         left = None if most is None else most - ours.events
-        ours.run(Portion(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
+        ours.run(LimitedSource(LinesSource(lines, SCHEMA, "jsonl", batch_size=64, patience=None), left), events=most)
         assert ours.events == expected
         ours.close()
     assert (ours.learned, ours.rejected) == (199, 1)
     assert sorted(pq.read_table(tmp_path / "log")["id"].to_pylist()) == [n for n in range(200) if n != 40]
 
 
-def test_a_portion_can_be_copied_and_tells_what_its_source_does() -> None:
-    portion = Portion(stream(3), 30)
-    for made in (copy.copy(portion), copy.deepcopy(portion), pickle.loads(pickle.dumps(portion))):
-        assert (made.left, made.given, made.position) == (30, False, 0)
-        assert hasattr(made, "batches")
-        assert not hasattr(made, "backlog")
-    assert copy.copy(portion).source is portion.source
+class HalfRead(Replayed):
+    """A source that knows its progress and its backlog."""
+
+    share = 0.5
+
+    def backlog(self) -> int:
+        return 7
+
+
+def test_a_limited_source_can_be_copied_and_passes_on_the_progress_and_backlog_of_its_source() -> None:
+    limited = LimitedSource(HalfRead([]), 30)
+    for made in (copy.copy(limited), copy.deepcopy(limited), pickle.loads(pickle.dumps(limited))):
+        assert (made.remaining, made.has_produced, made.share, made.backlog()) == (30, False, 0, 7)
+    assert LimitedSource(HalfRead([]), None).share == 0.5
+    assert copy.copy(limited).source is limited.source
 
 
 def test_the_command_stops_after_exactly_so_many_events(

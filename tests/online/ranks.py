@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cadam import CAdam
 from cadam.cli.run import stopping
-from cadam.online import Batch, Labels, Learner, LinesSource, StreamMetrics
-from cadam.online.data.events import concatenated, from_columns
+from cadam.online import Batch, Events, Labels, Learner, LinesSource, StreamMetrics
+from cadam.online.data.events import concatenate_columns
 from cadam.online.distributed_learner import DistributedLearner, join, leave
 from tests.online.streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
 
@@ -159,12 +159,12 @@ def rounds(late: bool) -> list[list[Batch]]:
 
 def together(batches: list[Batch]) -> Batch:
     """The batches of all ranks as one."""
-    columns = concatenated([batch.events.columns() for batch in batches if batch.events is not None])
+    columns = concatenate_columns([batch.events.columns() for batch in batches if batch.events is not None])
     labels = [batch.labels for batch in batches if batch.labels is not None]
     both = (
         Labels(np.concatenate([b.ids for b in labels]), np.concatenate([b.labels for b in labels])) if labels else None
     )
-    return Batch(from_columns(columns), both)
+    return Batch(Events.from_columns(columns), both)
 
 
 def learn_rounds(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cadam import CAdam
-from cadam.online import Events, Learner, Schema
+from cadam.online import Events, Learner, Schema, Source
 
 USERS, ITEMS = 50, 20
 SCHEMA = Schema(
@@ -71,7 +71,7 @@ def events(count: int, seed: int = 0, first: int = 0, *, labels: bool = True) ->
     return Events(features, clicks, columns["event"], columns["user"], columns["at"])
 
 
-class Replayed:
+class Replayed(Source):
     """The same list of batches again and again, from a position: the smallest source there is."""
 
     def __init__(self, batches: list[Any]) -> None:

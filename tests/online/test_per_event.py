@@ -391,7 +391,7 @@ def batches_of(rows: Rows, given: Events, size: int) -> list[Batch]:
         labels = np.where([what == "both" for what, _ in part if what != "label"], given.labels[numbers], np.nan)
         before = np.cumsum([what != "label" for what, _ in part])[[what == "label" for what, _ in part]]
         events = replace(given.take(numbers), labels=labels, ids=7 * numbers) if len(numbers) else None
-        found.append(Batch(events, Labels(7 * asked, given.labels[asked]), before=before))
+        found.append(Batch(events, Labels(7 * asked, given.labels[asked]), events_before=before))
     return found
 
 
@@ -427,8 +427,8 @@ def test_a_label_on_its_own_says_how_many_events_came_before_it() -> None:
     records: list[dict[str, Any]] = [{"i": 1, "x": 1.0}, {"i": 1, "y": 1}, {"i": 2, "x": "?"}, {"i": 3, "x": 2.0}]
     records += [{"i": 3, "y": 0}, {"i": 4, "y": 1}]
     batch = schema.records(records, [""] * 6)
-    assert batch.before is not None
-    assert batch.before.tolist() == [1, 2, 2]
+    assert batch.events_before is not None
+    assert batch.events_before.tolist() == [1, 2, 2]
     order = [(0 if e is None else len(e), None if n is None else n.ids.tolist()) for e, n in batch.in_order()]
     assert order == [(1, [1]), (1, [3, 4])]
 

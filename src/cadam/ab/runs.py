@@ -19,7 +19,7 @@ from torch import nn
 
 from ..online.data import simulation
 from ..online.data.events import Array, Batch, Events, Labels
-from ..online.data.limit import Portion
+from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.learner import Learner, Loss
@@ -79,7 +79,7 @@ class Parts:
         return cls(events, tuning, events - block * settings["blocks"], block)
 
 
-class Usable:
+class Usable(Source):
     """A source without what cannot be used, which is said once, before all runs, and not by each of them."""
 
     def __init__(self, source: Source) -> None:
@@ -122,8 +122,8 @@ def subject(cell: Cell) -> Subject:
 def planted(source: Source, fields: Mapping[str, int], settings: Mapping[str, Any], parts: Parts) -> Source:
     """The stream with what is done to it. That has one seed: all arms, under all seeds, meet the same events."""
     if change := settings.get("change"):
-        moments = [parts.start + block * parts.block for block in change["blocks"]]
-        source = simulation.SuddenChange(source, change["feature"], fields[change["feature"]], moments)
+        change_points = [parts.start + block * parts.block for block in change["blocks"]]
+        source = simulation.SuddenChange(source, change["feature"], fields[change["feature"]], change_points)
     if noise := settings.get("noise"):
         source = simulation.LabelNoise(source, noise)
     if delay := settings.get("delay"):
@@ -172,7 +172,7 @@ def compute(cell: Cell, given: Subject | None = None) -> Outcome:
             optimizer = OptimizerSpec.of(cell.optimizer).build(model, cell.lr)
             one_by_one, events = settings["batch_size"] == 1, parts.tuning if settings["tuning"] else parts.events
             learner = Learner(model, optimizer, given.loss, one_by_one=one_by_one, metrics=[recorder])
-            learner.run(Portion(source, events) if one_by_one else source, events=events)
+            learner.run(LimitedSource(source, events) if one_by_one else source, events=events)
             learner.finish()
     except FloatingPointError:  # it diverged
         nothing = np.full(settings["blocks"], math.nan)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..online import run_config
-from ..online.data.limit import Portion
+from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.data.validation import check_columns, check_uri
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     hopeless = bool(watch.stopped) and not options.follow
     if hopeless or (not learner.events and not learner.pending.early):
         _forget(learner)
-    nothing_new = learner.resumed and not portion.given and left != 0
+    nothing_new = learner.resumed and not portion.has_produced and left != 0
     if nothing_new and not learner.stopped:
         print(
             f"cadam run: the state in {options.checkpoint} is at the end of the data ({learner.events:,} events); "
@@ -261,7 +261,7 @@ def _in_one_line(error: Exception) -> str:
     return textwrap.shorten(str(error), 400, placeholder=" ...")
 
 
-class Resumed(Portion):
+class Resumed(LimitedSource):
     """A portion of a source that goes on from a state. Once all of the state fits, the folder says what is learnt."""
 
     def __init__(self, source: Source, events: int | None, checkpoint: Path, asked: run_config.Given) -> None:

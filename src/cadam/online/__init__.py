@@ -3,7 +3,7 @@
 from ..statistics.confidence_sequence import ConfidenceSequence
 from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
-from .data.simulation import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
+from .data.simulation import LabelDelay, LabelNoise, SuddenChange
 from .data.sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
 from .learner import Learner
 from .metrics.running import LogLoss, Metric
@@ -19,7 +19,6 @@ __all__ = [
     "Console",
     "DamagedCheckpointError",
     "Events",
-    "HourlyPopulation",
     "KafkaSource",
     "LabelDelay",
     "LabelNoise",

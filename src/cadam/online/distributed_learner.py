@@ -26,7 +26,7 @@ from ..distributed.process_group import (
 from ..distributed.table_protocol import table_alignments, table_optimizer
 from ..optim.alignment import Ratio
 from ..optim.ddp import gather_rows
-from .data.events import FEATURE, Array, Batch, Columns, Events, Labels, concatenated
+from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, concatenate_columns, select_features
 from .learner import Batches, Learner, Loss
 from .metrics.running import NONE
 from .monitoring import reject_limit
@@ -137,7 +137,7 @@ class DistributedLearner(Learner):
     def _learn(self, all_of_it: bool = False) -> None:
         """As many steps as the rank with the most events ready has; the others go along without events."""
         ready, ends = self.ready.columns(), self.ready.ends(all_of_it)
-        features = {name.removeprefix(FEATURE): v for name, v in ready.items() if name.startswith(FEATURE)}
+        features = select_features(ready)
         if self._any(bool(ends), features or None):
             sizes = everywhere([end - start for start, end in zip([0, *ends], ends, strict=False)], self.group)
             start = 0
@@ -152,7 +152,7 @@ class DistributedLearner(Learner):
 
     def _no_columns(self) -> Columns:
         assert self._nothing is not None
-        return {"label": np.empty(0, np.float32), **{FEATURE + n: v for n, v in self._nothing.items()}}
+        return {"label": np.empty(0, np.float32), **{FEATURE_PREFIX + n: v for n, v in self._nothing.items()}}
 
     def _share_of_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """This rank's part in the mean over the events of all ranks, times the ranks, by which gradients are divided.
@@ -176,12 +176,12 @@ class DistributedLearner(Learner):
 
     def _count_together(self) -> None:
         """Tell the metrics of what was settled on all ranks, and add up what they count."""
-        settled = concatenated(self._settled) if self._settled else None
+        settled = concatenate_columns(self._settled) if self._settled else None
         every = everywhere((settled, self._counts(), *self._own_alignment()), self.group)
         self._settled = []
         parts = [settled for settled, *_ in every if settled is not None]
         if parts:
-            super()._count(concatenated(parts))
+            super()._count(concatenate_columns(parts))
         self.totals = {name: sum(counts[name] for _, counts, *_ in every) for name in self._counts()}
         self._ratios, self._ratio = {}, sum((total for *_, total in every), NONE)
         for _, _, ratios, _ in every:

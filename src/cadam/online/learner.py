@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..optim.alignment import Ratio
-from .data.events import FEATURE, Array, Batch, Columns, Events, Labels, Rejected, from_columns, keys
+from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
 from .labels.join import LabelJoin, Settled, Unmatched
 from .labels.pending import Pending
 from .labels.training_queue import Ready
@@ -135,7 +135,7 @@ class Learner:
         They are learnt from in the order of the labels given. The second label of an event is ignored and counted; one
         whose event has not come yet is kept for the horizon.
         """
-        self._observe(Labels(keys(ids, "ids"), labels))
+        self._observe(Labels(as_key_array(ids, "ids"), labels))
         self._learn()
 
     def learn(self, events: Events) -> Array:
@@ -337,7 +337,7 @@ class Learner:
         """Learn from events that are ready, one by one from the first of them on: how many."""
         if not isinstance(self.by_event, EventByEvent):
             return 0
-        rest = from_columns({name: values[start:] for name, values in columns.items()})
+        rest = Events.from_columns({name: values[start:] for name, values in columns.items()})
         fit = self.by_event.fits(rest.features)
         rest = rest.take(slice(int(np.argmin(np.append(fit, False)))))
         if not len(rest):
@@ -488,7 +488,7 @@ class Learner:
         A stream of long ago, or whose time is no clock, has no lag: nan.
         """
         seconds = max(time.monotonic() - self.started, 1e-9)
-        backlog = getattr(self._source, "backlog", None)
+        backlog = getattr(self._source, "backlog", lambda: None)()
         lag = time.time() - self.join.clock.latest
         health = {
             "events_a_second": (self.events - self.resumed_at) / seconds,
@@ -496,7 +496,7 @@ class Learner:
             "failed_checkpoints": self.saving.failed,
         }
         if backlog is not None:
-            health["backlog"] = backlog()
+            health["backlog"] = backlog
         return health
 
     def share_read(self) -> float | None:
@@ -625,5 +625,5 @@ def _all_finite(*columns: Array) -> bool:
 
 def _event(columns: Columns, row: int) -> dict[str, Any]:
     """An event for people: its values as Python has them."""
-    values = {name.removeprefix(FEATURE): column[row] for name, column in columns.items()}
+    values = {name.removeprefix(FEATURE_PREFIX): column[row] for name, column in columns.items()}
     return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}

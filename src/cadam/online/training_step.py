@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data.events import FEATURE, Array, Columns, Events
+from .data.events import Array, Columns, Events, select_features
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IN_A_ROW = 1000  # so many events in a row without a finite score, or not to be learnt from, are the model's fault
@@ -109,7 +109,7 @@ class Training:
         return None
 
     def _loss_of(self, columns: Columns) -> Tensor:
-        features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
+        features = select_features(columns)
         labels = self._tensor(columns["label"])
         _set_mode(self.model, training=True)
         self.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Planted drift: what it says it does, the same however the stream is batched, interrupted or begun again."""
+"""Simulated disturbances do what they say, for every batch size and after continuing from a state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from cadam.online import Source
 from cadam.online.data.events import Batch, Events, Labels
 from cadam.online.data.schema import Schema
-from cadam.online.data.simulation import HourlyPopulation, LabelDelay, LabelNoise, SuddenChange
+from cadam.online.data.simulation import LabelDelay, LabelNoise, SuddenChange
 from tests.optim.exact import present
 
 COUNT = 3000
 
 
-class Placed:
-    """A source that goes on from where it was."""
+class InMemorySource(Source):
+    """A source that continues from an index."""
 
     at = 0
 
@@ -29,8 +29,8 @@ class Placed:
         self.at = state["at"]
 
 
-class Made(Placed):
-    """Events made up, in batches of `size`; half an hour between them if they have a time."""
+class SimulatedEvents(InMemorySource):
+    """Random events in batches of `size`, half an hour apart if they have a time."""
 
     def __init__(self, size: int = 64, count: int = COUNT, timed: bool = True, named: bool = False) -> None:
         self.size, self.count = size, count
@@ -52,16 +52,13 @@ class Made(Placed):
 KINDS: dict[str, Callable[[Source], Source]] = {
     "noise": lambda source: LabelNoise(source, 0.2, seed=3),
     "change": lambda source: SuddenChange(source, "item", 50, [1000, 2000], seed=3),
-    "hours": lambda source: HourlyPopulation(source, 0.9, seed=3),
     "delay": lambda source: LabelDelay(source, 36_000, never=0.1, twice=0.1, seed=3),
-    "all": lambda source: LabelDelay(
-        HourlyPopulation(SuddenChange(LabelNoise(source, 0.2), "item", 50, [1000]), 0.5), 36_000
-    ),
+    "all": lambda source: LabelDelay(SuddenChange(LabelNoise(source, 0.2), "item", 50, [1000]), 36_000),
 }
 
 
 def columns(stream: Iterable[object]) -> dict[str, np.ndarray]:
-    """All events, and all labels that came on their own, one after the other."""
+    """Concatenate all events, and all labels that arrived separately."""
     batches = []
     for batch in stream:
         assert isinstance(batch, Batch)
@@ -81,69 +78,59 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "all"])
 @pytest.mark.parametrize("size", [1, 7, COUNT])
-def test_batches_do_not_matter(kind: str, size: int) -> None:
-    whole, parts = (columns(list(KINDS[kind](Made(s)))) for s in (64, size))
+def test_the_result_does_not_depend_on_the_batch_size(kind: str, size: int) -> None:
+    whole, parts = (columns(list(KINDS[kind](SimulatedEvents(s)))) for s in (64, size))
     assert same(whole, parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("named", [False, True])
-def test_an_interrupted_stream_goes_on_the_same(kind: str, named: bool) -> None:
-    whole = list(KINDS[kind](Made(named=named)))
-    first = KINDS[kind](Made(named=named))
+def test_a_stream_that_continues_from_a_state_is_the_same(kind: str, named: bool) -> None:
+    whole = list(KINDS[kind](SimulatedEvents(named=named)))
+    first = KINDS[kind](SimulatedEvents(named=named))
     head = [batch for _, batch in zip(range(20), first, strict=False)]
     state = first.state_dict()
-    next(iter(first))  # the state is a copy
-    second = KINDS[kind](Made(named=named))
+    next(iter(first))  # The state must not change with the source.
+    second = KINDS[kind](SimulatedEvents(named=named))
     second.load_state_dict(state)
     assert same(columns(whole), columns(head + list(second)))
 
 
-@pytest.mark.parametrize("kind", ["noise", "change", "hours", "delay"])
-def test_seeds_differ(kind: str) -> None:
-    drifts = [KINDS[kind](Made()), KINDS[kind](Made())]
+@pytest.mark.parametrize("kind", ["noise", "change", "delay"])
+def test_different_seeds_give_different_streams(kind: str) -> None:
+    drifts = [KINDS[kind](SimulatedEvents()), KINDS[kind](SimulatedEvents())]
     drifts[1].seed = 4  # type: ignore[attr-defined]
     first, second = (columns(list(drift)) for drift in drifts)
     assert not same(first, second)
 
 
-def test_noise_flips_the_share() -> None:
-    made = columns(list(LabelNoise(Made(), 0.2)))
-    assert np.mean(made["label"] != Made().events.labels) == pytest.approx(0.2, abs=0.03)
-    assert same(columns(list(LabelNoise(Made(), 0.0))), Made().events.columns())
+def test_label_noise_flips_the_given_share_of_the_labels() -> None:
+    made = columns(list(LabelNoise(SimulatedEvents(), 0.2)))
+    assert np.mean(made["label"] != SimulatedEvents().events.labels) == pytest.approx(0.2, abs=0.03)
+    assert same(columns(list(LabelNoise(SimulatedEvents(), 0.0))), SimulatedEvents().events.columns())
 
 
-def test_a_change_moves_values_at_the_moment_and_not_before() -> None:
-    old = Made().events.features["item"]
-    new = columns(list(SuddenChange(Made(), "item", 50, [1000, 2000])))["feature/item"]
+def test_a_sudden_change_permutes_values_at_the_change_point_and_not_before() -> None:
+    old = SimulatedEvents().events.features["item"]
+    new = columns(list(SuddenChange(SimulatedEvents(), "item", 50, [1000, 2000])))["feature/item"]
     assert np.array_equal(new[:1000], old[:1000])
     for part in (slice(1000, 2000), slice(2000, None)):
         pairs = set(zip(old[part].tolist(), new[part].tolist(), strict=True))
-        assert len(pairs) == 50  # one place for each value
+        assert len(pairs) == 50  # a permutation
         assert len({moved for _, moved in pairs}) == 50
         assert np.mean(old[part] != new[part]) > 0.8
-    assert not np.array_equal(new[1000:2000], columns(list(SuddenChange(Made(), "item", 50, [0])))["feature/item"])
-    some = columns(list(SuddenChange(Made(), "item", 50, [0], share=0.3)))["feature/item"]
+    assert not np.array_equal(
+        new[1000:2000], columns(list(SuddenChange(SimulatedEvents(), "item", 50, [0])))["feature/item"]
+    )
+    some = columns(list(SuddenChange(SimulatedEvents(), "item", 50, [0], share=0.3)))["feature/item"]
     assert 0.1 < np.mean(some != old) < 0.5
 
 
-def test_users_come_at_their_hour() -> None:
-    made = columns(list(HourlyPopulation(Made(count=40_000), 1.0)))
-    hours, users = made["time"] / 3600 % 24, made["user"]
-    angle = 2 * np.pi * hours / 24
-    lean = [np.abs(np.exp(1j * angle[users == user]).mean()) for user in range(40)]
-    assert 0.3 < len(hours) / 40_000 < 0.7
-    assert min(lean) > 0.25  # each has a time of day
-    means = [np.angle(np.exp(1j * angle[users == user]).mean()) for user in range(40)]
-    assert np.abs(np.exp(1j * np.array(means)).mean()) < 0.4  # and not all the same
-    assert len(columns(list(HourlyPopulation(Made(), 0.0)))["time"]) == COUNT
-
-
 @pytest.mark.parametrize("timed", [False, True])
-def test_labels_come_late_twice_or_never_and_are_the_right_ones(timed: bool) -> None:
+def test_delayed_labels_arrive_late_twice_or_never_and_are_correct(timed: bool) -> None:
     unit = 1800 if timed else 1
-    source = LabelDelay(Made(timed=timed), 50 * unit, never=0.1, twice=0.2)
-    truth, at = present(Made().events.labels), 0
+    source = LabelDelay(SimulatedEvents(timed=timed), 50 * unit, never=0.1, twice=0.2)
+    truth, at = present(SimulatedEvents().events.labels), 0
     come: list[int] = []
     lags: list[int] = []
     for batch in source:
@@ -162,11 +149,11 @@ def test_labels_come_late_twice_or_never_and_are_the_right_ones(timed: bool) -> 
     assert come != sorted(come)
 
 
-# Labels in records of their own ------------------------------------------------------------------------------------
+# Labels that arrive separately ---------------------------------------------------------------------------------------
 
 
-class Apart(Placed):
-    """A stream as a schema reads it: each label, but for those of `own`, is a record some events after its event."""
+class SeparateLabels(InMemorySource):
+    """A stream in which the first `own` labels come with their events, and the others 20 events later."""
 
     def __init__(self, size: int = 64, count: int = 500, own: int = 0, text: bool = False) -> None:
         self.size, self.count, self.own = size, count, own
@@ -190,29 +177,29 @@ LATE: dict[str, Callable[[Source], Source]] = {
     "noise": lambda source: LabelNoise(source, 0.2, seed=3),
     "delay": lambda source: LabelDelay(source, 30, never=0.1, twice=0.1, seed=3),
     "both": lambda source: LabelDelay(LabelNoise(source, 0.2), 30),
-    "both, the other way": lambda source: LabelNoise(LabelDelay(source, 30), 0.2),
+    "both, in the other order": lambda source: LabelNoise(LabelDelay(source, 30), 0.2),
 }
 
 
 def late(stream: Iterable[object]) -> dict[str, np.ndarray]:
-    """The labels that came on their own; events have none of theirs."""
+    """Return the labels that arrived separately, after checking that events have no labels."""
     made = columns(stream)
     assert np.isnan(made.get("label", np.array(np.nan))).all()
     return {name: made[name] for name in ("late ids", "late_labels")}
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_noise_flips_labels_that_come_on_their_own(text: bool) -> None:
-    truth = late(Apart(text=text))
-    assert np.array_equal(late(LabelNoise(Apart(text=text), 1.0))["late_labels"], 1 - truth["late_labels"])
-    some = late(LabelNoise(Apart(text=text), 0.2))
+def test_label_noise_flips_labels_that_arrive_separately(text: bool) -> None:
+    truth = late(SeparateLabels(text=text))
+    assert np.array_equal(late(LabelNoise(SeparateLabels(text=text), 1.0))["late_labels"], 1 - truth["late_labels"])
+    some = late(LabelNoise(SeparateLabels(text=text), 0.2))
     assert np.mean(some["late_labels"] != truth["late_labels"]) == pytest.approx(0.2, abs=0.06)
     assert np.array_equal(some["late ids"], truth["late ids"])
 
 
-def test_labels_that_come_on_their_own_come_later_still_and_unknown_ones_never() -> None:
+def test_labels_that_arrive_separately_are_delayed_further() -> None:
     at, come, lags = 0, list[int](), list[int]()
-    for batch in LabelDelay(Apart(size=1), 30):
+    for batch in LabelDelay(SeparateLabels(size=1), 30):
         assert isinstance(batch, Batch)
         at += 0 if batch.events is None else len(batch.events)
         if batch.labels is not None:
@@ -220,12 +207,12 @@ def test_labels_that_come_on_their_own_come_later_still_and_unknown_ones_never()
             come += batch.labels.ids.tolist()
             lags += (at - batch.labels.ids).tolist()
     assert sorted(come) == list(range(500))
-    assert min(lags[:400]) >= 20  # at the end of the stream the rest comes at once
+    assert min(lags[:400]) >= 20  # At the end of the stream all others arrive at once.
     assert np.mean(lags[:400]) == pytest.approx(50, abs=6)
 
 
-def test_labels_of_both_kinds_are_all_delayed() -> None:
-    made = columns(LabelDelay(Apart(own=250), 30))
+def test_labels_of_events_and_separate_labels_are_delayed() -> None:
+    made = columns(LabelDelay(SeparateLabels(own=250), 30))
     assert "label" not in made
     assert sorted(made["late ids"]) == list(range(500))
     assert np.array_equal(made["late_labels"], made["late ids"] % 2)
@@ -233,24 +220,24 @@ def test_labels_of_both_kinds_are_all_delayed() -> None:
 
 @pytest.mark.parametrize("kind", LATE)
 @pytest.mark.parametrize("size", [1, 7, 2000])
-def test_batches_do_not_matter_to_labels_that_come_on_their_own(kind: str, size: int) -> None:
-    whole, parts = (late(LATE[kind](Apart(s))) for s in (64, size))
+def test_separate_labels_do_not_depend_on_the_batch_size(kind: str, size: int) -> None:
+    whole, parts = (late(LATE[kind](SeparateLabels(s))) for s in (64, size))
     assert same(whole, parts)
 
 
 @pytest.mark.parametrize("kind", LATE)
-def test_an_interrupted_stream_goes_on_with_the_same_late_labels(kind: str) -> None:
-    first, second = LATE[kind](Apart()), LATE[kind](Apart())
+def test_separate_labels_are_the_same_after_continuing_from_a_state(kind: str) -> None:
+    first, second = LATE[kind](SeparateLabels()), LATE[kind](SeparateLabels())
     head = [batch for _, batch in zip(range(7), first, strict=False)]
     second.load_state_dict(first.state_dict())
-    assert same(late(LATE[kind](Apart())), late(head + list(second)))
+    assert same(late(LATE[kind](SeparateLabels())), late(head + list(second)))
 
 
-def test_a_label_before_any_event_comes_at_once() -> None:
+def test_a_label_before_the_first_event_is_not_delayed() -> None:
     events = Events({"x": np.zeros(2)}, ids=np.arange(2), time=np.array([100.0, 101.0]))
     given = [Labels(np.array([1]), np.array([1.0])), events]
 
-    class Early(Apart):
+    class Early(SeparateLabels):
         def __iter__(self) -> Iterator[Any]:
             return iter(given)
 
@@ -258,22 +245,20 @@ def test_a_label_before_any_event_comes_at_once() -> None:
     assert [batch.labels is not None and batch.labels.ids.tolist() for batch in batches if batch] == [[1], False]
 
 
-def test_what_cannot_be() -> None:
+def test_impossible_arguments_and_features_are_errors() -> None:
     for make in (
-        lambda: LabelNoise(Made(), 1.5),
-        lambda: LabelDelay(Made(), -1),
-        lambda: LabelDelay(Made(), 1, never=2),
-        lambda: HourlyPopulation(Made(), -0.1),
-        lambda: SuddenChange(Made(), "item", 50, [2000, 1000]),
-        lambda: SuddenChange(Made(), "item", 50, []),
+        lambda: LabelNoise(SimulatedEvents(), 1.5),
+        lambda: LabelDelay(SimulatedEvents(), -1),
+        lambda: LabelDelay(SimulatedEvents(), 1, never=2),
+        lambda: SuddenChange(SimulatedEvents(), "item", 50, [2000, 1000]),
+        lambda: SuddenChange(SimulatedEvents(), "item", 50, []),
     ):
         with pytest.raises(ValueError, match="must"):
             make()
     for source, message in (
-        (SuddenChange(Made(), "shop", 50, [1]), "no feature is called 'shop'; there are item, x"),
-        (SuddenChange(Made(), "x", 50, [1]), "'x' must hold whole numbers from 0 to 49"),
-        (SuddenChange(Made(), "item", 20, [1]), "'item' must hold whole numbers from 0 to 19"),
-        (HourlyPopulation(Made(timed=False)), "needs events with users and time"),
+        (SuddenChange(SimulatedEvents(), "shop", 50, [1]), "'shop'"),
+        (SuddenChange(SimulatedEvents(), "x", 50, [1]), "'x'.*from 0 to 49"),
+        (SuddenChange(SimulatedEvents(), "item", 20, [1]), "'item'.*from 0 to 19"),
     ):
         with pytest.raises(ValueError, match=message):
             next(iter(source))

@@ -401,8 +401,11 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_how_far_a_file_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bar, "EVERY", 0.0)
     out = Terminal()
-    batches = Replayed([events(20, seed=n, first=20 * n) for n in range(50)])
-    batches.share = 0.25  # type: ignore[attr-defined]
+
+    class QuarterRead(Replayed):
+        share = 0.25
+
+    batches = QuarterRead([events(20, seed=n, first=20 * n) for n in range(50)])
     learner(reports=[Console(out)]).run(batches)
     assert "25%, 1,000 events" in out.getvalue()
     plain = io.StringIO()

@@ -1,12 +1,13 @@
-"""What flows through a learner: events with features, labels that come on their own, and what could not be read.
+"""The data that sources produce and the learner consumes: events, labels that arrive separately, and rejected records.
 
-Everything is columns, numpy arrays with a row per event, so that no step of the loop goes event by event.
+All values are stored as columns, which are numpy arrays with one row per event. No part of the learner has to loop over
+single events in Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,28 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Columns = dict[str, Array]
 
+FEATURE_PREFIX = "feature/"
+"""The prefix of feature names in the dict that `Events.columns` returns."""
+
 
 @dataclass
 class Events:
-    """Impressions, in the order of their arrival.
+    """Events (impressions) in the order of their arrival.
 
     Args:
-        features: the model's arguments by name, each an array with a row per event.
-        labels: what happened, nan where it is not known yet; None if nothing is known.
-        ids: what labels that come later refer to: integers, or text as an array of objects. Without them the learner
-            numbers the events from 0; so a stream has ids throughout or nowhere.
-        users: whom an event belongs to, for metrics per user.
-        time: seconds; of the events, not of their arrival. Without it the stream's time is the number of events.
+        features: The model's arguments by name, each an array with one row per event.
+        labels: The outcome of each event, nan where it is not known yet. None if no label is known.
+        ids: The ids by which labels that arrive later refer to their events: integers, or text as an array of objects.
+            Without ids the learner numbers the events from 0, so either all events of a stream have ids or none.
+        users: The user of each event, for metrics per user.
+        time: The time at which each event happened, in seconds. Without it, time is the number of events so far.
+
+    Raises:
+        ValueError: If there are no features, or if the columns differ in length.
+
+    Example:
+        >>> Events({"price": np.array([1.5, 2.0])}, labels=np.array([0, 1])).columns()["label"]
+        array([0., 1.], dtype=float32)
     """
 
     features: Columns
@@ -40,41 +51,55 @@ class Events:
             raise ValueError("events need at least one feature")
         self.features = {name: np.asarray(values) for name, values in self.features.items()}
         self.labels = None if self.labels is None else np.asarray(self.labels, dtype=np.float32)
-        self.ids = None if self.ids is None else keys(self.ids, "ids")
-        self.users = None if self.users is None else keys(self.users, "users")
+        self.ids = None if self.ids is None else as_key_array(self.ids, "ids")
+        self.users = None if self.users is None else as_key_array(self.users, "users")
         self.time = None if self.time is None else np.asarray(self.time, dtype=np.float64)
         for name, values in self.columns().items():
             if len(values) != len(self):
                 first = next(iter(self.features))
-                raise ValueError(f"{name} has {len(values)} rows, {first!r} has {len(self)}: a row per event is needed")
+                raise ValueError(
+                    f"{name} has {len(values)} rows, but {first!r} has {len(self)}: columns need one row per event"
+                )
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
 
     def columns(self) -> Columns:
-        """All that is known of the events as one dict; features carry their prefix."""
-        known = {"label": self.labels, "id": self.ids, "user": self.users, "time": self.time}
-        features = {FEATURE + name: values for name, values in self.features.items()}
-        return {**{name: values for name, values in known.items() if values is not None}, **features}
+        """Return all columns as one dict, in which names of features begin with `FEATURE_PREFIX`."""
+        optional = {"label": self.labels, "id": self.ids, "user": self.users, "time": self.time}
+        columns = {name: values for name, values in optional.items() if values is not None}
+        return columns | {FEATURE_PREFIX + name: values for name, values in self.features.items()}
+
+    @classmethod
+    def from_columns(cls, columns: Columns) -> Events:
+        """Return the events of which `columns()` returned this dict."""
+        return cls(select_features(columns), *map(columns.get, ("label", "id", "user", "time")))
 
     def take(self, rows: Any) -> Events:
-        """Some of the events: a mask, places or a slice."""
-        return from_columns({name: values[rows] for name, values in self.columns().items()})
+        """Return the events that a mask, an array of row indices or a slice selects."""
+        return Events.from_columns({name: values[rows] for name, values in self.columns().items()})
 
 
-FEATURE = "feature/"
+def select_features(columns: Columns) -> Columns:
+    """Return the features among columns that `Events.columns` returned, without the prefix of their names."""
+    return {
+        name.removeprefix(FEATURE_PREFIX): values for name, values in columns.items() if name.startswith(FEATURE_PREFIX)
+    }
 
 
-def from_columns(columns: Columns) -> Events:
-    """Events from what `Events.columns` gave."""
-    features = {name.removeprefix(FEATURE): v for name, v in columns.items() if name.startswith(FEATURE)}
-    return Events(features, columns.get("label"), columns.get("id"), columns.get("user"), columns.get("time"))
+def as_key_array(values: Any, name: str) -> Array:
+    """Convert ids or users to an int64 array, or to an array of objects if they are text.
 
+    Args:
+        values: Integers or text.
+        name: The name of the column, for the error message.
 
-def keys(values: Any, what: str) -> Array:
-    """Ids or users as an array: int64, or text as objects."""
+    Raises:
+        TypeError: If the values are neither integers nor text.
+    """
     array = np.asarray(values)
-    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):  # numpy's text drops NULs at its end
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        # An array of numpy's text type would lose NUL characters at the end of a text.
         return np.array([str(value) for value in values], dtype=object)
     if array.dtype.kind in "iu":
         return array.astype(np.int64, copy=False)
@@ -82,25 +107,32 @@ def keys(values: Any, what: str) -> Array:
         return array.astype(str).astype(object)
     if array.dtype.kind == "O" or not array.size:
         return array.astype(object)
-    raise TypeError(f"{what} must be integers or text, got {array.dtype}")
+    raise TypeError(f"{name} must be integers or text, got {array.dtype}")
 
 
-def concatenated(parts: Sequence[Columns]) -> Columns:
-    """The same columns of several parts, one after the other."""
-    return dict(parts[0]) if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+def concatenate_columns(parts: Sequence[Columns]) -> Columns:
+    """Concatenate dicts that have the same columns."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass
 class Labels:
-    """Labels of events that came before, or will come."""
+    """Labels that arrive separately from their events, before or after them.
+
+    Args:
+        ids: The ids of the events.
+        labels: One label per id.
+    """
 
     ids: Array
     labels: Array
 
     def __post_init__(self) -> None:
-        self.ids, self.labels = keys(self.ids, "ids"), np.asarray(self.labels, dtype=np.float32)
+        self.ids, self.labels = as_key_array(self.ids, "ids"), np.asarray(self.labels, dtype=np.float32)
         if len(self.ids) != len(self.labels):
-            raise ValueError(f"{len(self.ids)} ids but {len(self.labels)} labels")
+            raise ValueError(f"there are {len(self.ids)} ids, but {len(self.labels)} labels")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -108,70 +140,61 @@ class Labels:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A rejected event: why, where in the source it is, its text (the beginning) and its size."""
+    """A record that cannot be used."""
 
     reason: str
     where: str
+    """The position of the record in its source, such as a file and a line."""
     event: str
+    """The beginning of the record's text."""
     size: int
+    """The size of the complete record in bytes."""
 
 
-@dataclass(init=False)
+@dataclass
 class Batch:
-    """What a source read at one go: events, labels, and what is rejected.
+    """The events, separate labels and rejected records that a source read together."""
 
-    `before` says, where it is known, of each label how many of the events came before it.
-    """
-
-    events: Events | None
-    labels: Labels | None
-    rejected: list[Rejected]
-    before: Array | None
-
-    def __init__(
-        self,
-        events: Events | None = None,
-        labels: Labels | None = None,
-        rejected: list[Rejected] | None = None,
-        *,
-        before: Array | None = None,
-    ) -> None:
-        self.events, self.labels, self.before = events, labels, before
-        self.rejected = rejected or []
+    events: Events | None = None
+    labels: Labels | None = None
+    rejected: list[Rejected] = field(default_factory=list)
+    events_before: Array | None = None
+    """For each separate label, the number of events of this batch that arrived before it; None if that is unknown."""
 
     def in_order(self) -> Iterator[tuple[Events | None, Labels | None]]:
-        """Events and the labels after them, as they came."""
-        if self.events is None or not self.labels or self.before is None:
+        """Yield pairs of events and the separate labels that arrived right after them, in the order of arrival."""
+        if self.events is None or not self.labels or self.events_before is None:
             yield self.events, self.labels
             return
-        places, firsts = np.unique(self.before, return_index=True)
+        ends, first_labels = np.unique(self.events_before, return_index=True)
         start = 0
-        for place, first, end in zip(places.tolist(), firsts, [*firsts[1:], len(self.labels)], strict=True):
-            labels = Labels(self.labels.ids[first:end], self.labels.labels[first:end])
-            yield self.events.take(slice(start, place)) if place > start else None, labels
-            start = place
+        for end, first, last in zip(ends.tolist(), first_labels, [*first_labels[1:], len(self.labels)], strict=True):
+            labels = Labels(self.labels.ids[first:last], self.labels.labels[first:last])
+            yield self.events.take(slice(start, end)) if end > start else None, labels
+            start = end
         if start < len(self.events):
             yield self.events.take(slice(start, None)), None
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
-    """Several batches as one, in their order."""
-    if len(parts) == 1:
-        return parts[0]
-    events = [part.events.columns() for part in parts if part.events is not None]
-    labels = [part.labels for part in parts if part.labels is not None]
-    before: list[Array] = []
-    count = 0
-    for part in parts:
-        own = 0 if part.events is None else len(part.events)
-        if part.labels is not None:
-            before.append(count + (np.full(len(part.labels), own) if part.before is None else part.before))
-        count += own
-    return Batch(
-        from_columns(concatenated(events)) if events else None,
-        Labels(np.concatenate([one.ids for one in labels]), np.concatenate([one.labels for one in labels]))
-        if labels
-        else None,
-        [rejected for part in parts for rejected in part.rejected],
-        before=np.concatenate(before) if before else None,
-    )
+def concatenate_batches(batches: Sequence[Batch]) -> Batch:
+    """Concatenate batches in their order of arrival."""
+    if len(batches) == 1:
+        return batches[0]
+    events = [batch.events.columns() for batch in batches if batch.events is not None]
+    labels = [batch.labels for batch in batches if batch.labels is not None]
+    events_before: list[Array] = []
+    total = 0
+    for batch in batches:
+        count = 0 if batch.events is None else len(batch.events)
+        if batch.labels is not None:
+            in_batch = np.full(len(batch.labels), count) if batch.events_before is None else batch.events_before
+            events_before.append(total + in_batch)
+        total += count
+    combined = Batch(rejected=[rejected for batch in batches for rejected in batch.rejected])
+    if events:
+        combined.events = Events.from_columns(concatenate_columns(events))
+    if labels:
+        ids, values = [part.ids for part in labels], [part.labels for part in labels]
+        combined.labels = Labels(np.concatenate(ids), np.concatenate(values))
+        combined.events_before = np.concatenate(events_before)
+    return combined

@@ -1,76 +1,81 @@
-"""A portion of a source: exactly so many events, even where that is in the middle of a batch."""
+"""A source that ends after a given number of events, even in the middle of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .events import Batch, Columns, Events, Labels, from_columns
+from .events import Batch, Columns, Events, Labels
 from .sources import Source
 
 REST = "rest_of_batch"
+"""The key of `state_dict` under which the unread rest of a batch is saved."""
 
 
-class Portion:
-    """A source that ends after `events` more events; None: where the source ends.
+class LimitedSource(Source):
+    """The first events of another source.
 
-    What is left of a batch that was cut is part of the position, and the first batch of whoever goes on from there.
+    When the limit falls into the middle of a batch, the rest of the batch is part of the position: it is the first
+    batch that is produced after `load_state_dict`.
+
+    Args:
+        source: The source to read from.
+        limit: The number of events after which this source ends. None: it ends where the other source ends.
     """
 
-    def __init__(self, source: Source, events: int | None) -> None:
-        self.source, self.events, self.left = source, events, events
+    def __init__(self, source: Source, limit: int | None) -> None:
+        self.source, self.limit, self.remaining = source, limit, limit
         self.rest: Batch | None = None
-        self.given = False
-        """Whether it had anything to give."""
+        self.has_produced = False
+        """Whether any batch was produced."""
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
-        if self.rest is not None and self.left != 0:
-            rest, self.rest, self.given = self.rest, None, True
+        if self.rest is not None and self.remaining != 0:
+            rest, self.rest, self.has_produced = self.rest, None, True
             yield self._cut(rest)
-        if self.left == 0:
+        if self.remaining == 0:
             return
         for batch in self.source:
-            self.given |= batch is not None
+            self.has_produced |= batch is not None
             yield self._cut(batch) if isinstance(batch, Batch) else batch
-            if self.left == 0:
+            if self.remaining == 0:
                 return
 
     @property
     def share(self) -> float | None:
-        """Of what it has to give, the share that it has given."""
-        if self.events is None or self.left is None:
-            return getattr(self.source, "share", None)
-        return 1 - self.left / max(1, self.events)
+        """The fraction of the events that was produced, None if the source has no end."""
+        if self.limit is None or self.remaining is None:
+            return self.source.share
+        return 1 - self.remaining / max(1, self.limit)
+
+    def backlog(self) -> int | None:
+        """Return the backlog of the other source."""
+        return self.source.backlog()
 
     def _cut(self, batch: Batch) -> Batch:
-        """As much of the batch as is left to give. Labels on their own go with its last event."""
+        """Cut a batch at the limit and keep the rest. Separate labels stay with the last event of the batch."""
         events = batch.events
-        if self.left is None or events is None:
+        if self.remaining is None or events is None:
             return batch
-        count = min(self.left, len(events))
-        self.left -= count
+        count = min(self.remaining, len(events))
+        self.remaining -= count
         if count == len(events):
             return batch
         self.rest = Batch(events.take(slice(count, None)), batch.labels)
         return Batch(events.take(slice(count)), rejected=batch.rejected)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position of the other source and the rest of a batch that was cut."""
         state = self.source.state_dict()
         if self.rest is None or self.rest.events is None:
             return state
         labels = self.rest.labels
-        alone: Columns = {} if labels is None else {"id": labels.ids, "label": labels.labels}
-        return {**state, REST: {"events": self.rest.events.columns(), "labels": alone}}
+        label_columns: Columns = {} if labels is None else {"id": labels.ids, "label": labels.labels}
+        return {**state, REST: {"events": self.rest.events.columns(), "labels": label_columns}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         self.source.load_state_dict({name: value for name, value in state.items() if name != REST})
-        rest = state.get(REST)
-        if rest is not None:
-            alone = rest["labels"]
-            self.rest = Batch(from_columns(rest["events"]), Labels(alone["id"], alone["label"]) if alone else None)
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the source can tell, such as its backlog."""
-        if name == "source" or name.startswith("__"):  # not there yet, or asked for by copy and pickle
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return getattr(self.source, name)
+        if (rest := state.get(REST)) is not None:
+            labels = Labels(rest["labels"]["id"], rest["labels"]["label"]) if rest["labels"] else None
+            self.rest = Batch(Events.from_columns(rest["events"]), labels)

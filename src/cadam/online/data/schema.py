@@ -363,7 +363,7 @@ class Schema:
                 None if users is None else users[rows],
                 None if time is None else time[rows],
             )
-        return Batch(events if events is not None and len(events) else None, labels, rejected, before=before)
+        return Batch(events if events is not None and len(events) else None, labels, rejected, events_before=before)
 
     def batches(
         self, values: Mapping[str, Sequence[Any] | Array], count: int, where: Callable[[int], str], size: int

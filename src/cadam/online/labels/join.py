@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..data.events import Array, Columns, Labels, keys
+from ..data.events import Array, Columns, Labels, as_key_array
 from ..persistence.logs import ASSUMED, DROPPED, LABEL
 from .clock import Clock
 from .pending import Pending
@@ -68,7 +68,7 @@ class LabelJoin:
             self.pending.add(columns, self.clock.now)
             early = self.pending.early_labels(columns["id"].tolist())
             if early is not None:
-                yield from self.match(Labels(keys(early[0], "ids"), early[1]))
+                yield from self.match(Labels(as_key_array(early[0], "ids"), early[1]))
         yield from self._expired(self.pending.expire(self.clock.now))
 
     def match(self, labels: Labels) -> Iterator[Settled]:

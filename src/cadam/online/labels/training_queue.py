@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..data.events import FEATURE, Columns, concatenated
+from ..data.events import FEATURE_PREFIX, Columns, concatenate_columns
 
 
 class Ready:
@@ -19,12 +19,12 @@ class Ready:
         self.count = 0
 
     def add(self, columns: Columns) -> None:
-        self.parts.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE)})
+        self.parts.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE_PREFIX)})
         self.count += len(columns["label"])
 
     def columns(self) -> Columns:
         """All of them; empty if there are none."""
-        return concatenated(self.parts) if self.parts else {}
+        return concatenate_columns(self.parts) if self.parts else {}
 
     def ends(self, all_of_it: bool) -> list[int]:
         """Where the steps end that can be taken: full ones, and with `all_of_it` a short one."""

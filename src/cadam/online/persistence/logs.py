@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...atomic_write import write_with
-from ..data.events import FEATURE, Columns, Rejected, concatenated
+from ..data.events import FEATURE_PREFIX, Columns, Rejected, concatenate_columns
 from ..monitoring.reject_limit import alike
 
 logger = logging.getLogger("cadam.online")
@@ -64,7 +64,7 @@ class PredictionLog:
     def add(self, columns: Columns, outcome: int) -> None:
         self.check()
         count = len(columns["score"])
-        kept = {name: values for name, values in columns.items() if not name.startswith(FEATURE)}
+        kept = {name: values for name, values in columns.items() if not name.startswith(FEATURE_PREFIX)}
         kept["outcome"] = np.full(count, outcome, dtype=np.int8)
         self.parts_waiting.append(kept)
         self.waiting += count
@@ -75,7 +75,7 @@ class PredictionLog:
 
     def _write_full(self) -> None:
         """Write what fills parts; rows that the disk does not take wait for another attempt."""
-        rows = concatenated(self.parts_waiting)
+        rows = concatenate_columns(self.parts_waiting)
         start = 0
         try:
             while self.waiting - start >= self.rows:
@@ -132,7 +132,7 @@ class PredictionLog:
             self._write_full()
         if 0 < self.waiting < self.rows:
             try:
-                self._write(concatenated(self.parts_waiting))
+                self._write(concatenate_columns(self.parts_waiting))
                 self.failed = False
             except OSError as error:
                 self._say(error)
@@ -145,7 +145,7 @@ class PredictionLog:
         return self.waiting if self.failed else 0
 
     def state_dict(self) -> dict[str, Any]:
-        waiting = concatenated(self.parts_waiting) if self.parts_waiting else {}
+        waiting = concatenate_columns(self.parts_waiting) if self.parts_waiting else {}
         return {"part": self.part, "rows": self.rows, "waiting": waiting, "lost": self.lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,41 +1,145 @@
-"""What a source is: anything that gives batches and knows its position."""
+"""The interface of a source, and helpers that several sources share."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..events import Batch, Events, Labels
 
+if TYPE_CHECKING:
+    from ..schema import Schema
+    from .sample import Sample
 
-class Source(Protocol):
-    """Gives batches, one at a time and only when asked: a slow learner slows the source down, not the other way round.
 
-    `state_dict` is the position after the batch given last, and `load_state_dict` goes there, so that a source read
-    again from a position gives the same batches. A source that waits for more gives None now and then meanwhile.
+@dataclass(frozen=True)
+class ColumnNames:
+    """The columns that the data of a source has, as far as its beginning shows.
+
+    Args:
+        names: The names in the order of their appearance. A name is repeated if several columns have it.
+        are_complete: Whether every record has exactly these columns, as in a CSV file. Otherwise records may differ.
     """
 
-    def __iter__(self) -> Iterator[Events | Labels | Batch | None]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    names: list[str]
+    are_complete: bool
+
+
+class Source(ABC):
+    """A stream of batches that knows its position.
+
+    A source is pulled: it reads only when the next batch is requested, so a slow learner slows its source down.
+    `state_dict` returns the position after the last batch. A source that continues from there with `load_state_dict`
+    produces the batches that the first one would have produced next.
+
+    The three abstract methods are enough for `Learner.run`. A source that `open_source` and the command line can open
+    also has `schemes`, `help` and `from_uri`, and an entry in `registry.SOURCES`. With `sample`, a schema can be
+    inferred from its data. With `columns`, missing columns are an error before the run starts.
+
+    Example:
+        >>> class Repeated(Source):
+        ...     def __init__(self, events, times):
+        ...         self.events, self.times, self.position = events, times, 0
+        ...
+        ...     def __iter__(self):
+        ...         while self.position < self.times:
+        ...             self.position += 1
+        ...             yield self.events
+        ...
+        ...     def state_dict(self):
+        ...         return {"position": self.position}
+        ...
+        ...     def load_state_dict(self, state):
+        ...         self.position = state["position"]
+    """
+
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """The parts before the colon of the URIs that name this kind of source."""
+    suffixes: ClassVar[Mapping[str, str]] = {}
+    """Suffixes of file names (in lower case) that imply one of the schemes."""
+    help: ClassVar[str] = ""
+    """One line per form of URI, with a description, for the help of the command line."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
+        """Yield batches from the current position on, and None from time to time while waiting for more data."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
+
+    @classmethod
+    def from_uri(
+        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
+    ) -> Source | None:
+        """Open the source that a URI names, or return None if the URI is incomplete.
+
+        Args:
+            uri: A URI that begins with one of `schemes`.
+            schema: The schema of the events.
+            batch_size: The number of events per batch.
+            follow: Whether to wait for more data at the end.
+            patience: The number of seconds to wait for a full batch. None: wait as long as it takes.
+        """
+        return None
+
+    @property
+    def location(self) -> str:
+        """The path, stream or topic that is read, for messages."""
+        return type(self).__name__
+
+    @property
+    def share(self) -> float | None:
+        """The fraction of the data that was read, None if that is unknown or if the data has no end."""
+        return None
+
+    def backlog(self) -> int | None:
+        """Return the number of available records that were not read yet, None if that is unknown."""
+        return None
+
+    def columns(self) -> ColumnNames | None:
+        """Return the names of the columns, None if they cannot be known without consuming data."""
+        return None
+
+    def sample(self) -> Sample:
+        """Return some of the data for schema inference.
+
+        Raises:
+            SamplingError: If no sample can be taken; the message says what to do.
+        """
+        from .sample import SamplingError
+
+        raise SamplingError(f"no schema can be inferred from {self.location}: write one, and give --schema schema.json")
 
 
 def digest(path: str | Path, start: int, end: int) -> str:
-    """A hash of some bytes of a file, to know it again by."""
+    """Return a hash of the bytes of a file from `start` to `end`, to recognize the file later."""
     with open(path, "rb") as file:
         file.seek(max(start, 0))
         return hashlib.sha256(file.read(end - max(start, 0))).hexdigest()
 
 
-def worth_saying(count: int) -> bool:
-    """Of something that happens again and again: is this time one to log? The first, second, fourth, eighth are."""
+def is_power_of_two(count: int) -> bool:
+    """Whether a repeated problem should be logged again: only its 1st, 2nd, 4th, 8th, ... occurrence is."""
     return count.bit_count() == 1
 
 
 def check_state(state: Mapping[str, Any], **expected: Any) -> None:
-    """That a position belongs to this source."""
+    """Raise ValueError if a saved position belongs to another source."""
     for name, value in expected.items():
         if state.get(name) != value:
-            raise ValueError(f"the position is of a source with {name} {state.get(name)!r}, this one has {value!r}")
+            raise ValueError(f"the position is of a source with {name} {state.get(name)!r}, but this one has {value!r}")
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise ValueError if a batch size is not positive."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")

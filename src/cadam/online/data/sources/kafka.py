@@ -9,7 +9,7 @@ from typing import Any
 
 from ..events import Batch
 from ..schema import Schema
-from .base import check_state, worth_saying
+from .base import Source, check_state, is_power_of_two
 from .records import Record, batch_of
 
 logger = logging.getLogger("cadam.online")
@@ -27,7 +27,7 @@ def _said(error: Exception) -> str:
     return inner.str() if hasattr(inner, "str") else str(inner)
 
 
-class KafkaSource:
+class KafkaSource(Source):
     """The messages of a Kafka topic: JSON objects. The position is an offset per partition, kept by the learner.
 
     Offsets are not committed to Kafka: the checkpoint alone says what has been learnt, so each message counts once. The
@@ -148,7 +148,7 @@ class KafkaSource:
                         f"Kafka cannot be reached at {self.servers}: {error}. Check the address; with follow it is "
                         "waited for"
                     ) from error
-                if worth_saying(attempts):
+                if is_power_of_two(attempts):
                     logger.error("Kafka is away, waiting for it: %s", _said(error))
                 time.sleep(self.poll)
                 yield None
@@ -207,7 +207,7 @@ class KafkaSource:
 
     def _warn_of_gap(self, partition: int, expected: int, found: int) -> None:
         self._gaps += 1
-        if worth_saying(self._gaps):
+        if is_power_of_two(self._gaps):
             logger.warning(
                 "%s, partition %d goes on at offset %d after %d: messages in between were removed unread by retention "
                 "or compaction, or are marks of transactions (seen %d times)",

@@ -28,7 +28,7 @@ from ..events import Array, Batch, Rejected
 from ..schema import KEPT, Schema
 from ..text_columns import ANOTHER, Became, Texts
 from ..text_columns import split as split_lines
-from .base import check_state
+from .base import Source, check_state
 from .records import json_record, repeated, unreadable
 
 logger = logging.getLogger("cadam.online")
@@ -61,7 +61,7 @@ class Places:
         return list(accumulate((size for _, size in self.lines), initial=self.offset))
 
 
-class LinesSource:
+class LinesSource(Source):
     """A line is an event. A line that is too long, or cannot be read, is rejected.
 
     CSV has its field names in the first line unless `fields` or the schema's header gives them, the schema's separator
@@ -81,6 +81,8 @@ class LinesSource:
             do not depend on time.
         longest: bytes of the longest line that is looked at.
     """
+
+    share: float | None = None
 
     def __init__(
         self,
@@ -120,7 +122,6 @@ class LinesSource:
         self.offset = self.line = 0  # bytes and lines of what was given so far
         self.before = b""  # the last of these bytes
         self.unfinished = 0  # bytes of the last line, if it was left
-        self.share: float | None = None  # of the file that has been read, if it has an end
 
     def __iter__(self) -> Iterator[Batch | None]:
         anew = False

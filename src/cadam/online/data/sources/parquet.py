@@ -16,7 +16,7 @@ from ...persistence.logs import NEEDS
 from ..events import Array, Batch, Rejected
 from ..schema import KEPT, Repeated, Schema
 from ..text_columns import MISSING, Quotes, Texts, Unreadable
-from .base import check_state, digest
+from .base import Source, check_state, digest
 from .records import repeated
 
 logger = logging.getLogger("cadam.online")
@@ -36,7 +36,7 @@ class Rows:
         return f"{self.path}, row {self.first + row}"
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """The rows of a Parquet file, or of every Parquet file under a folder, by name.
 
     Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that

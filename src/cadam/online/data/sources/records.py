@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..events import Batch, Rejected, joined
+from ..events import Batch, Rejected, concatenate_batches
 from ..schema import KEPT, Schema
 
 
@@ -95,6 +95,6 @@ def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
         where = [record.where for record in same]
         parts.append(schema.records(read[start : start + len(where)], where, text=as_text))
         start += len(where)
-    batch = joined(parts)
+    batch = concatenate_batches(parts)
     batch.rejected = rejected + batch.rejected
     return batch

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..events import Batch
 from ..schema import Schema
-from .base import check_state, worth_saying
+from .base import Source, check_state, is_power_of_two
 from .records import Record, batch_of
 
 logger = logging.getLogger("cadam.online")
@@ -20,7 +20,7 @@ NEEDS = "Redis streams need redis-py: pip install redis"
 PAGE = 256  # entries asked for at one go
 
 
-class RedisSource:
+class RedisSource(Source):
     """The entries of a Redis stream, in order. The position is the id of the last entry given.
 
     An entry's fields are the event's, with numbers written as text; or the event is one field named ``json``.
@@ -164,7 +164,7 @@ class RedisSource:
         if first and _order(first[0][0].decode()) <= _order(last):
             return
         self._gaps += 1
-        if worth_saying(self._gaps):
+        if is_power_of_two(self._gaps):
             logger.warning(
                 "the stream %s was cut past entry %s, the last one read: entries after it may be removed unread; "
                 "the stream is trimmed faster than it is learnt from (seen %d times)",
