@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from cadam_paper.ctr.criteo_writer import write
 from cadam_paper.ctr.fields import FIELDS
 from cadam_paper.ctr.generator import Generated, best_auc
 from cadam_paper.ctr.preprocess import Stage, preprocess
-from cadam_paper.ctr.text import write
 
 BATCH = 10_000
 

@@ -370,7 +370,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", help="plate appearances of Retrosheet, see paper/cadam_paper/streams.py")
+    parser.add_argument("file", help="plate appearances of Retrosheet, see paper/cadam_paper/real_streams.py")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--folder", default="events-bench", help="for files and what was found")
     parser.add_argument("--events", type=int, default=1_000_000)

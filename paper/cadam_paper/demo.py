@@ -68,7 +68,7 @@ class ClickStream:
 
     def batch(self) -> tuple[Array, Array]:
         size = int(self.settings["batch_size"])
-        user, item = (_favouring_first(self.random, count, size) for count in (USERS, ITEMS))
+        user, item = (_favoring_first(self.random, count, size) for count in (USERS, ITEMS))
         hour, slot = self.random.integers(HOURS, size=size), self.random.integers(SLOTS, size=size)
         logit = -1.2 + self.habit[user] + self.fame[item] + self.hour[hour] + self.slot[slot]
         logit += 1.5 * (self.taste[user] * self.appeal[item]).sum(1)
@@ -78,7 +78,7 @@ class ClickStream:
         return ids, clicks
 
 
-def _favouring_first(random: np.random.Generator, count: int, size: int) -> Array:
+def _favoring_first(random: np.random.Generator, count: int, size: int) -> Array:
     """Numbers below `count`, the first ones most often, as users and items are met in life."""
     ids: Array = (count * random.random(size) ** 2).astype(np.int64)
     return ids
@@ -197,17 +197,17 @@ def figures(results: Results) -> Mapping[str, Figure]:
     from matplotlib.figure import Figure
 
     chosen = choices(results)
-    colours = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
+    colors = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     along, rates = figure.subplots(1, 2, width_ratios=(2, 1))
     events = WINDOW * BATCH_SIZE * np.arange(1, BATCHES // WINDOW + 1)
     for change in range(CHANGE_EVERY, BATCHES, CHANGE_EVERY):
         along.axvline(change * BATCH_SIZE, color=palette.TARGET, lw=1, ls=":")
     for arm in reversed(ARMS):
-        along.plot(events, results.tests().where(optimizer=arm).curve("auc").mean(0), color=colours[arm], label=arm)
+        along.plot(events, results.tests().where(optimizer=arm).curve("auc").mean(0), color=colors[arm], label=arm)
         means = chosen[arm].means
-        rates.plot(list(means), list(means.values()), "o-", ms=4, color=colours[arm], label=arm)
-        rates.plot(chosen[arm].lr, means[chosen[arm].lr], "o", ms=10, mfc="none", color=colours[arm])
+        rates.plot(list(means), list(means.values()), "o-", ms=4, color=colors[arm], label=arm)
+        rates.plot(chosen[arm].lr, means[chosen[arm].lr], "o", ms=10, mfc="none", color=colors[arm])
     along.set(
         xlabel="events seen", ylabel="AUC of the next 1,280 events", title="Along the stream, mean over test seeds"
     )

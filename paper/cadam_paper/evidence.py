@@ -695,18 +695,18 @@ CHOSEN = {OWN: "", BASELINES: ", baseline's rate", FIRST_FIFTH: ", first fifth",
 
 def _forest_panel(axes: Axes, unit: str, found: Sequence[Finding]) -> None:
     reach = REACH[unit]
-    colours = {"better": palette.CADAM, "worse": palette.ADAM}
+    colors = {"better": palette.CADAM, "worse": palette.ADAM}
     axes.axvline(0, color=palette.MUTED, lw=0.8)
     for place, each in enumerate(found):
-        d, colour = each.difference, colours.get(each.kind, palette.TARGET)
+        d, color = each.difference, colors.get(each.kind, palette.TARGET)
         if math.isfinite(d.low):
-            axes.plot([max(d.low, -reach), min(d.high, reach)], [place, place], "-", color=colour, lw=1.6)
+            axes.plot([max(d.low, -reach), min(d.high, reach)], [place, place], "-", color=color, lw=1.6)
         marker = "o" if abs(d.mean) <= reach else (">" if d.mean > 0 else "<")
         filled = "full" if each.rates == OWN else "none"
         for end, arrow in ((d.low, "<"), (d.high, ">")):
             if abs(end) > reach >= abs(d.mean):
-                axes.plot([math.copysign(reach, end)], [place], arrow, color=colour, ms=4)
-        axes.plot([max(-reach, min(reach, d.mean))], [place], marker, color=colour, ms=5, fillstyle=filled)
+                axes.plot([math.copysign(reach, end)], [place], arrow, color=color, ms=4)
+        axes.plot([max(-reach, min(reach, d.mean))], [place], marker, color=color, ms=5, fillstyle=filled)
         if each.paper is not None:
             axes.plot([min(each.paper, reach)], [place], "d", color=palette.INK, ms=4, fillstyle="none")
         axes.annotate(

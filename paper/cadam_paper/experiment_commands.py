@@ -22,7 +22,7 @@ from cadam.trials.cache import Cache, DamagedCellError
 from cadam.trials.experiment import Data, Experiment, Plan, Result, Results, Scale
 from cadam.trials.scoreboard import Scoreboard
 
-from . import catalogue
+from . import catalog
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(
@@ -114,7 +114,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 def list_experiments(options: argparse.Namespace) -> int:
     cache = _cache(options)
     rows: list[dict[str, Any]] = []
-    for experiment in catalogue.select(["all"]):
+    for experiment in catalog.select(["all"]):
         request = _known(cache, experiment, _last(cache, experiment) or experiment.plan("quick"))
         rows.append(
             {
@@ -181,7 +181,7 @@ def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
 def reproduce(options: argparse.Namespace) -> int:
     try:
         experiments = _selected(options.names, options.scale or "quick")
-    except catalogue.UnknownExperimentError as error:
+    except catalog.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
     fixed = [e.name for e in experiments if not e.takes_data]
@@ -292,7 +292,7 @@ def _all_known(request: runner.Request, cache: Cache, force: bool) -> bool:
 def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
     """The experiments that are named. `all` are those whose data and device are there; what is left out is said."""
     kept, left_out = [], dict[str, list[str]]()
-    for experiment in catalogue.select(names):
+    for experiment in catalog.select(names):
         advice = _lacking_data(experiment, scale) or (_NO_CUDA if _lacking_device(experiment, scale) else "")
         if experiment.name not in names and advice:
             left_out.setdefault(advice, []).append(experiment.name)
@@ -308,8 +308,8 @@ def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
 
 def write_report(options: argparse.Namespace) -> int:
     try:
-        experiments = catalogue.select(options.names or ["all"])
-    except catalogue.UnknownExperimentError as error:
+        experiments = catalog.select(options.names or ["all"])
+    except catalog.UnknownExperimentError as error:
         print(f"cadam report: {error}", file=sys.stderr)
         return USAGE
     if not command.can_draw():
@@ -367,8 +367,8 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
 
 def archive(options: argparse.Namespace) -> int:
     try:
-        experiments = catalogue.select(options.names)
-    except catalogue.UnknownExperimentError as error:
+        experiments = catalog.select(options.names)
+    except catalog.UnknownExperimentError as error:
         print(f"cadam archive: {error}", file=sys.stderr)
         return USAGE
     if find_spec("pyarrow") is None:
@@ -430,7 +430,7 @@ def demo(options: argparse.Namespace) -> int:
     print(
         "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
     )
-    requests = [runner.Request(e, e.plan("quick")) for e in catalogue.select(NAMES)]
+    requests = [runner.Request(e, e.plan("quick")) for e in catalog.select(NAMES)]
     code = command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), options.force)
     if code == DONE:
         print(f"\n{command.write_page(requests, HEADING, options.output)}")

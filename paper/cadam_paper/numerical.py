@@ -35,7 +35,7 @@ PAIRS = (
     ("CSGDM", "SGDM"),
     ("CLion", "Lion"),
 )
-"""Every optimizer of the catalogue, with confidence and without."""
+"""Every optimizer of the catalog, with confidence and without."""
 ARMS = tuple(name for pair in PAIRS for name in pair)
 
 
@@ -498,7 +498,7 @@ FIG_NO_NOISE = Experiment(
     name="fig-no-noise",
     title="The same landscapes without noise (appendix)",
     shows="Paths of Adam and CAdam on the four landscapes with exact gradients.",
-    claim="The natural behaviour of both optimizers; the paper draws no conclusion.",
+    claim="The natural behavior of both optimizers; the paper draws no conclusion.",
     measure=_LOSS,
     cells=no_noise_cells,
     compute=compute_landscapes,
@@ -526,7 +526,7 @@ Ratios = Mapping[str, Mapping[str, Mapping[tuple[str, str], statistics.Interval]
 
 
 def forest(ratios: Ratios, columns: int) -> Figure:
-    """Intervals of log10 ratios: a panel for each problem, a line for each pair, a colour for each variant."""
+    """Intervals of log10 ratios: a panel for each problem, a line for each pair, a color for each variant."""
     rows = -(-len(ratios) // columns)
     figure, axes = panels(rows, columns, 11, 0.6 + 2.5 * rows, sharey=True)
     for panel, (title, variants) in zip(axes.flat, ratios.items(), strict=True):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
 
-from . import catalogue, claims, commands_page, evidence, stream_tables
+from . import catalog, claims, commands_page, evidence, stream_tables
 from .ctr import study as click_study
 from .images import study
 from .published import ROOT, archive, head, in_brackets, line, part, request, short
@@ -100,7 +100,7 @@ def what_was_run() -> list[str]:
     """The archived runs of the image study by model and condition, and what its experiments lack."""
     results = Results(archive().study("images").results())
     missing: set[Cell] = set()
-    for name, place in catalogue.PLACES.items():
+    for name, place in catalog.EXPERIMENTS.items():
         if place.startswith("cadam_paper.images"):
             missing |= set(part(name).missing)
     lines = head("model", "condition", "learning-rate runs", "runs", "A/A", "GPU minutes", "lacking of the plan")

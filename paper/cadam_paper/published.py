@@ -10,7 +10,7 @@ from cadam.trials import runner
 from cadam.trials.archive import Archive
 from cadam.trials.experiment import Plan, Row, Summary
 
-from . import catalogue
+from . import catalog
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def archive() -> Archive:
 @cache
 def request(name: str) -> runner.Request:
     """An experiment as it was archived, with the results that are there."""
-    plan = archive().plan(catalogue.find(name))
+    plan = archive().plan(catalog.find(name))
     if plan is None:
         raise LookupError(f"{name} is not in {archive().root}")
     return _looked_up(name, plan)
@@ -32,11 +32,11 @@ def request(name: str) -> runner.Request:
 @cache
 def part(name: str) -> runner.Request:
     """What the archive has of an experiment at full scale, be it whole or not."""
-    return _looked_up(name, catalogue.find(name).plan("full"))
+    return _looked_up(name, catalog.find(name).plan("full"))
 
 
 def _looked_up(name: str, plan: Plan) -> runner.Request:
-    asked = runner.Request(catalogue.find(name), plan)
+    asked = runner.Request(catalog.find(name), plan)
     runner.look_up(asked, archive().find)
     return asked
 
@@ -44,7 +44,7 @@ def _looked_up(name: str, plan: Plan) -> runner.Request:
 @cache
 def is_archived(name: str) -> bool:
     """Does the archive have all that an experiment was asked for?"""
-    return archive().plan(catalogue.find(name)) is not None and request(name).complete
+    return archive().plan(catalog.find(name)) is not None and request(name).complete
 
 
 @cache

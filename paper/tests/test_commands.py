@@ -20,7 +20,7 @@ from cadam.cli import main
 from cadam.trials import command as shared
 from cadam.trials import console, runner
 from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
-from cadam_paper import catalogue, experiment_commands
+from cadam_paper import catalog, experiment_commands
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -29,8 +29,8 @@ Cadam = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cadam:
     monkeypatch.chdir(tmp_path)
-    places = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
-    monkeypatch.setattr(catalogue, "PLACES", places)
+    places = {"walk": "tests.trials.walks:WALK", "tuned": "tests.trials.walks:TUNED"}
+    monkeypatch.setattr(catalog, "EXPERIMENTS", places)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         try:
@@ -185,9 +185,9 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
 
 def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
     studies = ("cadam_paper.images", "cadam_paper.ctr")
-    full = {name for name, place in catalogue.PLACES.items() if place.startswith(studies)}
-    assert {name for name in catalogue.PLACES if catalogue.find(name).cuda} == full
-    assert all(catalogue.find(name).cuda == ("full",) for name in full)
+    full = {name for name, place in catalog.EXPERIMENTS.items() if place.startswith(studies)}
+    assert {name for name in catalog.EXPERIMENTS if catalog.find(name).cuda} == full
+    assert all(catalog.find(name).cuda == ("full",) for name in full)
 
 
 def test_a_store_that_cannot_be_written_to_is_said(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_a_report_leaves_out_what_only_shares_cells(cadam: Cadam, monkeypatch: p
     """Both are computed from the same cells, and `longer` needs more of them; nobody asked for it."""
     longer = dataclasses.replace(walks.WALK, name="longer", title="A longer walk", seeds={"quick": 5})
     monkeypatch.setattr(walks, "LONGER", longer, raising=False)
-    monkeypatch.setitem(catalogue.PLACES, "longer", "walks:LONGER")
+    monkeypatch.setitem(catalog.EXPERIMENTS, "longer", "tests.trials.walks:LONGER")
     assert cadam("reproduce", "walk", "--quiet")[0] == 0
     assert cadam("report")[::2] == (0, "")
     assert "A longer walk" not in Path("results/report.html").read_text()
@@ -390,7 +390,7 @@ def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -
     """As in `cadam reproduce NAME | head -1`: it ends without a word, and what is done is stored."""
     call = [
         sys.executable,
-        str(HERE / "walks_command.py"),
+        str(HERE / "run_test_experiments.py"),
         "reproduce",
         "walk",
         "--cache",
@@ -433,7 +433,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     call = [
         sys.executable,
-        str(HERE / "walks_command.py"),
+        str(HERE / "run_test_experiments.py"),
         "reproduce",
         "walk",
         "--cache",
@@ -471,9 +471,9 @@ def test_importing_cadam_stays_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", catalogue.PLACES)
-def test_every_experiment_of_the_catalogue_names_itself_and_its_cells(name: str) -> None:
-    experiment = catalogue.find(name)
+@pytest.mark.parametrize("name", catalog.EXPERIMENTS)
+def test_every_experiment_of_the_catalog_names_itself_and_its_cells(name: str) -> None:
+    experiment = catalog.find(name)
     assert experiment.name == name
     for scale in ("quick", "full"):
         cells = experiment.cells(experiment.plan(scale), Results())

@@ -20,17 +20,17 @@ from tests.native import sanitizer
 
 from cadam.cli import main
 from cadam.native import build
-from cadam_paper.ctr import criteo as reading
-from cadam_paper.ctr import parse as parsing
+from cadam_paper.ctr import criteo_dataset as reading
+from cadam_paper.ctr import criteo_parser as parsing
+from cadam_paper.ctr import criteo_writer as text
 from cadam_paper.ctr import preprocess as stages
-from cadam_paper.ctr import text
-from cadam_paper.ctr.criteo import Criteo
+from cadam_paper.ctr.criteo_dataset import Criteo
+from cadam_paper.ctr.criteo_parser import hexadecimal, parse, what_is_wrong
+from cadam_paper.ctr.criteo_writer import bucket, unbucket, write
 from cadam_paper.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scaled
 from cadam_paper.ctr.generator import Generated
-from cadam_paper.ctr.parse import hexadecimal, parse, what_is_wrong
 from cadam_paper.ctr.preprocess import BadLinesError, Encoder, Manifest, bucketed, preprocess, vocabulary
 from cadam_paper.ctr.split import folds, rows_of
-from cadam_paper.ctr.text import bucket, unbucket, write
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -791,7 +791,7 @@ def test_c_reads_no_text_that_does_not_end_a_line() -> None:
 def test_c_reads_no_character_beyond_the_text(tmp_path: Path, mode: str) -> None:
     sanitizer.runtime()
     library = build.link(tmp_path / "criteo.so", [(parsing.SOURCE, ())], sanitizer.FLAGS)
-    sanitizer.check(Path(__file__).with_name("asan_criteo.py"), library, mode)
+    sanitizer.check(Path(__file__).with_name("asan_criteo_parser.py"), library, mode)
 
 
 def test_c_is_compiled_into_the_cache_of_the_user_or_it_is_said_why_not(

@@ -28,10 +28,10 @@ from cadam.trials.experiment import (
     Results,
     Scale,
 )
-from cadam_paper import catalogue
-from cadam_paper.ctr import preprocess, runs, study, text
+from cadam_paper import catalog
+from cadam_paper.ctr import criteo_writer, preprocess, runs, study
 
-NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.ctr")]
+NAMES = [name for name, place in catalog.EXPERIMENTS.items() if place.startswith("cadam_paper.ctr")]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
 COST = Provenance(1.0, 1, "none", {})
 Gain = Callable[[Cell], float]
@@ -66,7 +66,7 @@ def gains(cell: Cell) -> float:
 @pytest.mark.parametrize("scale", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, gains)
     summary = experiment.summary(request.results)
@@ -86,14 +86,14 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
 
 def test_a_loss_is_said_to_be_one() -> None:
     for name in TABLES:
-        experiment = catalogue.find(name)
+        experiment = catalog.find(name)
         verdict = experiment.summary(results_of(experiment, Plan("full", 3), lambda cell: -gains(cell))).verdict
         assert "CAdam worse" in verdict
         assert "better" not in verdict
 
 
 def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
-    experiment = catalogue.find("tab-criteo")
+    experiment = catalog.find("tab-criteo")
     tuning = experiment.cells(Plan("full", 3), Results())
     assert len(tuning) == 5 * 8 * 5
     assert {cell.lr for cell in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
@@ -109,7 +109,7 @@ def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
 def test_the_paper_stands_beside_what_was_measured() -> None:
     rows = {}
     for name in TABLES:
-        experiment = catalogue.find(name)
+        experiment = catalog.find(name)
         for row in experiment.summary(results_of(experiment, Plan("full", 3), gains)).rows:
             rows[name, row.what] = row
     assert rows["tab-criteo", "mean of the models: CAdam against Adam"].paper == "CAdam 80.94, Adam 80.92"
@@ -126,7 +126,7 @@ def test_the_paper_stands_beside_what_was_measured() -> None:
 
 def test_noise_is_read_in_three_ways() -> None:
     """Where the learning rate best on noisy data differs, all three readings have rates of their own."""
-    experiment = catalogue.find("tab-criteo-noise")
+    experiment = catalog.find("tab-criteo-noise")
 
     def gain(cell: Cell) -> float:
         return 5.0 * (cell.settings["noise"] > 0 and cell.lr == 5e-3)
@@ -146,7 +146,7 @@ def test_noise_is_read_in_three_ways() -> None:
 
 
 def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
-    experiment = catalogue.find("tab-ablation-criteo")
+    experiment = catalog.find("tab-ablation-criteo")
 
     def gain(cell: Cell, best: float) -> float:
         """Let the best rate of CSGDM on a DNN be another."""
@@ -170,7 +170,7 @@ def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
 
 
 def test_a_row_costs_what_its_own_runs_cost() -> None:
-    experiment = catalogue.find("tab-criteo-noise")
+    experiment = catalog.find("tab-criteo-noise")
     results = results_of(experiment, Plan("full", 3), lambda c: 5.0 * (c.settings["noise"] > 0 and c.lr == 5e-3))
     seconds = {row.what: row.seconds for row in experiment.summary(results).rows}
     for reading in ("lr best on clean data", "default lr 0.001", "lr best on noisy data"):
@@ -197,17 +197,17 @@ def test_only_all_of_criteo_is_the_papers_run() -> None:
 
 
 def test_a_mean_over_models_counts_a_divergence() -> None:
-    experiment = catalogue.find("tab-criteo")
+    experiment = catalog.find("tab-criteo")
     bad = results_of(experiment, Plan("full", 3), lambda c: math.nan if (c.model, c.seed) == ("DCN", 1) else 1.0)
     row = next(row for row in experiment.summary(bad).rows if row.what == "mean of the models: CAdam against Adam")
     assert row.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
 
 
 def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
-    experiments = [catalogue.find(name) for name in NAMES]
+    experiments = [catalog.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
     assert len({experiment.version for experiment in experiments}) == 1
-    cells = {name: {r.cell for r in results_of(catalogue.find(name), Plan("full", 3), gains)} for name in NAMES}
+    cells = {name: {r.cell for r in results_of(catalog.find(name), Plan("full", 3), gains)} for name in NAMES}
     alone = cells["tab-ablation-criteo"] - cells["tab-criteo"]
     assert {cell.optimizer for cell in alone} == {"SGDM", "CSGDM"}
     assert {c.condition for c in cells["tab-criteo-noise"] - cells["tab-criteo"]} == {study.NOISY}
@@ -238,7 +238,7 @@ def test_a_cell_gives_the_same_outcome_each_time(condition: study.Condition) -> 
 
 def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
-    experiment = catalogue.find("stream-criteo")
+    experiment = catalog.find("stream-criteo")
     request = runner.Request(experiment, experiment.plan("quick", 2, rows=1500))
     runner.run([request], Cache(tmp_path), jobs=1, tell=lambda event: None)
     assert request.complete
@@ -252,7 +252,7 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Cells name the file by its content; a file that has changed since is refused."""
     monkeypatch.setattr(runs, "own", runs.own.__wrapped__)
     path = tmp_path / "train.txt"
-    text.write(runs.generated(2500, 40, "none"), path)
+    criteo_writer.write(runs.generated(2500, 40, "none"), path)
     plan = Plan("quick", 1, str(path), 2000)
     cell = study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0)
     assert "sha256" in cell.data
@@ -267,7 +267,7 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {c.condition for c in streamed} == {"stream, as it comes"}
     monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
     assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == cell, "it is what read the file that counts"
-    text.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
+    criteo_writer.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
     assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != cell.data
     with pytest.raises(ValueError, match="and what is there is"):
         runs.compute(cell)
@@ -292,7 +292,7 @@ def test_looking_at_results_never_reads_the_users_file(
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     monkeypatch.delenv(OWN_DATA, raising=False)
     path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"
-    text.write(runs.generated(2500, 40, "none"), path)
+    criteo_writer.write(runs.generated(2500, 40, "none"), path)
     run = ["reproduce", "stream-criteo", "--data", str(path), "--rows", "1500", "--seeds", "1", "--jobs", "1", cache]
     assert main.main(run) == 0
     listing, page = ["list", cache], ["report", cache, f"--output={tmp_path / 'report.html'}"]
@@ -321,7 +321,7 @@ def test_reading_the_users_file_can_be_stopped(
         raise KeyboardInterrupt
 
     path = tmp_path / "train.txt"
-    text.write(runs.generated(2500, 40, "none"), path)
+    criteo_writer.write(runs.generated(2500, 40, "none"), path)
     monkeypatch.setattr(preprocess, "_encode", stopped)
     command = ["reproduce", "stream-criteo", "--data", str(path), f"--cache={tmp_path / 'store'}"]
     assert main.main(command) == 130
@@ -329,7 +329,7 @@ def test_reading_the_users_file_can_be_stopped(
 
 
 def test_a_plan_of_fewer_rows_takes_less_time() -> None:
-    experiment = catalogue.find("tab-criteo")
+    experiment = catalog.find("tab-criteo")
     whole = experiment.estimate(experiment.plan("full"))
     assert whole == experiment.seconds["full"]
     assert experiment.estimate(experiment.plan("full", rows=4_584_062)) == pytest.approx(whole / 10, rel=1e-3)
@@ -348,5 +348,5 @@ def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
     assert "rows must be at least 10" in capsys.readouterr().err
     plan = Plan("quick", 3, "/my data/train.txt", 5000)
-    again = report.command(catalogue.find("tab-criteo"), plan)
+    again = report.command(catalog.find("tab-criteo"), plan)
     assert again == "cadam reproduce tab-criteo --quick --data '/my data/train.txt' --rows 5000"

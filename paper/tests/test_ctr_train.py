@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clicks import HeldClicks
+from in_memory_clicks import InMemoryClicks
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -19,7 +19,7 @@ from cadam_paper.ctr.train import Record, Task, read_stream, read_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-CLICKS = HeldClicks()
+CLICKS = InMemoryClicks()
 
 
 def task(optimizer: str = "CAdam", model: str = "DeepFM", **more: Any) -> Task:
@@ -131,7 +131,7 @@ def test_scores_are_of_all_rows_in_clean_data() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "CAdam", "CAmsGrad", "Yogi", "AdaBelief", "RAdam"])
-def test_clicks_are_learnt(optimizer: str) -> None:
+def test_clicks_are_learned(optimizer: str) -> None:
     record = read_table(task(optimizer, lr=0.02), CLICKS, CPU)
     assert record.scores["test"].auc > 0.7
     assert record.loss[-3:].mean() < record.loss[:3].mean()
@@ -139,7 +139,7 @@ def test_clicks_are_learnt(optimizer: str) -> None:
     assert 0.5 < record.tables.over_touched <= 1
 
 
-def test_the_stream_is_predicted_before_it_is_learnt() -> None:
+def test_the_stream_is_predicted_before_it_is_learned() -> None:
     what = task("CAdam", lr=0.02)
     record = read_stream(what, CLICKS, CPU, windows=6)
     learner, logits = train.Learner(what, CLICKS, CPU), []

@@ -38,7 +38,7 @@ def test_mistakes_flip_the_given_share() -> None:
     assert np.mean(clean != noisy) == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_stream_can_be_learnt_and_a_change_costs() -> None:
+def test_the_stream_can_be_learned_and_a_change_costs() -> None:
     steady = stream.compute(cell("Adam", batches=300, change_every=1000, drift=0.0, mistakes=0.0, warm_up=200))
     assert steady.metrics["auc"] > 0.65
     changed = stream.compute(cell("Adam", batches=300, change_every=200, drift=0.0, mistakes=0.0, warm_up=200))

@@ -9,10 +9,10 @@ import pytest
 
 from cadam.trials import runner
 from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
-from cadam_paper import catalogue
+from cadam_paper import catalog
 from cadam_paper.images import rates
 
-EXPERIMENT = catalogue.find("fig-rates")
+EXPERIMENT = catalog.find("fig-rates")
 
 
 def results(best: dict[str, float], seeds: int = 3, found: Results | None = None) -> Results:
@@ -71,7 +71,7 @@ def test_every_pair_and_model_names_cells_that_no_other_one_has() -> None:
     named = [
         cell
         for name in ("fig-rates", "fig-rates-amsgrad", "fig-rates-sgdm", "fig-rates-resnet")
-        for cell in catalogue.find(name).cells(catalogue.find(name).plan("full"), Results())
+        for cell in catalog.find(name).cells(catalog.find(name).plan("full"), Results())
     ]
     assert len(named) == len(set(named)) == 200 + 120 + 120 + 72
 

@@ -25,11 +25,11 @@ from cadam.trials.experiment import (
     Scale,
     Summary,
 )
-from cadam_paper import catalogue, experiment_commands
+from cadam_paper import catalog, experiment_commands
 from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 
-NAMES = [name for name, place in catalogue.PLACES.items() if place.startswith("cadam_paper.images.study:")]
+NAMES = [name for name, place in catalog.EXPERIMENTS.items() if place.startswith("cadam_paper.images.study:")]
 COST = Provenance(1.0, 1, "none", {})
 Number = Callable[[Cell], float]
 
@@ -79,7 +79,7 @@ def results_of(experiment: Experiment, plan: Plan, gain: Number, best: Number = 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
     summary = experiment.summary(request.results)
@@ -97,7 +97,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
 @pytest.mark.parametrize("name", NAMES)
 def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
     """But for runs without any change that conditions share, which depends on the rates."""
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan("full"))
     runner.look_up(request, lambda _, cell: None)
     example = Result(request.missing[0], made_up(request.missing[0], lambda cell: 0.0), COST)
@@ -107,10 +107,10 @@ def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
 
 
 def test_a_loss_is_said_to_be_one() -> None:
-    experiment = catalogue.find("fig-continuous")
+    experiment = catalog.find("fig-continuous")
     results = results_of(experiment, experiment.plan("full"), lambda cell: -1 - 0.1 * math.cos(cell.seed))
     assert "less accurate at continuous 0°, continuous 0.5°" in experiment.summary(results).verdict
-    table = catalogue.find("tab-ablation-images")
+    table = catalog.find("tab-ablation-images")
     results = results_of(table, table.plan("full"), lambda cell: -1 - 0.1 * math.cos(cell.seed))
     assert "higher in 0 of 9" in table.summary(results).verdict
 
@@ -129,7 +129,7 @@ def test_the_paper_s_numbers() -> None:
 
 
 def test_the_paper_stands_beside_the_ablation() -> None:
-    table = catalogue.find("tab-ablation-images")
+    table = catalog.find("tab-ablation-images")
     rows = table.summary(results_of(table, table.plan("full"), lambda cell: 0.0)).rows
     papers = {(row.what.split()[0], row.what.split(": ")[1].split()[2].rstrip(",")): row.paper for row in rows}
     assert papers["sudden", "SGDM"] == "CSGDM 75.99, SGDM 74.83"
@@ -139,7 +139,7 @@ def test_the_paper_stands_beside_the_ablation() -> None:
 
 
 def test_both_arms_use_the_rate_that_is_best_for_adam() -> None:
-    experiment = catalogue.find("fig-sudden")
+    experiment = catalog.find("fig-sudden")
     plan = experiment.plan("full")
     tuning = experiment.cells(plan, Results())
     assert {cell.optimizer for cell in tuning} == {"Adam", "CAdam"}
@@ -158,14 +158,14 @@ def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
     def highest(cell: Cell) -> float:
         return (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)["full"][-1]
 
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
     results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, highest)
     warnings = experiment.summary(results).warnings
     assert any(text.startswith("sudden: Adam") and "highest of its grid" in text for text in warnings)
 
 
 def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
-    experiments = [catalogue.find(name) for name in NAMES]
+    experiments = [catalog.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
     assert len({experiment.version for experiment in experiments}) == 1
 
@@ -175,7 +175,7 @@ FIGURES = ("fig-sudden", "fig-continuous", "fig-image-noise")
 
 def cells_by_name(best: Number) -> dict[str, set[Cell]]:
     return {
-        name: {r.cell for r in results_of(catalogue.find(name), Plan("full", 3), lambda cell: 0.0, best)}
+        name: {r.cell for r in results_of(catalog.find(name), Plan("full", 3), lambda cell: 0.0, best)}
         for name in ("fig-sudden-detail", *FIGURES)
     }
 
@@ -202,7 +202,7 @@ def test_runs_without_a_change_are_at_the_rate_of_their_condition() -> None:
 
 
 def test_the_ablation_uses_the_best_rate_of_each_optimizer_without_confidence() -> None:
-    table = catalogue.find("tab-ablation-images")
+    table = catalog.find("tab-ablation-images")
     best = {"SGDM": 0.01, "Adam": 3e-5, "AmsGrad": 3e-4}
     results = results_of(table, table.plan("full"), lambda cell: 0.0, lambda cell: best.get(cell.optimizer, 1e-3))
     assert {result.cell.optimizer for result in results.tuning()} == set(best)
@@ -231,7 +231,7 @@ def test_full_runs_are_those_of_the_paper() -> None:
 def test_the_larger_families_run_without_any_change_and_at_the_reference(family: str) -> None:
     strengths = {name: study.strengths(condition, family, "full") for name, condition in study.CONDITIONS.items()}
     assert strengths == {"sudden": (0, 80), "continuous": (0, 2), "noise": (0, 40)}
-    experiment = catalogue.find(f"fig-continuous-{family}")
+    experiment = catalog.find(f"fig-continuous-{family}")
     tests = results_of(experiment, experiment.plan("full"), lambda cell: 0.0).tests()
     assert {result.cell.condition for result in tests} == {"clean", "continuous 2"}
 
@@ -248,7 +248,7 @@ def test_learning_rates_are_chosen_by_shorter_runs(family: str, count: int) -> N
 
 
 def test_the_largest_family_looks_for_adam_s_rate_alone() -> None:
-    experiment = catalogue.find("fig-image-noise-densenet")
+    experiment = catalog.find("fig-image-noise-densenet")
     results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, lambda cell: 1e-5)
     assert {result.cell.optimizer for result in results.tuning()} == {"Adam"}
     summary = experiment.summary(results)
@@ -258,7 +258,7 @@ def test_the_largest_family_looks_for_adam_s_rate_alone() -> None:
 
 
 def test_the_closer_look_is_at_the_paper_s_steps() -> None:
-    experiment = catalogue.find("fig-sudden-detail")
+    experiment = catalog.find("fig-sudden-detail")
     results = results_of(experiment, experiment.plan("full"), lambda cell: 1.0)
     (figure,) = experiment.figures(results).values()
     steps = np.concatenate([line.get_xdata() for line in figure.axes[0].lines if line.get_label() in study.ARMS])
@@ -271,7 +271,7 @@ def test_the_closer_look_is_at_the_paper_s_steps() -> None:
 
 def told(name: str, values: Callable[[Cell], float | None], metric: str = "accuracy") -> Summary:
     """What an experiment says where a metric has these values (None: as made up)."""
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
 
     def with_value(result: Result) -> Result:
         value = values(result.cell)
@@ -462,7 +462,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(names: list[str], cache: Cache) -> tuple[list[runner.Request], list[runner.Event]]:
-    requests = [runner.Request(catalogue.find(name), catalogue.find(name).plan("quick", 1)) for name in names]
+    requests = [runner.Request(catalog.find(name), catalog.find(name).plan("quick", 1)) for name in names]
     events: list[runner.Event] = []
     runner.run(requests, cache, jobs=1, tell=events.append)
     return requests, events
@@ -503,15 +503,15 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
 def test_side_by_side_stores_each_run_when_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: killed on the way, only what was in work is lost, and nothing that was done is done again."""
     monkeypatch.setattr(runs, "LANES", 2)
-    experiment = catalogue.find("fig-sudden-detail")
+    experiment = catalog.find("fig-sudden-detail")
     together = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": _until_killed})
-    monkeypatch.setattr(catalogue, "find", lambda name: together)
+    monkeypatch.setattr(catalog, "find", lambda name: together)
     with pytest.raises(KeyboardInterrupt):
         run([together.name], Cache(tmp_path))
     stored = set((tmp_path / "images").glob("*.json"))
     assert len(stored) == 2
     alone = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": runs.compute_many})
-    monkeypatch.setattr(catalogue, "find", lambda name: alone)
+    monkeypatch.setattr(catalog, "find", lambda name: alone)
     requests, events = run([alone.name], Cache(tmp_path))
     assert requests[0].complete
     assert len(computed(events)) == len(requests[0].results) - 2
@@ -533,9 +533,9 @@ def _until_killed(cells: Iterator[Cell]) -> Iterator[Finished]:
 
 @pytest.mark.usefixtures("short")
 def test_a_failure_side_by_side_costs_the_cells_in_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = catalogue.find("fig-sudden-detail")
+    experiment = catalog.find("fig-sudden-detail")
     broken = Experiment(**{**vars(experiment), "side_by_side": _always, "compute_many": _fails_at_first})
-    monkeypatch.setattr(catalogue, "find", lambda name: broken)
+    monkeypatch.setattr(catalog, "find", lambda name: broken)
     _fails_at_first.calls = 0  # type: ignore[attr-defined]
     requests, events = run([broken.name], Cache(tmp_path))
     failed = [event for event in events if event.kind == "failed"]
@@ -563,7 +563,7 @@ def _fails_at_first(cells: Iterator[Cell]) -> Iterator[Finished]:
     ],
 )
 def test_what_alignment_does_at_shifts(after: list[float], verdict: str) -> None:
-    experiment = catalogue.find("fig-sudden-detail")
+    experiment = catalog.find("fig-sudden-detail")
     plan = experiment.plan("quick")
     results = results_of(experiment, plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
 
@@ -585,7 +585,7 @@ def test_cadam_at_its_own_rate_is_compared_with_adam_at_its_own() -> None:
     def gain(cell: Cell) -> float:
         return (8 if cell.lr == 3e-4 else -1) + 0.1 * math.cos(cell.seed)
 
-    table = catalogue.find("tab-image-rates")
+    table = catalog.find("tab-image-rates")
     results = results_of(table, table.plan("full"), gain, best)
     tests = results.tests()
     for condition, rates in (("sudden 80", {3e-4}), ("continuous 2", {1e-4, 3e-4}), ("noise 40", {1e-4, 3e-4})):

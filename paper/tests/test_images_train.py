@@ -183,7 +183,7 @@ def turned_by_hand(batch: torch.Tensor, degrees: float, images: Images) -> torch
 
 @pytest.mark.parametrize(("stream", "angle"), [("sudden 37", lambda step: 37 * (step // 9)), ("continuous 11", 11)])
 def test_training_is_that_of_torch_adam_written_out(stream: str, angle: Callable[[int], float] | int) -> None:
-    """Nothing of the trainer: torch's Adam with the paper's options, images turned and normalised by hand."""
+    """Nothing of the trainer: torch's Adam with the paper's options, images turned and normalized by hand."""
     images, steps, epochs = three_channels(), 300 // 32, 3
     what = Task("small VGG", "Adam", 3e-3, 5, parse(stream), epochs, batch=32, weight_decay=5e-4)
     record = finish(Run(what, images))

@@ -33,15 +33,15 @@ def results(experiment: Experiment, cells: list[Cell]) -> Results:
     return Results([Result(cell, experiment.compute(cell), Provenance(0.0, 0, "cpu", {})) for cell in cells])
 
 
-def test_every_optimizer_of_the_catalogue_takes_part() -> None:
-    catalogue = {
+def test_every_optimizer_of_the_catalog_takes_part() -> None:
+    catalog = {
         name
         for name in cadam.__all__
         if isinstance(found := getattr(cadam, name), type)
         and issubclass(found, cadam.Optimizer)
         and found is not cadam.Optimizer
     }
-    assert set(numerical.ARMS) == catalogue
+    assert set(numerical.ARMS) == catalog
     for arm, baseline in numerical.PAIRS:
         assert getattr(cadam, arm).confidence
         assert not getattr(cadam, baseline).confidence

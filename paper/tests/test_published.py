@@ -23,7 +23,7 @@ from cadam.trials import archive as archives
 from cadam.trials import runner
 from cadam.trials.archive import Archive
 from cadam.trials.experiment import Cell, metric_name
-from cadam_paper import catalogue
+from cadam_paper import catalog
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results"
@@ -123,7 +123,7 @@ RECOMPUTED = [
 @pytest.mark.parametrize(("name", "place"), RECOMPUTED)
 def test_published_results_come_out_again(name: str, place: int) -> None:
     """Some cheap cells, computed anew by the code as it is, within the tolerance that the experiment states."""
-    experiment = catalogue.find(name)
+    experiment = catalog.find(name)
     results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)
     published = results[place * len(results) // 12]
     found = runner.measure(experiment, published.cell).outcome

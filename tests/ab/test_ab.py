@@ -32,7 +32,8 @@ from cadam.trials import runner
 from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
 from cadam.trials.runner import Event
 from cadam.trials.scoreboard import Scoreboard
-from cadam_paper import catalogue, streams
+from cadam_paper import catalog
+from cadam_paper import real_streams as streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
 
 MODEL = """
@@ -1208,7 +1209,7 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("kind", ["ab", "rates"])
 def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
-    experiment = catalogue.find(f"{kind}-{name}")
+    experiment = catalog.find(f"{kind}-{name}")
     assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
     assert any("stand-in" in note for note in experiment.notes)
@@ -1229,7 +1230,7 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     def came(optimizer: str, lr: float, seed: int, auc: float) -> tuple[str, ...] | None:
         cell = Cell("ab", "model", "data", optimizer, lr, "as it is", seed)
         result = Result(cell, Outcome({"auc": auc}), Provenance(0.0, 0, "cpu", {}))
-        return board.note(Event("computed", catalogue.find("demo-stream"), cell, result))
+        return board.note(Event("computed", catalog.find("demo-stream"), cell, result))
 
     assert came("Adam", 0.1, 0, 0.70) is None
     assert came("CAdam", 0.1, 0, 0.75) == ("0", "0.7000", "0.7500", "+0.0500")

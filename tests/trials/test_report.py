@@ -16,7 +16,7 @@ from cadam.trials import palette, report, runner
 from cadam.trials.cache import Cache
 from cadam.trials.experiment import Outcome, Plan, Row, Summary
 from cadam.trials.runner import Request
-from cadam_paper import catalogue
+from cadam_paper import catalog
 from tests.trials.walks import TUNED, WALK, make_cell
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
@@ -165,9 +165,9 @@ def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
     assert "cost" not in section.partition("<table>")[2].partition("</table>")[0]
 
 
-@pytest.mark.parametrize("name", catalogue.PLACES)
+@pytest.mark.parametrize("name", catalog.EXPERIMENTS)
 def test_every_experiment_says_what_it_measures(name: str) -> None:
-    assert catalogue.find(name).measure.endswith(".")
+    assert catalog.find(name).measure.endswith(".")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")

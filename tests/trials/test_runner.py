@@ -21,7 +21,7 @@ from cadam.trials.experiment import Cell, Experiment, Plan, Results
 from cadam.trials.runner import Event, Request
 from tests.trials.walks import ARMS, TUNED, WALK, make_cell
 
-COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "walks_command.py"
+COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "run_test_experiments.py"
 SEEDS = 25
 
 

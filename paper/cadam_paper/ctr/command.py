@@ -10,11 +10,11 @@ from pathlib import Path
 from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
 from cadam.trials.report import duration
 
-from . import parse
-from .criteo import cache_folder, find_source
+from . import criteo_parser
+from .criteo_dataset import cache_folder, find_source
+from .criteo_writer import write
 from .generator import Generated
 from .preprocess import STAGES, BadLinesError, Manifest, SourceChangedError, Stage, preprocess
-from .text import write
 
 DESCRIPTION = """Preprocess Criteo's train.txt for the study of click-through rates.
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             return DONE
         source = find_source(options.path)
         folder = cache_folder(source, options.rows, options.cache)
-        if isinstance(reason := parse.compiled(), str):
+        if isinstance(reason := criteo_parser.compiled(), str):
             print(f"cadam criteo: pyarrow reads the text, which takes longer: {reason}", file=sys.stderr)
         manifest = preprocess(source, folder, rows=options.rows, strict=options.strict, tell=Progress())
     except (FileNotFoundError, PermissionError) as error:

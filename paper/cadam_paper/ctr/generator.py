@@ -317,7 +317,7 @@ def _world(clicks: Generated) -> _World:
     scale = LINEAR_SPREAD * UNIT / linear_part.std()
     linear, other = (np.clip(np.round(scale * w), -RANGE, RANGE) for w in (linear, other))
     at = np.array([FIELDS.index(name) for name in PAIRED])
-    for column in at:  # centred, so that pairs say nothing about one field alone
+    for column in at:  # centered, so that pairs say nothing about one field alone
         begin, size = begins[column], clicks.vocabulary[column]
         pairs[begin : begin + size] -= pairs[seen[:, column]].mean(0)
     vectors = pairs[seen[:, at]]

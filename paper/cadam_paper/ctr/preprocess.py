@@ -36,8 +36,8 @@ import numpy as np
 
 from cadam.trials.experiment import Array
 
+from .criteo_parser import BadLine, count_lines, parse, require_pyarrow
 from .fields import FIELDS, INTEGERS, offsets
-from .parse import BadLine, count_lines, parse, require_pyarrow
 from .split import FOLDS, PARTS, folds
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ CONDITIONS: dict[str, Condition] = {
     "no drift": study.TABLE,
     "no drift, 1% noise": study.TABLE_NOISY,
 }
-"""Streams are predicted, then learnt from; without drift a shuffled epoch is learnt first, as in the paper."""
+"""Streams are predicted, then learned from; without drift a shuffled epoch is learned first, as in the paper."""
 NEAR = 0.1
 """Points of AUC within which a rate counts as near the best."""
 CAPTION = (

@@ -20,7 +20,7 @@ from .generator import Generated
 from .train import Record, Task, read_stream, read_table
 
 if TYPE_CHECKING:
-    from .criteo import Criteo
+    from .criteo_dataset import Criteo
 
 POINTS = 50
 """Of a kept curve."""
@@ -80,7 +80,7 @@ def generated(rows: int, most_ids: int | None, drift: str) -> Generated:
 def own(path: str, rows: int | None) -> Criteo:
     """Criteo's file, or its first lines; read into numbers on first use."""
     from .command import Progress
-    from .criteo import Criteo
+    from .criteo_dataset import Criteo
 
     return Criteo(path, rows, tell=Progress())
 

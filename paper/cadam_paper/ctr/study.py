@@ -133,7 +133,7 @@ def rows_wanted(plan: Plan) -> int | None:
 
 def unread(plan: Plan) -> str | None:
     """What to run first where the numbers of the user's file are not there."""
-    from .criteo import cache_folder, find_source
+    from .criteo_dataset import cache_folder, find_source
     from .preprocess import finished
 
     if not plan.data:
@@ -220,7 +220,7 @@ def criteo_cells(plan: Plan, found: Results) -> list[Cell]:
 
 
 def readings(found: Results) -> dict[str, Rates]:
-    """At which learning rates the noisy data is learnt: the paper does not say."""
+    """At which learning rates the noisy data is learned: the paper does not say."""
     clean = chosen(found, ARMS, TABLE)
     default = GRIDS["full" if found[0].cell.settings["hidden"] is None else "quick"][2]
     return {
@@ -430,13 +430,13 @@ def stream_summary(results: Results) -> Summary:
 # Figures -------------------------------------------------------------------------------------------------------
 
 
-def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float], colours: Sequence[str]) -> None:
+def _dots(panel: Axes, comparisons: Sequence[Comparison], papers: Sequence[float], colors: Sequence[str]) -> None:
     """Differences with their intervals, one below the other; the paper's as diamonds."""
-    for place, (comparison, paper, colour) in enumerate(zip(comparisons, papers, colours, strict=True)):
+    for place, (comparison, paper, color) in enumerate(zip(comparisons, papers, colors, strict=True)):
         found = comparison.difference
         if found.count > 1:
-            panel.plot([found.low, found.high], [place] * 2, color=colour, lw=2)
-        panel.plot(found.mean, place, "o", ms=5, color=colour)
+            panel.plot([found.low, found.high], [place] * 2, color=color, lw=2)
+        panel.plot(found.mean, place, "o", ms=5, color=color)
         panel.plot(paper, place, "D", ms=4, mfc="none", color=palette.TARGET)
     panel.axvline(0, color=palette.MUTED, lw=0.8)
     panel.invert_yaxis()
@@ -451,12 +451,12 @@ def _legend(figure: Figure, panel: Axes) -> None:
 def criteo_figures(results: Results) -> dict[str, Figure]:
     rates = chosen(results, OPTIMIZERS, TABLE)
     others = [optimizer for optimizer in OPTIMIZERS if optimizer != "Adam"]
-    colours = [palette.CADAM if name.startswith("C") else palette.ADAM for name in others]
+    colors = [palette.CADAM if name.startswith("C") else palette.ADAM for name in others]
     figure, axes = panels(2, 3, 10.5, 5.6, sharey=True)
     for panel, (label, models) in zip(axes.flat, _each_and_mean(), strict=True):
         found = [compared(results, (other, "Adam"), rates, TABLE, models) for other in others]
         base = _paper_value(PAPER["Adam"], models)
-        _dots(panel, found, [_paper_value(PAPER[other], models) - base for other in others], colours)
+        _dots(panel, found, [_paper_value(PAPER[other], models) - base for other in others], colors)
         panel.set_title(label)
         panel.set_yticks(range(len(others)), others)
     axes[0, 0].set_ylim(len(others) - 0.5, -0.5)
@@ -504,10 +504,10 @@ def stream_figures(results: Results) -> dict[str, Figure]:
     figure, axes = panels(1, len(conditions), 10.5, 3.0, sharey=True)
     for panel, condition in zip(axes[0], conditions, strict=True):
         rates = chosen(results, ARMS, condition, STREAMED)
-        for arm, colour in zip(ARMS, (palette.CADAM, palette.ADAM), strict=True):
+        for arm, color in zip(ARMS, (palette.CADAM, palette.ADAM), strict=True):
             part = results.tests().where(optimizer=arm, condition=condition.name, lr=rates["DeepFM", arm])
             curve: Array = part.curve("windows").mean(0)
-            panel.plot(100 * (np.arange(len(curve)) + 0.5) / len(curve), curve, color=colour, lw=1.3, label=arm)
+            panel.plot(100 * (np.arange(len(curve)) + 0.5) / len(curve), curve, color=color, lw=1.3, label=arm)
         panel.set(title=condition.name.removeprefix("stream, "), xlabel="percent of the stream")
     axes[0, 0].set_ylabel("AUC x 100 of a window")
     axes[0, 0].legend(fontsize=8)
@@ -575,7 +575,7 @@ TAB_CRITEO_NOISE = Experiment(
     notes=(
         *NOTES,
         "Exactly 1% of the training negatives, the same ones for every optimizer; validation and test are clean.",
-        "The paper does not say at which learning rates it learnt from noisy data. Its noisy Adam row equals what "
+        "The paper does not say at which learning rates it learned from noisy data. Its noisy Adam row equals what "
         "others report for clean data at the default learning rate, so all three readings are given. Where two of them "
         "come to the same learning rates, their rows are of the same runs.",
     ),

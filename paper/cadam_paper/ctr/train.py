@@ -37,7 +37,7 @@ class Task:
 
     model: str
     optimizer: str
-    """A name of the catalogue."""
+    """A name of the catalog."""
     lr: float
     seed: int
     """Of the initial weights, the order of the epoch, the label noise and dropout."""
@@ -245,7 +245,7 @@ def read_table(task: Task, clicks: Clicks, device: torch.device, *, graph: bool 
 
 
 def read_stream(task: Task, clicks: Clicks, device: torch.device, windows: int, *, graph: bool = True) -> Record:
-    """Every row in the order of time, predicted before it is learnt from; AUC over all and over so many windows."""
+    """Every row in the order of time, predicted before it is learned from; AUC over all and over so many windows."""
     with numerics(task, device):
         learner = Learner(task, clicks, device)
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)

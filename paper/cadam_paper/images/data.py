@@ -1,4 +1,4 @@
-"""Labelled images, kept as bytes on the device: CIFAR-10 from its official files, and handwritten digits.
+"""labeled images, kept as bytes on the device: CIFAR-10 from its official files, and handwritten digits.
 
 python -m cadam_paper.images.data data     downloads CIFAR-10 into the folder data
 """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ARMS = ("CAdam", "Adam")
 PAIRS = (("CSGDM", "SGDM"), ARMS, ("CAmsGrad", "AmsGrad"))
-COLOURS = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
+COLORS = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ SETTINGS: dict[Scale, dict[str, Any]] = {
 TUNING_EPOCHS: dict[Scale, int] = {"quick": 4, "full": 10}
 """How long the runs are that learning rates are chosen by."""
 TUNING_RUNS = {("vgg", "full"): 3}
-"""How many there are of them at each rate, where it is more than one: seeds move accuracy as far as neighbouring rates
+"""How many there are of them at each rate, where it is more than one: seeds move accuracy as far as neighboring rates
 do. The other families are larger: three runs a rate would be half of what they cost."""
 FEWER_RATES = {("densenet", "full"): (1e-4, 3e-4, 1e-3)}
 """The largest family looks for the rate of the optimizer without confidence alone, and only among these."""
@@ -527,10 +527,10 @@ def rates_summary(results: Results) -> Summary:
 
 def _shade(panel: Axes, x: Sequence[float], values: Array, arm: str, **style: Any) -> None:
     """The mean of several runs, and the range they span."""
-    colour = COLOURS[arm]
-    panel.plot(x, values.mean(0), color=colour, lw=1.3, label=arm, **style)
+    color = COLORS[arm]
+    panel.plot(x, values.mean(0), color=color, lw=1.3, label=arm, **style)
     if len(values) > 1:
-        panel.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+        panel.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.18, lw=0)
 
 
 def condition_figures(results: Results, name: str) -> dict[str, Figure]:
@@ -547,11 +547,11 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
         ]
         errors = [mean.half_width if mean.count > 1 else 0.0 for mean in means]
         strength_panel.errorbar(
-            at, [mean.mean for mean in means], errors, fmt="o-", ms=4, capsize=3, color=COLOURS[arm], label=arm
+            at, [mean.mean for mean in means], errors, fmt="o-", ms=4, capsize=3, color=COLORS[arm], label=arm
         )
     for arm in _tuned(results, condition, ARMS[::-1]):
         chosen = choice(results, condition, arm)
-        rate_panel.plot(list(chosen.means), list(chosen.means.values()), "o-", ms=4, color=COLOURS[arm], label=arm)
+        rate_panel.plot(list(chosen.means), list(chosen.means.values()), "o-", ms=4, color=COLORS[arm], label=arm)
     used = choice(results, condition, "Adam").lr
     rate_panel.axvline(used, color=palette.TARGET, lw=1, ls=":")
     rate_panel.set_xscale("log")

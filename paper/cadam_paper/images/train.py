@@ -191,7 +191,7 @@ class Run:
         return -(-len(self.images.test) // TEST_BATCH)
 
     def seen(self, batch: Tensor, view: Tensor) -> Tensor:
-        """Images as the model sees them: moved and turned, with black around them, and normalised.
+        """Images as the model sees them: moved and turned, with black around them, and normalized.
 
         `view` takes places in what is seen to places in the image, a matrix (1 or batch, 3, 3).
         """
@@ -200,10 +200,10 @@ class Run:
         grid = places.view(-1, height, width, 2).expand(len(batch), -1, -1, -1)
         turned = F.grid_sample(batch.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         shape = (1, -1, 1, 1)
-        normalised = (turned - self.images.mean.view(shape)) / self.images.std.view(shape)
+        normalized = (turned - self.images.mean.view(shape)) / self.images.std.view(shape)
         if batch.is_cuda:
-            return normalised.contiguous(memory_format=torch.channels_last)
-        return normalised
+            return normalized.contiguous(memory_format=torch.channels_last)
+        return normalized
 
     @contextmanager
     def _numerics(self) -> Iterator[None]:
@@ -261,7 +261,7 @@ class Run:
 
 
 def pixels(size: Iterable[int]) -> Array:
-    """The centres of the pixels, row by row, as (x, y, 1); the image reaches from -1 to 1."""
+    """The centers of the pixels, row by row, as (x, y, 1); the image reaches from -1 to 1."""
     height, width = size
     y, x = np.meshgrid(*((2 * np.arange(n) + 1) / n - 1 for n in (height, width)), indexing="ij")
     return np.stack([x, y, np.ones_like(x)], axis=-1).reshape(1, -1, 3).astype(np.float32)

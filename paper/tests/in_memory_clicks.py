@@ -13,7 +13,7 @@ from cadam_paper.ctr.fields import offsets
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemoryFeed:
     """Rows in a given order."""
 
     ids: Tensor
@@ -30,11 +30,11 @@ class Held:
         labels.copy_(self.labels[places])
 
 
-def read(held: Held) -> Iterator[Batch]:
+def read(held: InMemoryFeed) -> Iterator[Batch]:
     yield from map(Batch, held.ids.split(held.batch_size), held.labels.split(held.batch_size))
 
 
-class HeldClicks:
+class InMemoryClicks:
     """Ids drawn at random, the first ones most often; each id makes a click more or less likely."""
 
     def __init__(self, rows: int = 3000, vocabulary: tuple[int, ...] = (4, 30, 11, 2000), seed: int = 0) -> None:
@@ -63,7 +63,7 @@ class HeldClicks:
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
-    ) -> Held:
+    ) -> InMemoryFeed:
         part = slice(None) if reading == "stream" else self.parts[reading]
         ids, labels = self.ids[part], self.labels[part].clone()
         if reading == "train":
@@ -71,4 +71,4 @@ class HeldClicks:
             ids, labels = ids[order], labels[order]
         negatives = (labels == 0).nonzero().squeeze(1)
         labels[negatives[: round(noise * len(negatives))]] = 1
-        return Held(ids.to(device), labels.to(device), batch_size)
+        return InMemoryFeed(ids.to(device), labels.to(device), batch_size)

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
-from cadam_paper import catalogue, streams
+from cadam_paper import catalog
+from cadam_paper import real_streams as streams
 
 # Files ---------------------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ def test_plate_appearances_are_the_same_stream_in_whatever_order_games_are_writt
 
 # Learning rates ------------------------------------------------------------------------------------------------
 
-EXPERIMENT = catalogue.find("rates-retrosheet")
+EXPERIMENT = catalog.find("rates-retrosheet")
 BLOCKS, USERS = 50, 40
 
 

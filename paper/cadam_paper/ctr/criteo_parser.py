@@ -27,7 +27,7 @@ from .fields import CATEGORIES, FIELDS, INTEGERS
 if TYPE_CHECKING:
     import pyarrow
 
-SOURCE = Path(__file__).with_name("criteo.c")
+SOURCE = Path(__file__).with_name("criteo_parser.c")
 
 BLOCK = 2 << 20
 """Bytes of text that are looked at at once: what stays in a core's cache is read more than twice as fast."""
@@ -120,7 +120,7 @@ def _shown(column: bytes) -> str:
 
 @cache
 def compiled() -> ctypes.CDLL | str:
-    """criteo.c, compiled on first use and kept in the user's cache; or why it cannot be used."""
+    """criteo_parser.c, compiled on first use and kept in the user's cache; or why it cannot be used."""
     fingerprint = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     try:
         path = build.cached(f"criteo-{fingerprint}.so", lambda path: build.link(path, [(SOURCE, ())]))

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from cadam.trials.experiment import Experiment
 
-PLACES = {
+EXPERIMENTS = {
     "fig-shift": "cadam_paper.numerical:FIG_SHIFT",
     "fig-noise": "cadam_paper.numerical:FIG_NOISE",
     "fig-no-noise": "cadam_paper.numerical:FIG_NO_NOISE",
@@ -38,18 +38,18 @@ PLACES = {
     "stream-criteo": "cadam_paper.ctr.study:STREAM_CRITEO",
     "theorem": "cadam_paper.theory:THEOREM",
     "demo-stream": "cadam_paper.demo:DEMO_STREAM",
-    "ab-flights": "cadam_paper.streams:FLIGHTS",
-    "ab-movielens": "cadam_paper.streams:MOVIELENS",
-    "ab-electricity": "cadam_paper.streams:ELECTRICITY",
-    "ab-forest": "cadam_paper.streams:FOREST",
-    "ab-movielens-1m": "cadam_paper.streams:MOVIELENS_1M",
-    "ab-retrosheet": "cadam_paper.streams:RETROSHEET",
-    "rates-flights": "cadam_paper.streams:FLIGHTS_RATES",
-    "rates-movielens": "cadam_paper.streams:MOVIELENS_RATES",
-    "rates-electricity": "cadam_paper.streams:ELECTRICITY_RATES",
-    "rates-forest": "cadam_paper.streams:FOREST_RATES",
-    "rates-movielens-1m": "cadam_paper.streams:MOVIELENS_1M_RATES",
-    "rates-retrosheet": "cadam_paper.streams:RETROSHEET_RATES",
+    "ab-flights": "cadam_paper.real_streams:FLIGHTS",
+    "ab-movielens": "cadam_paper.real_streams:MOVIELENS",
+    "ab-electricity": "cadam_paper.real_streams:ELECTRICITY",
+    "ab-forest": "cadam_paper.real_streams:FOREST",
+    "ab-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M",
+    "ab-retrosheet": "cadam_paper.real_streams:RETROSHEET",
+    "rates-flights": "cadam_paper.real_streams:FLIGHTS_RATES",
+    "rates-movielens": "cadam_paper.real_streams:MOVIELENS_RATES",
+    "rates-electricity": "cadam_paper.real_streams:ELECTRICITY_RATES",
+    "rates-forest": "cadam_paper.real_streams:FOREST_RATES",
+    "rates-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M_RATES",
+    "rates-retrosheet": "cadam_paper.real_streams:RETROSHEET_RATES",
 }
 """In the order of the paper: module and name of each `Experiment`."""
 
@@ -60,16 +60,16 @@ class UnknownExperimentError(ValueError):
 
 def find(name: str) -> Experiment:
     """The experiment of this name."""
-    if name not in PLACES:
-        close = difflib.get_close_matches(name.lower(), PLACES, n=1, cutoff=0.5)
-        advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(PLACES)}"
+    if name not in EXPERIMENTS:
+        close = difflib.get_close_matches(name.lower(), EXPERIMENTS, n=1, cutoff=0.5)
+        advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(EXPERIMENTS)}"
         raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
-    module, attribute = PLACES[name].split(":")
+    module, attribute = EXPERIMENTS[name].split(":")
     experiment: Experiment = getattr(import_module(module), attribute)
     return experiment
 
 
 def select(names: Iterable[str]) -> list[Experiment]:
     """The experiments of these names, each once; `all` stands for every one."""
-    listed = [known for name in names for known in (PLACES if name == "all" else [name])]
+    listed = [known for name in names for known in (EXPERIMENTS if name == "all" else [name])]
     return [find(name) for name in dict.fromkeys(listed)]

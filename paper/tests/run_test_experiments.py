@@ -3,8 +3,8 @@
 import sys
 
 from cadam.cli import main
-from cadam_paper import catalogue, commands
+from cadam_paper import catalog, commands
 
 if __name__ == "__main__":
-    catalogue.PLACES = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
+    catalog.EXPERIMENTS = {"walk": "tests.trials.walks:WALK", "tuned": "tests.trials.walks:TUNED"}
     sys.exit(main.main(sys.argv[1:], (commands.add_commands,)))
