@@ -30,6 +30,7 @@ LANGUAGES = ("python", "sh")
 MARKS = ("skip", "tested in", "slow", "needs", "file", "folder")
 _BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
+_INLINE = re.compile(r"`[^`]*`")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,41 @@ def blocks(page: Path) -> list[Block]:
         for found in _BLOCK.finditer(text)
         if found[2] in LANGUAGES
     ]
+
+
+def _markdown(page: Path) -> str:
+    text = page.read_text()
+    if page.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def prose(page: Path) -> list[str]:
+    """The paragraphs, list items and headings of a page: no code, no tables, nothing that is generated."""
+    text = re.sub(r"^```.*?^```$", "\n", _markdown(page), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!-- table: .*?<!-- end -->", "\n", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.DOTALL)
+    text = re.sub(r"^ *\|.*\|$|^    \S.*$", "", text, flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|(?<=\n)(?=#)|(?<=^)(?=#)", text)
+    plain = (re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", _INLINE.sub("code", part)) for part in parts)
+    return [" ".join(re.sub(r"^\s*(?:[-*]|\d+\.|#+) ", "", part).split()) for part in plain if part.strip()]
+
+
+def links(page: Path) -> list[str]:
+    """Where a page points to within the repository."""
+    text = re.sub(r"^```.*?^```$", "", _markdown(page), flags=re.MULTILINE | re.DOTALL)
+    return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    found: set[str] = set()
+    text = re.sub(r"^```.*?^```$", "", _markdown(page), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", "")).replace(" ", "-")
+        found.add(slug)
+    return found
 
 
 def run(page: Path, folder: Path, slow: bool) -> subprocess.CompletedProcess[str]:

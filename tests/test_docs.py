@@ -8,20 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import pytest
 import torch
 
 import cadam
-from cadam.statistics import comparison
-from cadam.trials import report
-from cadam.trials.experiment import Results, Row
-from cadam_paper import pages, published
-from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, blocks, has_work, run
-from tests.written import AVOIDED, anchors, links, prose, sentences, words
+from tests.documented import MARKS, NOTEBOOKS, PAGES, ROOT, Block, anchors, blocks, has_work, links, prose, run
 
 NOT_RUN = [block for page in PAGES for block in blocks(page) if block.elsewhere]
 
@@ -76,42 +69,15 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     assert blocks(page)[1].elsewhere == "no"
 
 
-def test_prose_is_counted_by_sentences_without_code_and_tables(tmp_path: Path) -> None:
+def test_prose_of_a_page_is_its_text_without_code_and_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A head\n\nOne two `three four` five. Six [seven](x.md) eight!\nNine.\n\n- ten\n- eleven\n\n| no | no |\n\n"
         "```sh\nno no\n```\n<!-- no -->\n"
     )
-    assert list(sentences(prose(page))) == [
-        "A head", "One two code five.", "Six seven eight!", "Nine.", "ten", "eleven",
-    ]  # fmt: skip
+    assert prose(page) == ["A head", "One two code five. Six seven eight! Nine.", "ten", "eleven"]
     assert links(page) == ["x.md"]
     assert anchors(page) == {"a-head"}
-
-
-# Prose ---------------------------------------------------------------------------------------------------------
-
-LONGEST = 35
-"""Words of a sentence."""
-
-
-@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
-def test_sentences_are_short(page: Path) -> None:
-    long = [f"{len(words(s))} words: {s}" for s in sentences(prose(page)) if len(words(s)) > LONGEST]
-    assert not long, "\n".join(long)
-
-
-@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
-def test_words_are_those_of_the_glossary(page: Path) -> None:
-    text = " ".join(prose(page)).lower()
-    found = [f"{word!r}: say {instead}" for word, instead in AVOIDED.items() if re.search(rf"\b{word}\b", text)]
-    assert not found
-
-
-def test_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 130
-    assert sum(len(words(sentence)) for sentence in sentences(prose(ROOT / "README.md"))) <= 900
 
 
 # Links ---------------------------------------------------------------------------------------------------------
@@ -145,89 +111,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path)
     assert "CAdam" in (tmp_path / "searchindex.js").read_text()
 
 
-# Reports and numbers -------------------------------------------------------------------------------------------
-
-IMAGES = re.findall(r'<section id="([^"]+)">', (ROOT / "docs" / "reports" / "images.html").read_text())
-REPORTS = [
-    pytest.param(page, name, id=f"{page.name}-{name}")
-    for page in sorted((ROOT / "docs" / "reports").glob("*.html"))
-    for name in re.findall(r'<section id="([^"]+)">', page.read_text())
-]
-
-
-@pytest.mark.parametrize(("page", "name"), REPORTS)
-def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
-    """The table and the verdict on the page are those that the archive gives."""
-    request = published.request(name)
-    text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
-    if not request.complete:
-        assert f'<p class="warning">{escape(report._state(request))}' in text
-        return
-    summary = request.experiment.summary(request.results)
-    assert report._table(summary.rows) in text
-    assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
-
-
-INTERVAL = re.compile(r"[+-]\d+\.\d\d \[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
-
-
-def in_brackets(values: Mapping[str, float]) -> str:
-    return "{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**values)
-
-
-def rows_of(*names: str) -> list[Row]:
-    requests = [published.request(name) for name in names]
-    return [row for request in requests for row in request.experiment.summary(request.results).rows]
-
-
-def across_rates() -> set[str]:
-    """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
-    plan = published.request("fig-image-noise").plan
-    archived = published.archive().study("images").results()
-    tests = Results([result for result in archived if result.cell.seed in plan.test_seeds()])
-
-    def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
-        return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)
-
-    pairs = []
-    for model in ("VGG-16", "ResNet-18", "DenseNet-121"):
-        pairs.append((runs(model, "clean", "Adam", 3e-4), runs(model, "clean", "Adam", 1e-4)))
-    for model, lr in (("VGG-16", 1e-4), ("VGG-16", 3e-4), ("ResNet-18", 1e-4), ("DenseNet-121", 1e-4)):
-        noisy = runs(model, "noise 40", "CAdam", lr, "last_accuracy")
-        pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last_accuracy")))
-    for condition in ("continuous 2", "noise 40"):
-        pairs.append((runs("VGG-16", condition, "CAdam", 3e-4), runs("VGG-16", condition, "CAdam", 1e-4)))
-    differences = [comparison.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
-    return {in_brackets({"difference": d.mean, "low": d.low, "high": d.high}) for d in differences}
-
-
-@pytest.mark.parametrize(
-    ("page", "studies", "more"),
-    [
-        ("docs/images.md", IMAGES, across_rates),
-        ("docs/ctr.md", ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"], set),
-    ],
-    ids=["images", "ctr"],
-)
-def test_intervals_in_the_text_come_from_the_archive(
-    page: str, studies: Sequence[str], more: Callable[[], set[str]]
-) -> None:
-    text = " ".join(pages.MARKED.sub("", (ROOT / page).read_text()).split())
-    said = set(INTERVAL.findall(text))
-    assert said
-    rows = {in_brackets(row.values) for row in rows_of(*studies) if "difference" in row.values}
-    assert said <= rows | more()
-
-
-def test_noise_floors_in_the_text_come_from_the_archive() -> None:
-    said = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
-    assert said
-    assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
-
-
-def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pages.main(["--check"]) == 0, capsys.readouterr().err
-
+# Numbers and names ---------------------------------------------------------------------------------------------
 
 SPEEDS = {
     "one huge tensor, against torch's fused Adam": "one tensor of 537M",
@@ -295,21 +179,12 @@ def test_alignment_of_pure_noise() -> None:
     assert f"{expected:.2f}" == "0.64"
 
 
-def test_what_is_not_known_is_what_the_claims_say_was_not_run() -> None:
-    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
-    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
-    unknown = page.partition("## What is not known")[2].partition("## Limits")[0]
-    for command, table in {"tab-criteo ": 1, "tab-criteo-noise ": 2, "tab-ablation-criteo ": 4}.items():
-        verdicts = [row[-1] for row in rows if f"table {table}" in row[1] and "Criteo" in row[0]]
-        assert verdicts, table
-        assert any("not run" in verdict for verdict in verdicts) == (command in unknown), command
-
-
 def test_the_codes_and_paths_that_a_run_has_are_on_the_pages() -> None:
     codes = (ROOT / "docs" / "cli.md").read_text("utf-8")
     (interrupted,) = [line for line in codes.splitlines() if line.startswith("| 130 |")]
     assert "`cadam run` ends with 0" in interrupted
-    server = (ROOT / "src" / "cadam" / "online" / "status_server.py").read_text("utf-8")
+    monitoring = ROOT / "src" / "cadam" / "online" / "monitoring"
+    server = "".join(path.read_text("utf-8") for path in monitoring.glob("*.py"))
     online = (ROOT / "docs" / "online.md").read_text("utf-8")
     paths = re.findall(r'path == "(/[^"]*)"', server)
     assert len(paths) == 4

@@ -115,7 +115,8 @@ def test_a_schema_that_was_edited_is_replaced_only_on_request(
     assert main.main(command) == 2
     error = capsys.readouterr().err
     assert error.startswith("cadam schema: schema.json exists and differs from the inferred schema")
-    assert "name another --output, or replace it with --force" in error
+    assert "--output" in error
+    assert "--force" in error
     assert Path("schema.json").read_text() == edited != inferred
     assert main.main([*command, "--force"]) == 0
     assert Path("schema.json").read_text() == inferred

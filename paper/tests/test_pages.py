@@ -1,0 +1,108 @@
+"""The numbers on the pages and in the reports are those of the archive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from cadam.statistics import comparison
+from cadam.trials import report
+from cadam.trials.experiment import Results, Row
+from cadam_paper import pages, published
+
+ROOT = Path(__file__).parents[2]
+
+IMAGES = re.findall(r'<section id="([^"]+)">', (ROOT / "docs" / "reports" / "images.html").read_text())
+REPORTS = [
+    pytest.param(page, name, id=f"{page.name}-{name}")
+    for page in sorted((ROOT / "docs" / "reports").glob("*.html"))
+    for name in re.findall(r'<section id="([^"]+)">', page.read_text())
+]
+
+
+@pytest.mark.parametrize(("page", "name"), REPORTS)
+def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
+    """The table and the verdict on the page are those that the archive gives."""
+    request = published.request(name)
+    text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
+    if not request.complete:
+        assert f'<p class="warning">{escape(report._state(request))}' in text
+        return
+    summary = request.experiment.summary(request.results)
+    assert report._table(summary.rows) in text
+    assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
+
+
+INTERVAL = re.compile(r"[+-]\d+\.\d\d \[[+-]\d+\.\d\d, [+-]\d+\.\d\d\]")
+
+
+def in_brackets(values: Mapping[str, float]) -> str:
+    return "{difference:+.2f} [{low:+.2f}, {high:+.2f}]".format(**values)
+
+
+def rows_of(*names: str) -> list[Row]:
+    requests = [published.request(name) for name in names]
+    return [row for request in requests for row in request.experiment.summary(request.results).rows]
+
+
+def across_rates() -> set[str]:
+    """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
+    plan = published.request("fig-image-noise").plan
+    archived = published.archive().study("images").results()
+    tests = Results([result for result in archived if result.cell.seed in plan.test_seeds()])
+
+    def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
+        return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)
+
+    pairs = []
+    for model in ("VGG-16", "ResNet-18", "DenseNet-121"):
+        pairs.append((runs(model, "clean", "Adam", 3e-4), runs(model, "clean", "Adam", 1e-4)))
+    for model, lr in (("VGG-16", 1e-4), ("VGG-16", 3e-4), ("ResNet-18", 1e-4), ("DenseNet-121", 1e-4)):
+        noisy = runs(model, "noise 40", "CAdam", lr, "last_accuracy")
+        pairs.append((noisy, runs(model, "clean", "Adam", 3e-4, "last_accuracy")))
+    for condition in ("continuous 2", "noise 40"):
+        pairs.append((runs("VGG-16", condition, "CAdam", 3e-4), runs("VGG-16", condition, "CAdam", 1e-4)))
+    differences = [comparison.compare(a, b, names=("a", "b"), better="higher").difference for a, b in pairs]
+    return {in_brackets({"difference": d.mean, "low": d.low, "high": d.high}) for d in differences}
+
+
+@pytest.mark.parametrize(
+    ("page", "studies", "more"),
+    [
+        ("docs/images.md", IMAGES, across_rates),
+        ("docs/ctr.md", ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"], set),
+    ],
+    ids=["images", "ctr"],
+)
+def test_intervals_in_the_text_come_from_the_archive(
+    page: str, studies: Sequence[str], more: Callable[[], set[str]]
+) -> None:
+    text = " ".join(pages.MARKED.sub("", (ROOT / page).read_text()).split())
+    said = set(INTERVAL.findall(text))
+    assert said
+    rows = {in_brackets(row.values) for row in rows_of(*studies) if "difference" in row.values}
+    assert said <= rows | more()
+
+
+def test_noise_floors_in_the_text_come_from_the_archive() -> None:
+    said = set(re.findall(r"±\d+\.\d\d", (ROOT / "docs" / "images.md").read_text()))
+    assert said
+    assert said <= {f"±{row.values['noise floor']:.2f}" for row in rows_of(*IMAGES) if "noise floor" in row.values}
+
+
+def test_tables_on_pages_are_those_of_the_archive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pages.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_what_is_not_known_is_what_the_claims_say_was_not_run() -> None:
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ") and " | table " in row]
+    unknown = page.partition("## What is not known")[2].partition("## Limits")[0]
+    for command, table in {"tab-criteo ": 1, "tab-criteo-noise ": 2, "tab-ablation-criteo ": 4}.items():
+        verdicts = [row[-1] for row in rows if f"table {table}" in row[1] and "Criteo" in row[0]]
+        assert verdicts, table
+        assert any("not run" in verdict for verdict in verdicts) == (command in unknown), command
