@@ -46,7 +46,7 @@ def built(hook: Any, version: str = "standard") -> dict[str, Any]:
 
 
 def library(hook: Any) -> Path:
-    return Path(hook.root) / "src" / "cadam" / "engines" / "cpu" / "native.so"
+    return Path(hook.root) / "src" / "cadam" / "native" / "native.so"
 
 
 def test_a_rule_that_cannot_be_generated_fails_the_build(hook: Any) -> None:
