@@ -84,7 +84,7 @@ def test_same_bits_for_any_number_of_threads(structure: str, dtype: torch.dtype,
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_same_bits_for_any_instruction_set(structure: str, dtype: torch.dtype, sparse: bool) -> None:
     assert not isinstance(AVAILABLE, library.UnavailableError)
-    use = AVAILABLE[0].c.cadam_use
+    use = AVAILABLE[0].c.cadam_limit_instruction_set
     best = use(-1)
     if best == 0:
         pytest.skip("this processor has one instruction set only")
@@ -583,13 +583,13 @@ def test_the_norm_of_rows_is_that_of_the_summed_rows(dtype: torch.dtype, width: 
         assert found.dtype == torch.promote_types(dtype, torch.float32)
         torch.testing.assert_close(found.double(), summed.norm(), rtol=2e-6, atol=0)
         try:
-            for level in range(c.cadam_use(-1) + 1):
+            for level in range(c.cadam_limit_instruction_set(-1) + 1):
                 for count in (1, 2):
-                    c.cadam_use(level)
+                    c.cadam_limit_instruction_set(level)
                     torch.set_num_threads(count)
                     assert cpu_rows.norm(ids, values, rows) == found
         finally:
-            c.cadam_use(-1)
+            c.cadam_limit_instruction_set(-1)
             torch.set_num_threads(threads)
 
 

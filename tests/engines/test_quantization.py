@@ -87,11 +87,11 @@ def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(
     c = library.package_library().c
     try:
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
-            c.cadam_use(level)
+            c.cadam_limit_instruction_set(level)
             for options in (dict[str, Any](), shared):
                 found.append(run("adam", rows, (3000, width), threads, dtype=dtype, moments=storage, **options))
     finally:
-        c.cadam_use(-1)
+        c.cadam_limit_instruction_set(-1)
     for number, (param, state, _) in enumerate(found):
         assert torch.equal(param, found[number % 2][0])
         assert all(torch.equal(state[name], found[number % 2][1][name]) for name in state)

@@ -44,7 +44,7 @@ def dense(c: ctypes.CDLL, kernel: int, dtype: int, lengths: list[int], lie: int 
             [*(t.ctypes.data for t in tensors), step.ctypes.data, counts.ctypes.data, n + lie, kernel, dtype, *[0] * 5]
         )
     table, coefficients = np.array(rows, np.int64), np.full((1, 32), 0.5)
-    assert c.cadam_dense(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
+    assert c.cadam_dense_step(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
 
 
 def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: np.ndarray) -> int:
@@ -55,15 +55,15 @@ def rows(c: ctypes.CDLL, kernel: int, dtype: int, height: int, width: int, ids: 
     coefficients, ids = np.full(32, 0.5), np.ascontiguousarray(ids, np.int64)
     given = table.ctypes.data, ids.ctypes.data, len(ids), grads.ctypes.data
     squares = np.zeros(1)
-    found = c.cadam_rows_squares(*given, squares.ctypes.data, 3, in_two_parts)
-    done = c.cadam_rows(*given, coefficients.ctypes.data, 3, in_two_parts)
+    found = c.cadam_sparse_squared_norm(*given, squares.ctypes.data, 3, in_two_parts)
+    done = c.cadam_sparse_step(*given, coefficients.ctypes.data, 3, in_two_parts)
     assert (found < 0) == (done < 0)  # of several bad ids either may be named
     return done
 
 
 def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -> None:
     """Adam with moments in fewer bytes, and a scale for each 256 of them."""
-    kernel, size = c.cadam_kernel(b"adam"), (4, 2, 1)[moments]
+    kernel, size = c.cadam_kernel_index(b"adam"), (4, 2, 1)[moments]
     kept, rows = [], []
     for n in lengths:
         tensors = [block(n, each) for each in (SIZES[dtype], SIZES[dtype], size, size)]
@@ -72,12 +72,12 @@ def stored_dense(c: ctypes.CDLL, moments: int, dtype: int, lengths: list[int]) -
         given = [*(t.ctypes.data for t in tensors), 0, 0, step.ctypes.data, 0, n, kernel, dtype, 0]
         rows.append([*given, *(s.ctypes.data for s in scales), 1, moments])
     table, coefficients = np.array(rows, np.int64), np.full((1, 32), 0.5)
-    assert c.cadam_dense(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
+    assert c.cadam_dense_step(table.ctypes.data, len(rows), coefficients.ctypes.data, 1, 64, in_two_parts) == 0
 
 
 def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: int, width: int) -> None:
     """Adam's rows with moments in fewer bytes, second moments by row or not, and step counts of their own."""
-    kernel, n, size = c.cadam_kernel(b"adam"), 3 * height, (4, 2, 1)[moments]
+    kernel, n, size = c.cadam_kernel_index(b"adam"), 3 * height, (4, 2, 1)[moments]
     ids = np.random.default_rng(n).integers(0, height, n)
     moment, second = block(height * width, size), block(height, 4) if by_row else block(height * width, size)
     tensors = [block(height * width, SIZES[dtype]), moment, second, np.zeros(0), np.zeros(0), np.zeros(1, np.float32)]
@@ -91,7 +91,7 @@ def stored_rows(c: ctypes.CDLL, moments: int, dtype: int, by_row: bool, height: 
     for of_grads in {dtype, 0}:
         table[-1], grads, steps[:] = of_grads, block(n * width, SIZES[of_grads]), 0
         given = table.ctypes.data, ids.ctypes.data, n, grads.ctypes.data, coefficients.ctypes.data
-        assert c.cadam_rows(*given, 3, in_two_parts) == -1
+        assert c.cadam_sparse_step(*given, 3, in_two_parts) == -1
 
 
 def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, width: int, n: int) -> None:
@@ -133,8 +133,8 @@ def events(c: ctypes.CDLL, kernel: int, places: int, bag: int, numbers: int, wid
     ]
     coefficients = np.full((n, 32), 0.5, np.float32)
     words = np.array([n, *map(keep, given), keep(coefficients), keep(np.zeros(n, np.float32))], np.int64)
-    assert c.cadam_events(model.ctypes.data, words.ctypes.data) == n
-    assert c.cadam_scores(model.ctypes.data, words.ctypes.data) == n
+    assert c.cadam_learn_per_event(model.ctypes.data, words.ctypes.data) == n
+    assert c.cadam_score_events(model.ctypes.data, words.ctypes.data) == n
 
 
 PIECES = [
@@ -190,7 +190,7 @@ def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
         fields,
     ]
     given = np.array([*words, column_of.ctypes.data, ord(","), known.ctypes.data, name_ends.ctypes.data])
-    c.cadam_lines(given.ctypes.data)
+    c.cadam_split_lines(given.ctypes.data)
     out, fine = np.zeros(len(made), np.int64), np.zeros(len(made), np.uint8)
     read = np.where(became == 1, spans[0, 0, : len(made)], -1)
     for starts, stops in ((begin, ends), (read, spans[1, 0, : len(made)].copy())):
@@ -206,31 +206,31 @@ def texts(c: ctypes.CDLL, random: np.random.Generator, fields: int) -> None:
                     kind,
                 ]
                 given = np.array([*words, 1000, 1, out.ctypes.data, fine.ctypes.data])
-                c.cadam_values(given.ctypes.data)
+                c.cadam_read_values(given.ctypes.data)
 
 
 def main(library: str, mode: str, kernels: str) -> None:
     c = ctypes.CDLL(library)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, PARALLEL_FOR]
+    c.cadam_dense_step.argtypes = [pointer, number, pointer, number, number, PARALLEL_FOR]
     c.cadam_check_ids.argtypes = [pointer, number, number, PARALLEL_FOR]
     c.cadam_check_ids.restype = number
-    for each in (c.cadam_rows, c.cadam_rows_squares):
+    for each in (c.cadam_sparse_step, c.cadam_sparse_squared_norm):
         each.argtypes, each.restype = [pointer, pointer, number, pointer, pointer, number, PARALLEL_FOR], number
-    for each in (c.cadam_events, c.cadam_scores):
+    for each in (c.cadam_learn_per_event, c.cadam_score_events):
         each.argtypes, each.restype = [pointer, pointer], number
     random = np.random.default_rng(0)
     for n in (0, 1, 70_001):
         ids = random.integers(0, 9, n)
         assert c.cadam_check_ids(ids.ctypes.data, n, 9, in_two_parts) == -1
-    for each in (c.cadam_lines, c.cadam_values):
+    for each in (c.cadam_split_lines, c.cadam_read_values):
         each.argtypes, each.restype = [pointer], None
     for fields in [0, 1, 2, 3, 7] * 60:
         texts(c, random, fields)
     if mode == "overrun":
         dense(c, 0, 0, [100], lie=1)
-    for level in range(c.cadam_use(-1) + 1):
-        c.cadam_use(level)
+    for level in range(c.cadam_limit_instruction_set(-1) + 1):
+        c.cadam_limit_instruction_set(level)
         for dtype, moments in product((0, 2, 3), range(3)):
             for by_row, width in product((False, True), (1, 3, 16, 31, 130, 1024)):
                 stored_rows(c, moments, dtype, by_row, 50, width)

@@ -208,7 +208,7 @@ def cpu_limit(elements: int) -> Contender:
     pointers = [t.data_ptr() for t in tensors]
 
     def move(keep: list[Tensor] = tensors) -> None:
-        library.c.cadam_traffic(*pointers, elements, library.parallel_for)
+        library.c.cadam_memory_traffic(*pointers, elements, library.parallel_for)
 
     return Contender("limit", move)
 

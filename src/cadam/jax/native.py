@@ -100,7 +100,7 @@ def _kernel(name: str) -> tuple[str, int] | str:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(c.cadam_xla_moments), platform="cpu")
     except Exception as error:  # of several kinds, by version
         return f"XLA refuses the C kernels: {error}"
-    return target, int(c.cadam_kernel(name.encode()))
+    return target, int(c.cadam_kernel_index(name.encode()))
 
 
 class Form:

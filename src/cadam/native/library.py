@@ -46,19 +46,19 @@ def _typed(c: ctypes.CDLL) -> Library:
     """A library that was loaded, with the types of its functions."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     c.cadam_read_steps.argtypes = [pointer, number, pointer]
-    c.cadam_dense.argtypes = [pointer, number, pointer, number, number, pointer]
-    c.cadam_look.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, pointer]
-    c.cadam_look.restype = number
-    c.cadam_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
+    c.cadam_dense_step.argtypes = [pointer, number, pointer, number, number, pointer]
+    c.cadam_snapshot_tensors.argtypes = [pointer, pointer, number, number, number, number, pointer, pointer, pointer]
+    c.cadam_snapshot_tensors.restype = number
+    c.cadam_memory_traffic.argtypes = [pointer, pointer, pointer, pointer, number, pointer]
     c.cadam_check_ids.argtypes = [pointer, number, number, pointer]
     c.cadam_check_ids.restype = number
-    for events in (c.cadam_events, c.cadam_scores):
+    for events in (c.cadam_learn_per_event, c.cadam_score_events):
         events.argtypes, events.restype = [pointer, pointer], number
-    for texts in (c.cadam_lines, c.cadam_values):
+    for texts in (c.cadam_split_lines, c.cadam_read_values):
         texts.argtypes, texts.restype = [pointer], None
-    for rows in (c.cadam_rows, c.cadam_rows_squares):
+    for rows in (c.cadam_sparse_step, c.cadam_sparse_squared_norm):
         rows.argtypes, rows.restype = [pointer, pointer, number, pointer, pointer, number, pointer], number
-    here = ctypes.cast(c.cadam_here, ctypes.c_void_p).value
+    here = ctypes.cast(c.cadam_run_inline, ctypes.c_void_p).value
     os.register_at_fork(after_in_child=lambda: _work_alone(here or 0))
     return Library(c, _required())
 
@@ -91,7 +91,7 @@ def find(structure: Structure) -> tuple[Library, int] | UnavailableError:
         library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
     except UnavailableError as reason:
         return reason
-    kernel = int(library.c.cadam_kernel(structure.plain.name.encode()))
+    kernel = int(library.c.cadam_kernel_index(structure.plain.name.encode()))
     if kernel < 0:
         return UnavailableError(
             f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"

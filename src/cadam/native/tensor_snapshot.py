@@ -53,7 +53,7 @@ class Watched:
         """See how things are now; what is new: MOVED, CHANGED, both or neither."""
         if self.compiled is None:
             return _ask(self.tensors, self.grads, self.columns)
-        return int(self.compiled.library.c.cadam_look(*self.arguments))
+        return int(self.compiled.library.c.cadam_snapshot_tensors(*self.arguments))
 
 
 def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> Watched:
@@ -147,7 +147,7 @@ def _tried(library: Library) -> CompiledLook | None:
     for grads in (False, True):
         expected, seen = np.full((2, 3, len(samples)), -2)
         _ask(samples, grads, expected)
-        library.c.cadam_look(*found.arguments(objects, grads, False, seen))
+        library.c.cadam_snapshot_tensors(*found.arguments(objects, grads, False, seen))
         plain = expected[2] >= 0
         if not np.array_equal(plain, seen[2] >= 0) or not np.array_equal(expected[:2, plain], seen[:2, plain]):
             return None

@@ -108,7 +108,7 @@ class EventModel:
         """
         step = self.batch.slots[0].step.item()
         c = self._coefficients(step, len(labels))
-        scores, done = self._call(self.library.c.cadam_events, rows, weights, numbers, labels, c)
+        scores, done = self._call(self.library.c.cadam_learn_per_event, rows, weights, numbers, labels, c)
         for slot in self.batch.slots:
             slot.step.fill_(min(step + done, MOST_STEPS))
         return scores, done
@@ -116,7 +116,7 @@ class EventModel:
     def scores(self, rows: Words, weights: Floats | None, numbers: Floats) -> Floats:
         """Predict events and learn from none."""
         none = np.empty(0, np.float32)
-        return self._call(self.library.c.cadam_scores, rows, weights, numbers, none, none)[0]
+        return self._call(self.library.c.cadam_score_events, rows, weights, numbers, none, none)[0]
 
     def _call(
         self, function: Any, rows: Words, weights: Floats | None, numbers: Floats, labels: Floats, c: Floats

@@ -240,7 +240,7 @@ class DenseStep:
             rows[where, column] = buffers.addresses
         c = self._coefficients(batches)
         for part in [rows] if self.disjoint else np.split(rows, len(rows)):
-            failed = self.library.c.cadam_dense(
+            failed = self.library.c.cadam_dense_step(
                 part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
             )
             if failed:

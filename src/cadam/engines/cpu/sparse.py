@@ -111,7 +111,7 @@ def _step(library: Library, number: int, batch: KernelBatch, slot: ParamSlot, gr
         c, set_of = _of_rows(batch, slot.row_steps, ids)
         own = (slot.row_steps.data_ptr(), set_of.ctypes.data, len(c))
     table = np.array([*tensors, rows, width, *kind, *own, DTYPES[values_.dtype]], np.int64)
-    failed = library.c.cadam_rows(
+    failed = library.c.cadam_sparse_step(
         table.ctypes.data,
         ids.data_ptr(),
         n,
@@ -166,7 +166,7 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
         table = np.array(
             [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 7), np.int64
         )
-        failed = library.c.cadam_rows_squares(
+        failed = library.c.cadam_sparse_squared_norm(
             table.ctypes.data,
             ids.data_ptr(),
             n,

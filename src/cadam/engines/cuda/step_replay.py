@@ -620,11 +620,11 @@ def _compiled(path: str) -> Compiled:
     """Of the library at this path. Python's lock is held while they look at its dicts and lists, not in launches."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     locked = ctypes.PyDLL(path)
-    locked.cadam_prepared_step.argtypes, locked.cadam_prepared_step.restype = [pointer, pointer], number
-    locked.cadam_prepared_note.argtypes, locked.cadam_prepared_note.restype = [pointer], None
-    launch = ctypes.CDLL(path).cadam_prepared_launch
+    locked.cadam_replay_step.argtypes, locked.cadam_replay_step.restype = [pointer, pointer], number
+    locked.cadam_replay_note.argtypes, locked.cadam_replay_note.restype = [pointer], None
+    launch = ctypes.CDLL(path).cadam_replay_launch
     launch.argtypes, launch.restype = [pointer, pointer, number, pointer], number
-    return Compiled(locked.cadam_prepared_step, locked.cadam_prepared_note, launch)
+    return Compiled(locked.cadam_replay_step, locked.cadam_replay_note, launch)
 
 
 # What torch's tensors are made of --------------------------------------------------------------------------------

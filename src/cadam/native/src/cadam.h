@@ -83,7 +83,7 @@ typedef struct {
 } instruction_set;
 
 /* The best instruction set that this machine has, or the one that was asked for. */
-const instruction_set *cadam_instructions(void);
+const instruction_set *cadam_instruction_set(void);
 
 /* The step count after this one: one more, as far as float can count; from 2^24 on, the next number that it has. */
 static inline float next_step(float t)

@@ -14,9 +14,9 @@ extern const instruction_set cadam_portable;
 extern const instruction_set cadam_avx2, cadam_avx512;
 #endif
 
-static int chosen = -1; /* set by cadam_use, for tests and curiosity */
+static int chosen = -1; /* set by cadam_limit_instruction_set, for tests and curiosity */
 
-const instruction_set *cadam_instructions(void)
+const instruction_set *cadam_instruction_set(void)
 {
 #ifdef __x86_64__
     __builtin_cpu_init();
@@ -32,10 +32,10 @@ const instruction_set *cadam_instructions(void)
 }
 
 /* Use at most this instruction set (0 portable, 1 AVX2, 2 AVX-512; -1 the best there is). Returns the one in use. */
-EXPORT int cadam_use(int level)
+EXPORT int cadam_limit_instruction_set(int level)
 {
     chosen = level;
-    const instruction_set *now = cadam_instructions();
+    const instruction_set *now = cadam_instruction_set();
 #ifdef __x86_64__
     return now == &cadam_avx512 ? 2 : now == &cadam_avx2 ? 1 : 0;
 #else
@@ -47,9 +47,9 @@ EXPORT int cadam_use(int level)
 EXPORT const char *cadam_fingerprint(void) { return FINGERPRINT; }
 
 /* The number of a kernel by its name; -1 if there is none. */
-EXPORT int cadam_kernel(const char *name)
+EXPORT int cadam_kernel_index(const char *name)
 {
-    const instruction_set *set = cadam_instructions();
+    const instruction_set *set = cadam_instruction_set();
     for (int i = 0; i < set->count; i++)
         if (!strcmp(set->kernels[i].name, name))
             return i;
@@ -57,7 +57,7 @@ EXPORT int cadam_kernel(const char *name)
 }
 
 /* All of the work on the calling thread: for small work, and after a fork, where torch's threads do not exist. */
-EXPORT int32_t cadam_here(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context)
+EXPORT int32_t cadam_run_inline(int64_t begin, int64_t end, int64_t grain, range_fn *f, void *context)
 {
     (void)grain;
     f(begin, end, context);
@@ -200,7 +200,7 @@ EXPORT void cadam_read_steps(const dense_tensor *tensors, int64_t count, double 
 
 /* Step every tensor: count it, update it. `c` has MAX_COEFFICIENTS doubles for each set of coefficients.
  * Returns 0, or 1 if memory ran out, with nothing changed. */
-EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double *c, int64_t sets, int64_t grain,
+EXPORT int cadam_dense_step(const dense_tensor *tensors, int64_t count, const double *c, int64_t sets, int64_t grain,
                        parallel_for_fn *parallel_for)
 {
     int64_t *first = malloc((size_t)(count + 1) * sizeof *first);
@@ -224,7 +224,7 @@ EXPORT int cadam_dense(const dense_tensor *tensors, int64_t count, const double 
         }
     }
     first[count] = units;
-    dense_step step = {cadam_instructions(), tensors, first, count, converted};
+    dense_step step = {cadam_instruction_set(), tensors, first, count, converted};
     if (units)
         parallel_for(0, units, grain / UNIT, dense_range, &step);
     free(first);
@@ -247,9 +247,9 @@ static void traffic_range(int64_t begin, int64_t end, void *context)
 }
 
 /* Move what a step of Adam over n float32 elements moves: the speed limit of this machine. */
-EXPORT void cadam_traffic(float *p, const float *g, float *m, float *v, int64_t n, parallel_for_fn *parallel_for)
+EXPORT void cadam_memory_traffic(float *p, const float *g, float *m, float *v, int64_t n, parallel_for_fn *parallel_for)
 {
-    traffic t = {p, m, v, g, cadam_instructions()->traffic};
+    traffic t = {p, m, v, g, cadam_instruction_set()->traffic};
     parallel_for(0, n, n / 1024 + 1, traffic_range, &t);
 }
 
@@ -483,7 +483,7 @@ static int64_t do_buckets(row_step *step, int64_t threads, parallel_for_fn *para
     if (step->n >= (int64_t)UINT32_MAX)
         return result;
     if (step->n * step->table->width <= 16384) { /* not worth waking another thread */
-        parallel_for = cadam_here;
+        parallel_for = cadam_run_inline;
         threads = 1;
     }
     step->chunks = threads;
@@ -526,11 +526,11 @@ done:
 
 /* Step `table`: count it, update the rows that `ids` name. `c` has MAX_COEFFICIENTS doubles for each set. Returns -1 when done, -2 if memory ran out, else the position of an
  * id that is out of range; in both latter cases nothing was changed. */
-EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
+EXPORT int64_t cadam_sparse_step(const row_table *table, const int64_t *ids, int64_t n, const void *grads, const double *c,
                           int64_t threads, parallel_for_fn *parallel_for)
 {
     row_step step = {
-        .do_bucket = update_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+        .do_bucket = update_bucket, .set = cadam_instruction_set(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
     coefficients *converted = malloc((size_t)table->sets * sizeof *converted);
     for (int64_t i = 0; converted && i < table->sets; i++)
@@ -551,12 +551,12 @@ EXPORT int64_t cadam_rows(const row_table *table, const int64_t *ids, int64_t n,
 }
 
 /* Into `squares`: the sum of the squares of row gradients, duplicates summed. Of `table` only rows, width and dtype count.
- * Returns as cadam_rows. */
-EXPORT int64_t cadam_rows_squares(const row_table *table, const int64_t *ids, int64_t n, const void *grads, double *squares,
+ * Returns as cadam_sparse_step. */
+EXPORT int64_t cadam_sparse_squared_norm(const row_table *table, const int64_t *ids, int64_t n, const void *grads, double *squares,
                                   int64_t threads, parallel_for_fn *parallel_for)
 {
     row_step step = {
-        .do_bucket = square_bucket, .set = cadam_instructions(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
+        .do_bucket = square_bucket, .set = cadam_instruction_set(), .table = table, .ids = ids, .grads = grads, .n = n, .bad = -1};
     choose_buckets(&step);
     step.squares = calloc((size_t)step.buckets, sizeof *step.squares);
     const int64_t result = step.squares ? do_buckets(&step, threads, parallel_for) : -2;

@@ -263,10 +263,10 @@ static int make_room(work *w)
 
 /* Predict each event and learn from it before the next. Stops at an event whose score or label is not finite, before
  * learning from it. Returns how many were learnt from, -2 if memory ran out. Rows must be in range. */
-EXPORT int64_t cadam_events(const model *m, const events *given)
+EXPORT int64_t cadam_learn_per_event(const model *m, const events *given)
 {
     work w = {.m = m,
-              .kernel = &cadam_instructions()->kernels[m->kernel],
+              .kernel = &cadam_instruction_set()->kernels[m->kernel],
               .entries = m->entries + m->numbers,
               .fields = m->fields + m->numbers,
               .width = m->table.p ? m->table.width : 0,
@@ -301,10 +301,10 @@ EXPORT int64_t cadam_events(const model *m, const events *given)
 }
 
 /* Predict events and learn from none. Returns their number, -2 if memory ran out. */
-EXPORT int64_t cadam_scores(const model *m, const events *given)
+EXPORT int64_t cadam_score_events(const model *m, const events *given)
 {
     work w = {.m = m,
-              .kernel = &cadam_instructions()->kernels[m->kernel],
+              .kernel = &cadam_instruction_set()->kernels[m->kernel],
               .entries = m->entries + m->numbers,
               .fields = m->fields + m->numbers,
               .width = m->table.p ? m->table.width : 0,

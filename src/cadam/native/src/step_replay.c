@@ -255,7 +255,7 @@ static int fill(const prepared_step *s, int64_t *to)
 }
 
 /* Note how the tensors and their gradients are: so they must be in the next step. */
-EXPORT void cadam_prepared_note(const prepared_step *s)
+EXPORT void cadam_replay_note(const prepared_step *s)
 {
     for (const part *p = s->part; p < s->part + s->parts; p++) {
         const tensors lasting = {s->torch, p->lasting_objects, s->place}, params = {s->torch, p->params, s->place};
@@ -268,7 +268,7 @@ EXPORT void cadam_prepared_note(const prepared_step *s)
 
 /* Returns 0 or an error of the driver. To be called without Python's lock: a full queue makes the driver wait, and the
  * device may be waiting for what another thread has to do. */
-EXPORT int64_t cadam_prepared_launch(const cuda_functions *cuda, const kernel_launch *launch, int64_t count, void *stream)
+EXPORT int64_t cadam_replay_launch(const cuda_functions *cuda, const kernel_launch *launch, int64_t count, void *stream)
 {
     int failed = 0;
     for (const kernel_launch *k = launch; k < launch + count && !failed; k++)
@@ -281,7 +281,7 @@ EXPORT int64_t cadam_prepared_launch(const cuda_functions *cuda, const kernel_la
 /* Take the step that was prepared, on this stream: if nothing but gradients' addresses and the coefficients changed.
  * Returns DONE; NOT_TAKEN if something else did, or the device is not ready for it, and nothing was done; or an error
  * of the driver. */
-EXPORT int64_t cadam_prepared_step(prepared_step *s, void *stream)
+EXPORT int64_t cadam_replay_step(prepared_step *s, void *stream)
 {
     const cuda_functions *cuda = s->cuda;
     void *context = 0, *event = s->events[s->slot];
@@ -295,7 +295,7 @@ EXPORT int64_t cadam_prepared_step(prepared_step *s, void *stream)
     void *thread = s->python->release_lock();
     if (!(failed = cuda->copy_to_device(s->device, host, (size_t)s->words * sizeof *host, stream)) &&
         !(failed = cuda->event_record(event, stream)))
-        failed = cadam_prepared_launch(cuda, s->launch, s->launches, stream);
+        failed = cadam_replay_launch(cuda, s->launch, s->launches, stream);
     s->python->take_lock(thread);
     if (failed)
         return failed;

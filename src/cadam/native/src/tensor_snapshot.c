@@ -40,7 +40,7 @@ static void look_at_grads_range(int64_t begin, int64_t end, void *context)
 
 /* Where the tensors of Python objects (or their gradients) lie, their sizes and kinds. Returns what is new since the
  * last look. Threads are worth it only where they are awake. */
-EXPORT int64_t cadam_look(const torch_functions *torch, char **objects, int64_t place, int64_t count, int64_t grads,
+EXPORT int64_t cadam_snapshot_tensors(const torch_functions *torch, char **objects, int64_t place, int64_t count, int64_t grads,
                           int64_t threads, int64_t *addresses, int64_t *sizes, int64_t *kinds)
 {
     view v = {{torch, objects, place}, addresses, sizes, kinds, 0};

@@ -223,7 +223,7 @@ static int json_line(const lines *g, int64_t i, int64_t at, int64_t end, shape *
 }
 
 /* Cut lines of CSV (`fields` is not 0) or JSON into the values of columns. */
-EXPORT void cadam_lines(const lines *g)
+EXPORT void cadam_split_lines(const lines *g)
 {
     shape known = {.count = 0};
     for (int64_t i = 0; i < g->n; i++) {
@@ -484,7 +484,7 @@ static int read_number(text *s, int64_t size, double *out)
 }
 
 /* Read values, and say which were. */
-EXPORT void cadam_values(const values *g)
+EXPORT void cadam_read_values(const values *g)
 {
     waiting w = {.hash = best_blake2b(), .places = (uint64_t)g->size};
     for (int64_t i = 0; i < g->n; i++) {

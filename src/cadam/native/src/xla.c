@@ -208,7 +208,7 @@ EXPORT void *cadam_xla_moments(const call *frame)
             ((metadata_query *)e)->metadata->version.minor = 1;
             return 0;
         }
-    const instruction_set *set = cadam_instructions();
+    const instruction_set *set = cadam_instruction_set();
     const int64_t number = frame->size >= sizeof *frame && frame->attributes.count == 1 &&
                                    frame->attributes.types[0] == NUMBER && frame->attributes.numbers[0]->dtype == S64
                                ? *frame->attributes.numbers[0]->value

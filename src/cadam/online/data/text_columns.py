@@ -116,7 +116,7 @@ class Texts(Sequence[Any]):
         fine = np.empty(len(self), np.bool_)
         begin, end, quoted = _contiguous(self.begin), _contiguous(self.end), _contiguous(self.quoted)
         _call(
-            *(c.cadam_values, self.data, begin, end, quoted, len(self), self.quotes, reading, size, self.truths),
+            *(c.cadam_read_values, self.data, begin, end, quoted, len(self), self.quotes, reading, size, self.truths),
             *(out, fine),
         )
         return out, fine
@@ -149,7 +149,7 @@ def split(
     together = np.frombuffer(b"".join(encoded) + b" ", np.uint8)
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     _call(
-        *(c.cadam_lines, data, begin, end, count, spans[0], spans[1], quoted, became, len(names), stride),
+        *(c.cadam_split_lines, data, begin, end, count, spans[0], spans[1], quoted, became, len(names), stride),
         *(len(column_of), column_of, ord(separator or ","), together, ends),
     )
     kind = Quotes.SOME if fields is None else Quotes.NONE
