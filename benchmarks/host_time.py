@@ -93,7 +93,7 @@ def pretend() -> None:
     selection.ENGINES = (engine, of_rows, *selection.ENGINES)
     torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = (lambda index: 0), (lambda: 0)
     launch.missing_requirement, launch._direct = (lambda device: None), lambda: True
-    cuda.kernel = cuda_rows.kernel = lambda structure, kind: IdleKernel(kind)
+    cuda.kernel = cuda_rows.kernel = lambda spec, kind: IdleKernel(kind)
     cuda.triton_type = cuda_rows.triton_type = lambda dtype: dtype
     keys = launch.Launch(IdleKernel("keys"), {})
     cuda_rows.make_keys = step_replay.make_keys = lambda in_bags: keys

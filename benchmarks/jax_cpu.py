@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=50_000_000)
     given = parser.parse_args()
     print(f"jax {jax.__version__}, optax {optax.__version__}, {platform.machine()}, {os.cpu_count()} processors")
-    print(f"moments by {cadam.jax.explain()}")
     for count in (1, 50, 500):
         sizes = [given.parameters // count] * count
         grads = [tensors(sizes, seed) for seed in (1, 2)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.engines import quantization
-from cadam.rules.moment_storage import BLOCK, STORAGES
+from cadam.rules.moment_storage import BLOCK_SIZE, STORAGES
 from cadam_paper.images import data
 
 DECAY, EVERY, BATCH = 4e-3, 20, 32
@@ -33,8 +33,8 @@ def network() -> nn.Module:
 
 
 def classes_of(grad: Tensor, momentum: Tensor) -> tuple[Tensor, ...]:
-    padded = nn.functional.pad(momentum.abs(), (0, -len(momentum) % BLOCK)).view(-1, BLOCK)
-    largest = padded.amax(1).repeat_interleave(BLOCK)[: len(momentum)]
+    padded = nn.functional.pad(momentum.abs(), (0, -len(momentum) % BLOCK_SIZE)).view(-1, BLOCK_SIZE)
+    largest = padded.amax(1).repeat_interleave(BLOCK_SIZE)[: len(momentum)]
     tiny = grad.abs() < torch.finfo(torch.float32).tiny
     low = ~tiny & (grad.abs() < largest * 2**-30)
     return tiny, low, ~(tiny | low)

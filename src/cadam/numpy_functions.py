@@ -1,4 +1,4 @@
-"""Coefficients of many steps at once, on the host: what a rule's `coefficients` may call on arrays of numpy."""
+"""The functions that a rule's `coefficients` may call on numpy arrays, to compute many steps at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 
-class OnHost:
-    """As `update.Scalars`, on arrays."""
+class NumpyFunctions:
+    """The functions of `cadam.rules.update.ScalarFunctions`, on numpy arrays."""
 
     sqrt = staticmethod(np.sqrt)
     maximum = staticmethod(np.maximum)
 
     @staticmethod
     def positive(x: Any) -> Any:
-        """1 where x > 0, else 0."""
+        """Return 1 where x > 0, else 0."""
         return np.where(x > 0, 1.0, 0.0)

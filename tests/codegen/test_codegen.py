@@ -13,7 +13,7 @@ import pytest
 
 import cadam
 from cadam.codegen import triton_source
-from cadam.codegen.kernel_spec import Structure, structures
+from cadam.codegen.kernel_spec import KernelSpec, kernel_specs
 from cadam.rules import RULES
 from cadam.rules.defaults import defaults
 
@@ -29,7 +29,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_c_header_is_generated_without_torch() -> None:
-    done = python("-c", BARE + "from cadam.codegen import c; print(c.header())")
+    done = python("-c", BARE + "from cadam.codegen import c_source as c; print(c.header())")
     assert done.returncode == 0, done.stderr
     assert "ELEMENT(adam_max_exp_avg_sq)(" in done.stdout
 
@@ -47,14 +47,14 @@ def test_every_public_name_is_where_it_says() -> None:
 KEYS = """
 import inspect
 from cadam import Rule, Step
-from cadam.codegen import triton
-from cadam.codegen.structure import structures
+from cadam.codegen import triton_source as triton
+from cadam.codegen.kernel_spec import kernel_specs
 from cadam.rules import RULES
 own = Rule("own", {"lr": 0.1}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: Step(g, s.m, {"m": g}))
-for structure in structures([*RULES.values(), own]):
-    module = triton.module(structure.name, triton.source(structure))
+for spec in kernel_specs([*RULES.values(), own]):
+    module = triton.module(spec.name, triton.source(spec))
     for kind in ("dense", "rows", "seams"):
-        kernel = getattr(module, f"{structure.name}_{kind}")
+        kernel = getattr(module, f"{spec.name}_{kind}")
         print(module.__name__, kernel.fn.__code__.co_filename, kernel.cache_key)
 """
 
@@ -69,11 +69,11 @@ def test_only_what_no_code_depends_on_is_rounded_otherwise_in_triton() -> None:
     rule = cadam.Rule(
         "rooted", {"lr": 0.1, "eps": 0.1}, lambda o: {"size": 0.0}, _eps, update, moments={"size": "positive"}
     )
-    structure = Structure.of(rule, {**defaults(rule), "moments": "int8"})
-    made_by = {op.out.name: op for op in structure.program.ops}
-    rounded = [made_by[name].kind for name, how in triton_source.faster(structure).items() if "roughly" in how]
+    spec = KernelSpec.of(rule, {**defaults(rule), "moments": "int8"})
+    made_by = {op.out.name: op for op in spec.program.ops}
+    rounded = [made_by[name].kind for name, how in triton_source.faster(spec).items() if "roughly" in how]
     assert sorted(rounded) == ["div", "sqrt"]
-    assert triton_source.faster(Structure.of(rule, defaults(rule))) == {}
+    assert triton_source.faster(KernelSpec.of(rule, defaults(rule))) == {}
 
 
 def _eps(t: Any, o: Any, f: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_triton_finds_in_its_cache_what_another_process_compiled() -> None:
     """It looks for the key of a kernel, which goes by source and line; the name in messages is the same too."""
     first, second = (python("-c", KEYS, PYTHONHASHSEED=seed).stdout.splitlines() for seed in "12")
     assert first == second
-    assert len(set(first)) == 3 * (len(structures(RULES.values())) + 1)
+    assert len(set(first)) == 3 * (len(kernel_specs(RULES.values())) + 1)
 
 
 def test_the_kernels_of_a_rule_are_shown() -> None:

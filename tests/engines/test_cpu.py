@@ -22,7 +22,7 @@ from torch import Tensor
 
 import cadam
 from cadam.codegen import c_source as c_source
-from cadam.codegen.kernel_spec import Structure, structures
+from cadam.codegen.kernel_spec import KernelSpec, kernel_specs
 from cadam.engines import selection
 from cadam.engines.cpu import dense as native
 from cadam.engines.cpu import sparse as cpu_rows
@@ -31,9 +31,9 @@ from cadam.native import shared_library as shared
 from cadam.rules import ADAM, RULES, Rule, Step
 from cadam.rules.defaults import defaults
 from tests.native import sanitizer
-from tests.optim.family import OF_RULE, STRUCTURES
+from tests.optim.family import KERNEL_SPECS, OF_RULE
 
-AVAILABLE = library.find(Structure.of(ADAM, defaults(ADAM)))
+AVAILABLE = library.find(KernelSpec.of(ADAM, defaults(ADAM)))
 pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, library.UnavailableError), reason=f"no C kernels: {AVAILABLE}")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -41,9 +41,9 @@ CHOSEN_AND_EAGER: list[dict[str, Any]] = [{}, {"foreach": False}]
 FUSED_AND_EAGER: list[dict[str, Any]] = [{"fused": True}, {"foreach": False}]
 
 
-def train(structure: str, dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
+def train(spec: str, dtype: torch.dtype, *, sparse: bool, steps: int = 4) -> list[Tensor]:
     """Parameters and state after a few steps on fixed gradients."""
-    rule, options = STRUCTURES[structure]
+    rule, options = KERNEL_SPECS[spec]
     generator = torch.Generator().manual_seed(3)
     shapes = [(3000, 12)] if sparse else [(50_021,), (), (0, 3), (64, 65), (7, 3, 5, 5)]
     params = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
@@ -70,19 +70,19 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_same_bits_for_any_number_of_threads(structure: str, dtype: torch.dtype, sparse: bool, threads: None) -> None:
+@pytest.mark.parametrize("spec", KERNEL_SPECS)
+def test_same_bits_for_any_number_of_threads(spec: str, dtype: torch.dtype, sparse: bool, threads: None) -> None:
     torch.set_num_threads(1)
-    alone = train(structure, dtype, sparse=sparse)
+    alone = train(spec, dtype, sparse=sparse)
     torch.set_num_threads(5)
-    for a, b in zip(alone, train(structure, dtype, sparse=sparse), strict=True):
+    for a, b in zip(alone, train(spec, dtype, sparse=sparse), strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_same_bits_for_any_instruction_set(structure: str, dtype: torch.dtype, sparse: bool) -> None:
+@pytest.mark.parametrize("spec", KERNEL_SPECS)
+def test_same_bits_for_any_instruction_set(spec: str, dtype: torch.dtype, sparse: bool) -> None:
     assert not isinstance(AVAILABLE, library.UnavailableError)
     use = AVAILABLE[0].c.cadam_limit_instruction_set
     best = use(-1)
@@ -92,7 +92,7 @@ def test_same_bits_for_any_instruction_set(structure: str, dtype: torch.dtype, s
         results = []
         for level in range(best + 1):
             assert use(level) == level
-            results.append(train(structure, dtype, sparse=sparse))
+            results.append(train(spec, dtype, sparse=sparse))
     finally:
         use(-1)
     for other in results[1:]:
@@ -625,7 +625,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["clean", "overrun"])
 def test_no_wrong_access_under_the_sanitizer(sanitized: Path, mode: str) -> None:
-    kernels = len(structures(RULES[name] for name in SANITIZED))
+    kernels = len(kernel_specs(RULES[name] for name in SANITIZED))
     sanitizer.check(Path(__file__).parents[1] / "native" / "asan_driver.py", sanitized, mode, str(kernels))
 
 

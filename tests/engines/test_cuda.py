@@ -20,7 +20,7 @@ from torch import Tensor
 
 import cadam
 from cadam.codegen import triton_source as triton_source
-from cadam.codegen.kernel_spec import Structure
+from cadam.codegen.kernel_spec import KernelSpec
 from cadam.codegen.trace import Trace, Value
 from cadam.engines import selection
 from cadam.engines.base import RefusalKind
@@ -29,7 +29,7 @@ from cadam.engines.cuda.sparse import CudaRows, Strides, _launches, check_ids
 from cadam.rules import RULES, Rule, Step
 from cadam.rules.defaults import defaults
 from tests.engines.triton_interpreter import interpreted, needs_triton, on_cuda
-from tests.optim.family import OF_RULE, STRUCTURES
+from tests.optim.family import KERNEL_SPECS, OF_RULE
 
 REFERENCE = tuple(engine for engine in selection.ENGINES if engine.name in ("rows", "eager"))
 FUSED = (
@@ -54,9 +54,9 @@ def without_fused(run: Callable[[], Any]) -> Any:
         selection.ENGINES = FUSED
 
 
-# Every structure of every rule, and what no structure stands for. AdaBelief's own eps is beyond float32.
+# Every spec of every rule, and what no spec stands for. AdaBelief's own eps is beyond float32.
 OPTIONS = {"sgdm": {"lr": 0.1}, "adabelief": {"eps": 1e-8}}
-SETTINGS = {name: (rule, {**OPTIONS.get(rule, {}), **options}) for name, (rule, options) in STRUCTURES.items()}
+SETTINGS = {name: (rule, {**OPTIONS.get(rule, {}), **options}) for name, (rule, options) in KERNEL_SPECS.items()}
 SETTINGS["dampened"] = ("sgdm", {"lr": 0.1, "dampening": 0.3})
 DECAY = {"none": {}, "l2": {"weight_decay": 0.1, "decoupled_weight_decay": False}}
 DECAY["decoupled"] = {"weight_decay": 0.1, "decoupled_weight_decay": True}
@@ -658,7 +658,7 @@ for layout, name, options in CASES:
 @needs_triton
 @pytest.mark.parametrize("layout", ["dense", "rows"])
 def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
-    cases = [(layout, OF_RULE[rule, True].__name__, options) for rule, options in STRUCTURES.values()]
+    cases = [(layout, OF_RULE[rule, True].__name__, options) for rule, options in KERNEL_SPECS.values()]
     cases.append((layout, "CAmsGrad", {"capturable": True}))
     if layout == "dense":
         cases += [
@@ -673,13 +673,13 @@ def test_the_kernels_in_tritons_interpreter(layout: str) -> None:
 COEFFICIENTS = """
 import numpy as np
 import torch
-from cadam.codegen.structure import Structure
+from cadam.codegen.kernel_spec import KernelSpec
 from cadam.defaults import defaults
 from cadam.engines import scalars
 from cadam.engines.base import KernelBatch, ParamSlot
 from cadam.engines.cuda.launch import StepNumbers
 from cadam.rules import RULES
-from cadam.update import Update
+from cadam.rules.update import Update
 
 for name, options in CASES:
     rule = RULES[name]
@@ -692,13 +692,13 @@ for name, options in CASES:
         update = Update.of(rule, True, how, unscale=True)
         counts = [torch.tensor(float(t)) for t in (0, 1, 6, 999, 70_000, *range(5, 45))]
         items = [ParamSlot(torch.zeros(1), {}, step, None) for step in counts]
-        numbers = StepNumbers(items, how, Structure.of(rule, given), torch.device("cpu"))
+        numbers = StepNumbers(items, how, KernelSpec.of(rule, given), torch.device("cpu"))
         before = [step.item() for step in counts]
         sent = numbers.advance(KernelBatch(update, how, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
         assert sent.more.tolist() == list(range(45))
         assert [step.item() for step in counts] == [t + (not overflow) for t in before]
         for t, row in zip(counts, sent.rows.tolist()):
-            c = update.general_coefficients(t.item(), given, scalars.Scalars, 8.0) if t else {}
+            c = update.general_coefficients(t.item(), given, scalars.ScalarFunctions, 8.0) if t else {}
             assert row[0] == t.item()
             np.testing.assert_allclose(row[1 : 1 + len(c)], list(c.values()), rtol=1e-9, err_msg=f"{name} {t} {c}")
 """
@@ -729,8 +729,8 @@ def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) 
     import triton
     from triton.backends.compiler import GPUTarget
 
-    structure = Structure.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
-    how = _launches(structure, (torch.float32,) * 3, 64, Strides(1, 1, 1, True), True, False, False, False, False, True)
+    spec = KernelSpec.of(RULES["adam"], defaults(RULES["adam"]), rows=True)
+    how = _launches(spec, (torch.float32,) * 3, 64, Strides(1, 1, 1, True), True, False, False, False, False, True)
     launch = getattr(how, kind)
     kinds = {"keys": "*i32", "order": "*i64", "coefficients": "*fp64", "counts": "*i64"}
     kinds |= dict.fromkeys(("seed", "n", "rows", "width"), "i32")

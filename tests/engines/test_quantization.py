@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.codegen.kernel_spec import Structure
+from cadam.codegen.kernel_spec import KernelSpec
 from cadam.engines import quantization, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import storage_refusal
@@ -630,20 +630,20 @@ def test_kernels_are_told_how_rows_follow_each_other_and_of_words_only_where_cod
     storage: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer, param = table_side_by_side(monkeypatch, width, **storage)
-    structure = Structure.of(optimizer.rule, optimizer.param_groups[0], rows=True)
+    spec = KernelSpec.of(optimizer.rule, optimizer.param_groups[0], rows=True)
     state = {f"s_{name}": optimizer.state[param][name] for name in ("exp_avg", "exp_avg_sq")}
     state |= {f"e_{name[:-6]}": x for name, x in optimizer.state[param].items() if name.endswith("_scale")}
     size = state["s_exp_avg"].stride(0) * state["s_exp_avg"].itemsize
-    found = Strides.of(structure, state)
+    found = Strides.of(spec, state)
     if storage["moments"] == "bfloat16":
         assert found == (size // 2, 1, 1, width % 4 == 0)
     else:
         shared = size // 4 if "second_moment" in storage else 1
         assert found == (size, size, shared, True)
         odd = torch.zeros(31, size, dtype=torch.uint8).flatten()[1:].as_strided((30, width), (size, 1))
-        assert not Strides.of(structure, {**state, "s_exp_avg": odd}).by_four
+        assert not Strides.of(spec, {**state, "s_exp_avg": odd}).by_four
     apart = {name: x.clone(memory_format=torch.contiguous_format) for name, x in state.items()}
-    assert Strides.of(structure, apart) == (width, 1, 1, True)
+    assert Strides.of(spec, apart) == (width, 1, 1, True)
 
 
 @pytest.mark.parametrize("how", ["state dict", "optimizer", "copy"])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.codegen.kernel_spec import Structure
+from cadam.codegen.kernel_spec import KernelSpec
 from cadam.rules import RULES
 from cadam.rules.defaults import defaults
 from tests.engines.engines_under_test import ROWS
@@ -34,9 +34,9 @@ CONFIDENT = {name: cls for name, cls in FAMILY.items() if cls.confidence}
 PAIRS = {name: (cls, FAMILY[name[1:]]) for name, cls in CONFIDENT.items() if name[1:] in FAMILY}
 # Each rule without confidence and with it, whose other options are free.
 OF_RULE = {(cls.rule.name, cls.confidence): cls for cls in FAMILY.values() if not cls.fixed}
-# Every structure that kernels are compiled for: its name, the rule's name, and options that lead to it.
-STRUCTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    Structure.of(rule, {**defaults(rule), **variant}).name: (rule.name, dict(variant))
+# Every spec that kernels are compiled for: its name, the rule's name, and options that lead to it.
+KERNEL_SPECS: dict[str, tuple[str, dict[str, Any]]] = {
+    KernelSpec.of(rule, {**defaults(rule), **variant}).name: (rule.name, dict(variant))
     for rule in RULES.values()
     for variant in ({}, *rule.variants)
 }

@@ -62,7 +62,9 @@ def test_a_value_is_rounded_to_one_of_its_neighbours_as_the_noise_says(kind: str
 @pytest.mark.parametrize("storage", STORAGES)
 def test_the_mean_of_many_roundings_is_the_value(storage: str, kind: str) -> None:
     times = 100_000
-    noise = moment_storage.noise(moment_storage.key(7, torch.arange(times)), torch.zeros(times, dtype=torch.int64))
+    noise = moment_storage.rounding_noise(
+        moment_storage.noise_key(7, torch.arange(times)), torch.zeros(times, dtype=torch.int64)
+    )
     noise = (noise >> (16 if kind == "positive" else 0) & 0xFFFF).int()
     for x in (0.3, 1.03e-3, 0.77e-6, 2.3e-9):
         values = torch.tensor([1.0, x]).repeat(times, 1)  # beside a large one
@@ -107,7 +109,7 @@ def test_every_nan_stays_one(kind: str) -> None:
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
         for noise in (0, 65535):
             found, scale = quantization.encode(kind, bad, noise)
-            assert scale == moment_storage.BROKEN
+            assert scale == moment_storage.NONFINITE_SCALE
             assert quantization.decode(kind, found, scale)[0, 1].isnan()
             assert quantization.to_bfloat16(bad, noise)[0, 1].isnan()
 
@@ -133,18 +135,26 @@ def test_the_noise_is_the_hash_that_the_definition_says() -> None:
     seed, step, place = 0x123456789ABCDEF, 1000, (5 << 32) + 12345
     key = murmur((seed & 0xFFFFFFFF) ^ murmur((seed >> 32) ^ murmur(step)))
     both = murmur(((place & 0xFFFFFFFF) >> 1) ^ murmur((place >> 32) ^ key))
-    assert moment_storage.noise(moment_storage.key(seed, step), place) == (both >> 16 | (both & 0xFFFF) << 16)
-    assert moment_storage.noise(moment_storage.key(seed, step), place - 1) == both
-    found = moment_storage.noise(moment_storage.key(seed, torch.tensor(step)), torch.tensor([place - 1, place]))
+    assert moment_storage.rounding_noise(moment_storage.noise_key(seed, step), place) == (
+        both >> 16 | (both & 0xFFFF) << 16
+    )
+    assert moment_storage.rounding_noise(moment_storage.noise_key(seed, step), place - 1) == both
+    found = moment_storage.rounding_noise(
+        moment_storage.noise_key(seed, torch.tensor(step)), torch.tensor([place - 1, place])
+    )
     assert found.tolist() == [both, both >> 16 | (both & 0xFFFF) << 16]
     start, column = (7 << 32) + 120, 5
     both = murmur(((start & 0xFFFFFFFF) + 2) ^ murmur((start >> 32) ^ key))
-    assert moment_storage.noise(moment_storage.key(seed, step), column, start) == (both >> 16 | (both & 0xFFFF) << 16)
+    assert moment_storage.rounding_noise(moment_storage.noise_key(seed, step), column, start) == (
+        both >> 16 | (both & 0xFFFF) << 16
+    )
 
 
 def test_no_two_moments_near_each_other_share_random_bits() -> None:
     """Over the elements of a few rows, each half is used once by each buffer, and never twice by one element."""
-    words = moment_storage.noise(moment_storage.key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None])
+    words = moment_storage.rounding_noise(
+        moment_storage.noise_key(7, 1), torch.arange(64), 64 * torch.arange(32)[:, None]
+    )
     first, second = words & 0xFFFF, words >> 16
     assert len(first.unique()) > 0.97 * first.numel()  # as many as chance leaves distinct
     assert len(second.unique()) > 0.97 * second.numel()
@@ -354,14 +364,14 @@ def test_a_rule_says_whether_its_coefficients_depend_on_the_step(rule: Rule) -> 
     more = ({"dampening": 0.5}, {"dampening": 0.0}) if rule.name == "sgdm" else ()
     for changed in ({}, *rule.variants, *more):
         o = {**defaults(rule), **changed}
-        first, second = (rule.coefficients(float(t), o, coefficients.Scalars) for t in (1, 2))
+        first, second = (rule.coefficients(float(t), o, coefficients.ScalarFunctions) for t in (1, 2))
         assert rule.counts_steps(o) == (first != second), changed
 
 
 def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
     param = torch.nn.Parameter(torch.zeros(3, 2))
     for optimizer in (cadam.CLion, cadam.Lion, cadam.CSGDM):
-        with pytest.raises(ValueError, match="row_steps=True: no step of"):
+        with pytest.raises(ValueError, match="row_steps=True"):
             optimizer([param], row_steps=True)
         changed = optimizer([param])
         changed.param_groups[0]["row_steps"] = True

@@ -20,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import cadam
 from cadam import Rule, Step
 from cadam.engines import sparse_reference
-from cadam.rules.update import Moved, Update
+from cadam.rules.update import Update, UpdateResult
 from tests.engines.engines_under_test import ENGINES, LAYOUTS, ROWS, served
 from tests.optim.family import FAMILY, buffers, gradient, parameter, same_bits, sparse
 from tests.optim.test_oracle import UNUSUAL, assert_agrees
@@ -227,15 +227,15 @@ def with_step(cls: type[cadam.Optimizer], change: Callable[[Step, Any, Any, Any,
     return with_rule(cls, changed)
 
 
-def with_hold(hold: Callable[[Tensor, Tensor], Tensor]) -> Break:
-    """The mask is applied by `hold` from the alignment (positive, zero or negative) and the step."""
+def with_mask(mask: Callable[[Tensor, Tensor], Tensor]) -> Break:
+    """The mask is applied by `mask` from the alignment (positive, zero or negative) and the step."""
 
     class Functions:
         def __init__(self, f: Any) -> None:
-            self.sqrt, self.sign, self.maximum, self.square, self.hold = f.sqrt, f.sign, f.maximum, f.square, hold
+            self.sqrt, self.sign, self.maximum, self.square, self.mask = f.sqrt, f.sign, f.maximum, f.square, mask
 
     class Mutant(Update):
-        def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> Moved:
+        def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
             return super().__call__(p, g, state, coefficients, Functions(f))
 
     return with_update(Mutant)
@@ -301,7 +301,7 @@ def step_per_row(rule: Rule) -> Rule:
 class DecayWaits(Update):
     """Decoupled decay acts only where the step does."""
 
-    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> Moved:
+    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         moved = super().__call__(p, g, state, coefficients, f)
         return replace(moved, param=torch.where(moved.alignment > 0, moved.param, p))
 
@@ -316,7 +316,7 @@ class DecayWithoutLr(Update):
 class MaskBeforeL2(Update):
     """The mask compares with the loss's gradient, without the decay in it."""
 
-    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> Moved:
+    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         free = replace(self, confidence=False)
         moved = Update.__call__(free, p, g, state, coefficients, f)
         momentum = moved.alignment * torch.sign(g + p * coefficients.get("l2", 0.0))
@@ -326,7 +326,7 @@ class MaskBeforeL2(Update):
 class MaskBeforeMaximize(Update):
     """The mask compares with the gradient before its sign is turned."""
 
-    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> Moved:
+    def __call__(self, p: Any, g: Any, state: Any, coefficients: Any, f: Any) -> UpdateResult:
         moved = super().__call__(p, g, state, coefficients, f)
         return replace(moved, param=torch.where(moved.alignment > 0, p, moved.param)) if self.maximize else moved
 
@@ -374,9 +374,9 @@ def unusual(name: str) -> Check:
 ORACLE = on("CAdam")
 
 MUTANTS = {
-    "rescaled mask": Mutant(with_hold(rescaled), (elements_are_independent, ORACLE)),
+    "rescaled mask": Mutant(with_mask(rescaled), (elements_are_independent, ORACLE)),
     ">= for >": Mutant(
-        with_hold(lambda alignment, step: torch.where(alignment < 0, 0, step)), (a_zero_gradient_moves_nothing, ORACLE)
+        with_mask(lambda alignment, step: torch.where(alignment < 0, 0, step)), (a_zero_gradient_moves_nothing, ORACLE)
     ),
     "m*m for m*g": Mutant(
         with_step(cadam.Adam, lambda moved, g, s, c, f: replace(moved, momentum=moved.momentum**2 * f.sign(g))),
@@ -390,9 +390,9 @@ MUTANTS = {
         (the_mask_sees_the_new_momentum, ORACLE),
     ),
     "mask by the product in fp16": Mutant(with_step(cadam.Adam, half_product), (small_gradients_move_half_weights,)),
-    "no mask": Mutant(with_hold(lambda alignment, step: step), (disagreement_holds, ORACLE)),
+    "no mask": Mutant(with_mask(lambda alignment, step: step), (disagreement_holds, ORACLE)),
     "mask hides NaN": Mutant(
-        with_hold(lambda alignment, step: torch.where(alignment > 0, step, 0)), (a_broken_gradient_shows,)
+        with_mask(lambda alignment, step: torch.where(alignment > 0, step, 0)), (a_broken_gradient_shows,)
     ),
     "mask before L2": Mutant(with_update(MaskBeforeL2), (l2_takes_part_in_the_mask, on("CAdam", "l2"))),
     "mask before maximize": Mutant(with_update(MaskBeforeMaximize), (maximising_climbs,)),

@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from cadam.engines import quantization
-from cadam.rules.moment_storage import LOWEST, ROW_STEPS
+from cadam.rules.moment_storage import MIN_SCALE, ROW_STEPS
 from cadam.torchrec import BagSharder, Tables, load, save
 from tests.process_groups import run
 from tests.torchrec.model import Setting, sharded, state_of, train_plainly
@@ -165,7 +165,7 @@ def test_rows_start_anew_for_a_new_owner() -> None:
     made.reset_embedding_weight_momentum(rows, torch.tensor([0, 2]), torch.tensor([0]), torch.tensor([0]))
     after, others = made.get_optimizer_state()[0], [0, 1, 3, 4, 6, 7, 8, 9]
     assert before[ROW_STEPS].eq(3).all()
-    for name, start in (("exp_avg", 0), ("exp_avg_sq", 0), ("exp_avg_scale", LOWEST), (ROW_STEPS, 0)):
+    for name, start in (("exp_avg", 0), ("exp_avg_sq", 0), ("exp_avg_scale", MIN_SCALE), (ROW_STEPS, 0)):
         assert before[name][rows].ne(start).any(), name
         assert after[name][rows].eq(start).all(), name
         assert torch.equal(after[name][others], before[name][others])

@@ -34,7 +34,7 @@ from ..online.monitoring.reports import Console, Prometheus, Scalars
 from ..online.per_event import CHUNK
 from ..online.persistence.checkpoints import DamagedCheckpointError
 from ..online.persistence.warm_start import with_options
-from ..rules.moment_storage import USUAL
+from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
 from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
 
@@ -305,7 +305,7 @@ def _say_changes(learner: Learner, saved: Sequence[Mapping[str, Any]]) -> None:
     """Which of the optimizer's options are others than in the state."""
     for group, before in zip(learner.optimizer.param_groups, saved, strict=True):
         for name, value in group.items():
-            was = before.get(name, USUAL.get(name, value))
+            was = before.get(name, STORAGE_DEFAULTS.get(name, value))
             if name not in ("params", "param_names") and was != value:
                 what = "the learning rate" if name == "lr" else name
                 logger.warning("%s was %s until here and is %s from now on", what, _short(was), _short(value))

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ..rules import RULES
 from . import c_source, triton_source
-from .kernel_spec import structures
+from .kernel_spec import kernel_specs
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not asked.triton:
         print(c_source.header([RULES[asked.rule]]))
     if not asked.c:
-        print(triton_source.source(*structures([RULES[asked.rule]])))
+        print(triton_source.source(*kernel_specs([RULES[asked.rule]])))
     return 0
 
 

@@ -94,10 +94,10 @@ class Fusion:
             return Term(a.factor, a.x, self.value(second), "div")
         if op.kind in ("add", "sub") and not _is_scalar(second):
             return Term(1, self.sum(op))
-        if op.kind == "hold":  # what is held is zero, whatever the factor
+        if op.kind == "mask":  # what is held is zero, whatever the factor
             held = self.terms[second.name]
             base = held.x if held.y is None else self.trace.record(held.kind, held.x, held.y)
-            return Term(held.factor, self.trace.record("hold", self.value(first), base))
+            return Term(held.factor, self.trace.record("mask", self.value(first), base))
         return Term(1, self.trace.record(op.kind, *map(self.operand, op.args)))
 
     def sum(self, op: Op) -> Value:
@@ -214,7 +214,7 @@ def placed(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ..
 
 def _overwritable(op: Op) -> tuple[int, ...]:
     """The operands that torch can overwrite, the better ones first."""
-    if op.kind == "hold":
+    if op.kind == "mask":
         return (1,)
     both = op.kind in ("add", "mul", "maximum") and not _is_scalar(op.args[1])
     return (0, 1) if both else (0,)

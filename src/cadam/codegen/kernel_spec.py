@@ -1,4 +1,12 @@
-"""A recorded update printed as source: one line an operation, in the words of some language."""
+"""The specification of a compiled kernel, and the printer that turns recorded operations into lines of source.
+
+Input: a rule and its options. Output: a `KernelSpec`, which names everything that the source of a kernel depends on.
+The values of options are not part of it: they become coefficients that the kernel receives at run time. One kernel
+therefore serves every learning rate, weight decay and so on, with or without confidence.
+
+    >>> KernelSpec.of(ADAM, {**defaults(ADAM), "amsgrad": True}).name
+    'adam_max_exp_avg_sq'
+"""
 
 from __future__ import annotations
 
@@ -8,107 +16,128 @@ from types import MappingProxyType
 
 from ..rules import Options, Rule
 from ..rules.defaults import defaults
-from ..rules.update import Scalars, Update
+from ..rules.update import ScalarFunctions, Update
 from .trace import Op, Program, Value, record
 
 
 @dataclass(frozen=True)
-class Structure:
-    """A rule with certain buffers and coefficients: what one compiled kernel serves, whatever the options' values."""
+class KernelSpec:
+    """A rule with the buffers and coefficients that one compiled kernel has.
+
+    Attributes:
+        rule: The rule that the kernel computes.
+        buffers: Names of the buffers, in the order of the kernel's arguments.
+        coefficients: Names of the coefficients, in the order in which the kernel reads them.
+        storages: Storage of each buffer: ``plain``, ``bfloat16``, ``int8``, or ``row`` for one value per row of a
+            table. Empty if all buffers are plain.
+        row_steps: Whether each row of a table counts its own steps.
+    """
 
     rule: Rule
     buffers: tuple[str, ...]
     coefficients: tuple[str, ...]
-    stored: tuple[str, ...] = ()
-    """How each buffer is stored: ``plain``, ``bfloat16``, ``int8`` or ``row``; empty if all are plain."""
+    storages: tuple[str, ...] = ()
     row_steps: bool = False
-    """Do rows count their own steps?"""
 
     @classmethod
-    def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> Structure:
-        """That of these options; `rows` says that it is for tables, whose second moments may be those of rows."""
-        coefficients = Update(rule, confidence=True).general_coefficients(2.0, options, Scalars)
+    def of(cls, rule: Rule, options: Options, *, rows: bool = False) -> KernelSpec:
+        """Return the specification of the kernel for these options.
+
+        Args:
+            rule: The rule.
+            options: Options of the parameter group, as plain numbers.
+            rows: Whether the kernel updates rows of a table, which may have one second moment per row and their own
+                step counts.
+        """
+        coefficients = Update(rule, confidence=True).general_coefficients(2.0, options, ScalarFunctions)
         buffers = tuple(rule.state(options))
         by_row = {b for b in buffers if rows and options["second_moment"] == "row" and rule.moments[b] != "signed"}
         moments = "plain" if options["moments"] == "float32" else options["moments"]
-        stored = tuple("row" if b in by_row else moments for b in buffers)
+        storages = tuple("row" if b in by_row else moments for b in buffers)
         row_steps = rows and bool(options["row_steps"])
-        return cls(rule, buffers, tuple(coefficients), stored if set(stored) - {"plain"} else (), row_steps)
+        return cls(rule, buffers, tuple(coefficients), storages if set(storages) - {"plain"} else (), row_steps)
 
     @property
     def name(self) -> str:
-        """The rule's name, with what sets this structure apart from that of the default options."""
-        usual = Structure.of(self.rule, defaults(self.rule))
-        more = [b for b in self.buffers if b not in usual.buffers]
-        more += [c for c in self.coefficients if c not in usual.coefficients]
-        more += [f"{s}_{b}" for b, s in zip(self.buffers, self.stored, strict=False) if s != "plain"]
-        more += ["row_steps"] * self.row_steps
-        return "_".join([self.rule.name, *more, *(f"without_{b}" for b in usual.buffers if b not in self.buffers)])
+        """The rule's name, followed by the differences from the kernel of the default options."""
+        default = KernelSpec.of(self.rule, defaults(self.rule))
+        extra = [b for b in self.buffers if b not in default.buffers]
+        extra += [c for c in self.coefficients if c not in default.coefficients]
+        extra += [f"{s}_{b}" for b, s in zip(self.buffers, self.storages, strict=False) if s != "plain"]
+        extra += ["row_steps"] * self.row_steps
+        extra += [f"without_{b}" for b in default.buffers if b not in self.buffers]
+        return "_".join([self.rule.name, *extra])
 
     @property
-    def coded(self) -> tuple[str, ...]:
-        """The buffers that are stored in fewer bytes than those of the arithmetic."""
-        return tuple(b for b, how in zip(self.buffers, self.stored, strict=False) if how in ("bfloat16", "int8"))
+    def quantized_buffers(self) -> tuple[str, ...]:
+        """The buffers that are stored as bfloat16 or int8."""
+        return tuple(b for b, s in zip(self.buffers, self.storages, strict=False) if s in ("bfloat16", "int8"))
 
     @property
-    def plain(self) -> Structure:
-        """The same with plain buffers: C has one kernel for all storages."""
-        return replace(self, stored=(), row_steps=False)
+    def without_storages(self) -> KernelSpec:
+        """The specification with plain buffers. The C library finds the kernels of all storages under its name."""
+        return replace(self, storages=(), row_steps=False)
 
     @property
-    def by_step(self) -> tuple[str, ...]:
-        """The coefficients that a row has by its own step count: those of the rule."""
+    def row_step_coefficients(self) -> tuple[str, ...]:
+        """The coefficients that depend on the step count of a row: those of the rule. Empty without row steps."""
         shared = ("l2", "shrink", "unscale", "threshold", "lr")
         return tuple(name for name in self.coefficients if name not in shared) if self.row_steps else ()
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of its buffers, if these are one or two and all can be coded in fewer bytes."""
-        kinds = tuple(self.rule.moments.get(buffer, "") for buffer in self.buffers)
-        return kinds if len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"} else ()
+    def is_quantizable(self) -> bool:
+        """Whether the C library can quantize the buffers: one or two, each a first or a second moment."""
+        kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
+        return len(kinds) in (1, 2) and set(kinds) <= {"signed", "positive"}
 
     @property
-    def by_row(self) -> Structure | None:
-        """The same with its second moments by row; None if it has none, or asks for the mean square more than once."""
+    def with_row_second_moments(self) -> KernelSpec | None:
+        """The specification with one second moment per row.
+
+        None if the rule has no second moment, or squares more than one value.
+        """
         kinds = [self.rule.moments.get(buffer) for buffer in self.buffers]
         if None in kinds or set(kinds) <= {"signed"}:
             return None
-        made = replace(self, stored=tuple("plain" if kind == "signed" else "row" for kind in kinds))
-        return made if [op.kind for op in made.program.ops].count("mean_square") == 1 else None
+        spec = replace(self, storages=tuple("plain" if kind == "signed" else "row" for kind in kinds))
+        return spec if [op.kind for op in spec.program.ops].count("mean_square") == 1 else None
 
     @property
     def program(self) -> Program:
-        """The one program that covers every option, `Update.general`."""
+        """The recorded operations of `Update.general`, which covers every option by its coefficients."""
         coefficients = tuple(name for name in self.coefficients if name != "threshold")
-        return record(Update(self.rule, confidence=True).general, self.buffers, coefficients, "row" in self.stored)
+        return record(Update(self.rule, confidence=True).general, self.buffers, coefficients, "row" in self.storages)
 
 
-def structures(rules: Iterable[Rule]) -> list[Structure]:
-    """Every structure of these rules."""
-    return [Structure.of(rule, {**defaults(rule), **variant}) for rule in rules for variant in ({}, *rule.variants)]
+def kernel_specs(rules: Iterable[Rule]) -> list[KernelSpec]:
+    """Return the specification of every dense float32 kernel of these rules: one per variant of a rule."""
+    return [KernelSpec.of(rule, {**defaults(rule), **variant}) for rule in rules for variant in ({}, *rule.variants)]
 
 
-def lines(
+def source_lines(
     ops: Iterable[Op],
     templates: Mapping[str, str],
     line: str,
     names: Mapping[str, str],
     number: str = "{!r}",
-    special: Mapping[str, str] = MappingProxyType({}),
+    overrides: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """The operations in order.
+    """Print operations as lines of source, in order.
 
-    `templates` has an expression for each kind of operation with ``{0}`` and ``{1}`` for its operands, `line` is
-    how a result is named (``{name}``, ``{value}``), `names` are what the inputs are called there, `number` is how a
-    number is written, `special` has expressions for certain results.
+    Args:
+        ops: The operations.
+        templates: An expression for each kind of operation, with ``{0}`` and ``{1}`` for its operands.
+        line: Template of a line, with ``{name}`` for the result and ``{value}`` for the expression.
+        names: Names of the inputs in the source, where they differ from those in the trace.
+        number: Template of a number.
+        overrides: Expressions for certain results, by the name of the result, instead of those of `templates`.
     """
 
-    def shown(operand: Value | float) -> str:
+    def print_operand(operand: Value | float) -> str:
         return names.get(operand.name, operand.name) if isinstance(operand, Value) else number.format(float(operand))
 
-    return [
-        line.format(
-            name=op.out.name, value=special.get(op.out.name, templates[op.kind]).format(*(shown(a) for a in op.args))
-        )
-        for op in ops
-    ]
+    lines = []
+    for op in ops:
+        template = overrides.get(op.out.name, templates[op.kind])
+        lines.append(line.format(name=op.out.name, value=template.format(*map(print_operand, op.args))))
+    return lines

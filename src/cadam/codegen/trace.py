@@ -132,8 +132,8 @@ class Trace:
         """x times the factor, and zero where the factor is zero, whatever x."""
         return self.record("scaled", x, factor)
 
-    def hold(self, test: Value, x: Value) -> Value:
-        return self.record("hold", test, x)
+    def mask(self, test: Value, x: Value) -> Value:
+        return self.record("mask", test, x)
 
 
 def _is_scalar(operand: Any) -> bool:

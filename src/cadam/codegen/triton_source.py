@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from .kernel_spec import Structure, lines
+from .kernel_spec import KernelSpec, source_lines
 from .trace import Op, Trace, Value
 
 TEMPLATES = {
@@ -28,7 +28,7 @@ TEMPLATES = {
     "sign": "sign({0})",
     "maximum": "maximum({0}, {1})",
     "scaled": "scaled({0}, {1})",
-    "hold": "hold({0}, c_threshold, {1})",
+    "mask": "masked({0}, c_threshold, {1})",
     "mean_square": "mean_square({0}, there, width)",
     "pow": "power({0}, {1})",
     "positive": "positive({0})",
@@ -66,9 +66,9 @@ from cadam.engines.cuda.device_functions import (
     fetch,
     half,
     half_between,
-    hold,
     let_next_begin,
     look,
+    masked,
     maximum,
     mean_square,
     moved,
@@ -339,14 +339,7 @@ import triton
 import triton.language as tl
 
 from cadam.engines.cuda.device_functions import (
-    count_step,
-    divide,
-    let_next_begin,
-    maximum,
-    positive,
-    power,
-    reciprocal,
-    sqrt,
+    count_step, divide, let_next_begin, maximum, positive, power, reciprocal, sqrt,
 )
 
 
@@ -386,34 +379,34 @@ def filled(names: Iterable[str], indent: int) -> str:
     return textwrap.fill(", ".join(names) + ",", 116, initial_indent=space, subsequent_indent=space)
 
 
-def element(structure: Structure) -> str:
-    """The element function of one structure: new parameter, new buffers and alignment."""
-    program = structure.program
+def element(spec: KernelSpec) -> str:
+    """The element function of one spec: new parameter, new buffers and alignment."""
+    program = spec.program
     if program.alignment is None:
         raise AssertionError("the general update always computes its alignment")
-    names = {**{b: f"s_{b}" for b in structure.buffers}, **{c: f"c_{c}" for c in structure.coefficients}}
-    results = [program.param, *(program.state[b] for b in structure.buffers), program.alignment]
+    names = {**{b: f"s_{b}" for b in spec.buffers}, **{c: f"c_{c}" for c in spec.coefficients}}
+    results = [program.param, *(program.state[b] for b in spec.buffers), program.alignment]
     return "\n".join(
         [
             "@triton.jit",
-            f"def {structure.name}(",
-            filled(["p", "g", *names.values(), *(["there", "width"] if structure.stored else [])], 4),
+            f"def {spec.name}(",
+            filled(["p", "g", *names.values(), *(["there", "width"] if spec.storages else [])], 4),
             "):",
-            *lines(program.ops, TEMPLATES, "    {name} = {value}", names, special=faster(structure)),
+            *source_lines(program.ops, TEMPLATES, "    {name} = {value}", names, overrides=faster(spec)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
             "",
         ]
     )
 
 
-def faster(structure: Structure) -> dict[str, str]:
+def faster(spec: KernelSpec) -> dict[str, str]:
     """Faster expressions for some results, where moments are coded: these are found to the bit on every engine.
 
     So whatever a moment is made of is computed as it is; the step, which no code depends on, may be rounded otherwise.
     """
-    if not structure.stored:
+    if not spec.storages:
         return {}
-    program = structure.program
+    program = spec.program
     made_by = {op.out.name: op for op in program.ops}
 
     def arguments(value: Any, kind: str) -> tuple[Any, ...]:
@@ -438,9 +431,9 @@ def faster(structure: Structure) -> dict[str, str]:
     return found
 
 
-def kernels(structure: Structure) -> str:
-    """The element function of one structure and the kernels around it."""
-    buffers, stored = structure.buffers, structure.stored or ("plain",) * len(structure.buffers)
+def kernels(spec: KernelSpec) -> str:
+    """The element function of one spec and the kernels around it."""
+    buffers, stored = spec.buffers, spec.storages or ("plain",) * len(spec.buffers)
     scaled = [b for b, how in zip(buffers, stored, strict=True) if how == "int8"]
 
     def each(template: str, separator: str = "") -> str:
@@ -451,11 +444,11 @@ def kernels(structure: Structure) -> str:
 
     def decoded(b: str, how: str) -> str:
         if how == "int8":
-            return f"    s_{b} = decode(s_{b}, e_{b}, {structure.rule.moments.get(b) == 'signed'})\n"
+            return f"    s_{b} = decode(s_{b}, e_{b}, {spec.rule.moments.get(b) == 'signed'})\n"
         return f"    s_{b} = s_{b}.to(WORK)\n"
 
     def kept(k: int, b: str, how: str) -> str:
-        signed = structure.rule.moments.get(b) == "signed"
+        signed = spec.rule.moments.get(b) == "signed"
         half = f"{'half_between' if how == 'int8' else 'half'}(noise, column, {k > 0})"
         if how == "int8":
             return f"    new_{b} = put_coded(s_{b}_, s_{b}, {half}, mask, there, WHOLE, {signed})\n"
@@ -464,13 +457,13 @@ def kernels(structure: Structure) -> str:
         return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
 
     def pointers(whole: bool) -> str:
-        how = "words" if structure.stored else "stretch"
+        how = "words" if spec.storages else "stretch"
         return each(f"                s_{{b}}_ = {how}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
 
-    coefficients = [f"c_{name}" for name in structure.coefficients]
+    coefficients = [f"c_{name}" for name in spec.coefficients]
     loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(coefficients, 1)]
-    if structure.row_steps:
-        own = [f"c_{name}" for name in structure.by_step]
+    if spec.row_steps:
+        own = [f"c_{name}" for name in spec.row_step_coefficients]
         loads = [load for c, load in zip(coefficients, loads, strict=True) if c not in own]
         loads.append(f"own = coefficients_of(row_steps + row, by_step, {len(own)}, complete)\n")
         loads += [f"{c} = tl.load(own + {k}, mask=complete, other=0)\n" for k, c in enumerate(own)]
@@ -484,8 +477,8 @@ def kernels(structure: Structure) -> str:
         for b, how in zip(buffers, stored, strict=True)
     ]
     values = {
-        "name": structure.name,
-        "row": 4 + len(buffers) + len(scaled) + bool(structure.stored),
+        "name": spec.name,
+        "row": 4 + len(buffers) + len(scaled) + bool(spec.storages),
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
         "new_scales": each_scale("new_{b}, "),
@@ -511,10 +504,10 @@ def kernels(structure: Structure) -> str:
         "coefficients": filled(coefficients, 8),
         "given": filled(coefficients, 20),
         "given_rows": filled(coefficients, 16),
-        "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n" if structure.stored else "",
-        "agree": AGREE_CODED if structure.stored else "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
-        "of_rows": "\n        there, width," if structure.stored else "",
-        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool(structure.coded),
+        "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n" if spec.storages else "",
+        "agree": AGREE_CODED if spec.storages else "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
+        "of_rows": "\n        there, width," if spec.storages else "",
+        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool(spec.quantized_buffers),
         "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
         "addresses": each("        s_{b} = tl.load(row + {number})\n")
         + each_scale("        e_{b} = tl.load(row + {number})\n"),
@@ -523,23 +516,23 @@ def kernels(structure: Structure) -> str:
         "masked": pointers(False),
         "pointers": each("    s_{b},\n")
         + each_scale("    e_{b},\n")
-        + "    row_steps,\n    by_step,\n" * structure.row_steps,
+        + "    row_steps,\n    by_step,\n" * spec.row_steps,
         "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row * SCALES\n"),
         "values": each("value_{b}, "),
-        "as_row": AS_ROW if structure.stored else "",
+        "as_row": AS_ROW if spec.storages else "",
         # Coded moments have a seed for each parameter, and its elements noise apart from theirs.
-        "seed": f"tl.load(row + {3 + len(buffers) + len(scaled) + 1})" if structure.stored else "seed",
-        "far": "" if structure.stored else " + (i.to(tl.int64) << 40)",
-        "apart": "(1 << 52)" if structure.stored else "0",
+        "seed": f"tl.load(row + {3 + len(buffers) + len(scaled) + 1})" if spec.storages else "seed",
+        "far": "" if spec.storages else " + (i.to(tl.int64) << 40)",
+        "apart": "(1 << 52)" if spec.storages else "0",
     }
 
-    rows_only = "row" in stored or structure.row_steps
+    rows_only = "row" in stored or spec.row_steps
     templates = [MOVE, ROWS, SEAMS] if rows_only else [MOVE, DENSE, ROWS, SEAMS]
-    return "\n\n".join([element(structure), *(template.format(**values) for template in templates)])
+    return "\n\n".join([element(spec), *(template.format(**values) for template in templates)])
 
 
-def source(*wanted: Structure) -> str:
-    """A whole module of the kernels of these structures."""
+def source(*wanted: KernelSpec) -> str:
+    """A whole module of the kernels of these specs."""
     text = "\n\n".join([PREFACE, *map(kernels, wanted)])
     return "\n".join(map(str.rstrip, text.split("\n")))
 
@@ -570,7 +563,7 @@ def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, 
         tensors="".join(f"{x}_, " for x in trace.inputs),
         numbers="".join(f"{x.name}_: tl.int64, " for x in given),
         as_they_are="".join(f', "{x.name}_"' for x in given),
-        lines="\n".join([*read, *lines(ops, TEMPLATES, "    {name} = {value}", {})]),
+        lines="\n".join([*read, *source_lines(ops, TEMPLATES, "    {name} = {value}", {})]),
         stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
     )
     return text, numbers

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Options
-from ..rules.update import Scalars as Scalars
+from ..rules.update import ScalarFunctions as ScalarFunctions
 from ..rules.update import Update
 
 
@@ -58,12 +58,12 @@ def exact(step: Tensor) -> Tensor:
 def of_steps(update: Update, options: Options, grad_scale: Tensor | None) -> Callable[[Tensor], dict[str, Any]]:
     """The coefficients by step count. As numbers they are worked out once for all parameters that have the same."""
     if stay_on_device(options):
-        return lambda step: update.coefficients(exact(step), options, Scalars, grad_scale)
+        return lambda step: update.coefficients(exact(step), options, ScalarFunctions, grad_scale)
     numbers, scale = as_numbers(options), None if grad_scale is None else read(grad_scale)
 
     @cache
     def known(step: float) -> dict[str, Any]:
-        return update.coefficients(step, numbers, Scalars, scale)
+        return update.coefficients(step, numbers, ScalarFunctions, scale)
 
     return lambda step: known(step.item())
 

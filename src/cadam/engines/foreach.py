@@ -69,5 +69,5 @@ def _alike(pairs: Sequence[tuple[ParamSlot, Tensor]], read: bool) -> list[tuple[
 def _on_device(batch: KernelBatch, slots: Sequence[ParamSlot]) -> dict[str, Any]:
     """The coefficients as numbers where they do not depend on the step, else as lists of 0-dim tensors."""
     steps = torch.stack([scalars.exact(slot.step) for slot in slots])
-    c = batch.update.coefficients(steps, batch.options, scalars.Scalars, batch.grad_scale)
+    c = batch.update.coefficients(steps, batch.options, scalars.ScalarFunctions, batch.grad_scale)
     return {name: list(v.unbind()) if isinstance(v, Tensor) and v.dim() == 1 else v for name, v in c.items()}

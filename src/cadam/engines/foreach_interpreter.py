@@ -32,22 +32,22 @@ EXACT = 1 << 24
 
 # Operations --------------------------------------------------------------------------------------------------
 
-hold = torch.ops.aten.threshold_backward.default
+mask = torch.ops.aten.threshold_backward.default
 """Its first argument, but zero where the second is not above the third: by far the fastest way to say so."""
-_hold_into = torch.ops.aten.threshold_backward.grad_input
+_mask_into = torch.ops.aten.threshold_backward.grad_input
 
 
-def _hold_(alignment: Tensor, step: Tensor) -> None:
-    _hold_into(step, alignment, 0, grad_input=step)
+def _mask_(alignment: Tensor, step: Tensor) -> None:
+    _mask_into(step, alignment, 0, grad_input=step)
 
 
-def _holds(alignment: list[Tensor], step: list[Tensor]) -> list[Tensor]:
-    return [hold(s, a, 0) for a, s in zip(alignment, step, strict=True)]
+def _mask_list(alignment: list[Tensor], step: list[Tensor]) -> list[Tensor]:
+    return [mask(s, a, 0) for a, s in zip(alignment, step, strict=True)]
 
 
-def _holds_(alignment: list[Tensor], step: list[Tensor]) -> None:
+def _mask_list_(alignment: list[Tensor], step: list[Tensor]) -> None:
     for a, s in zip(alignment, step, strict=True):
-        _hold_into(s, a, 0, grad_input=s)
+        _mask_into(s, a, 0, grad_input=s)
 
 
 def _maximums(x: list[Tensor], y: Any) -> Any:
@@ -71,7 +71,7 @@ TENSORS: Forms = {
     "addcmul": (lambda a, x, y, s: a.addcmul(x, y, value=s), lambda a, x, y, s: a.addcmul_(x, y, value=s)),
     "addcdiv": (lambda a, x, y, s: a.addcdiv(x, y, value=s), lambda a, x, y, s: a.addcdiv_(x, y, value=s)),
     "maximum": (maximum, lambda x, y: x.copy_(maximum(x, y))),
-    "hold": (lambda a, s: hold(s, a, 0), _hold_),
+    "mask": (lambda a, s: mask(s, a, 0), _mask_),
 }
 LISTS: Forms = {
     **{
@@ -83,12 +83,12 @@ LISTS: Forms = {
         lambda a, x, s: torch._foreach_add_(a, x, alpha=s),
     ),
     "maximum": (_maximums, _maximums_),
-    "hold": (_holds, _holds_),
+    "mask": (_mask_list, _mask_list_),
 }
 _SCALARS: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
-    "sqrt": scalars.Scalars.sqrt,
-    "maximum": scalars.Scalars.maximum,
+    "sqrt": scalars.ScalarFunctions.sqrt,
+    "maximum": scalars.ScalarFunctions.maximum,
 }
 
 
@@ -149,7 +149,7 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
         else:
             home[op.out] = args[op.overwritten]
             register[op.out] = len(register)  # keeps the numbers apart
-        if op.overwritten == 1 and op.kind != "hold":
+        if op.overwritten == 1 and op.kind != "mask":
             args = (args[1], args[0])
         dead = tuple(home[name] for name in op.dying if home[name] != home[op.out])
         calls.append((op, args, home[op.out] if op.overwritten is None else None, dead))
@@ -267,7 +267,9 @@ def steps(batch: KernelBatch) -> Callable[[float], Step]:
 
     @cache
     def step(count: float) -> Step:
-        return Step(batch, batch.slots[0], batch.update.coefficients(count, options, scalars.Scalars, grad_scale))
+        return Step(
+            batch, batch.slots[0], batch.update.coefficients(count, options, scalars.ScalarFunctions, grad_scale)
+        )
 
     return step
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from ..rules import Options, Rule, moment_storage
 from ..rules.moment_storage import (
-    BLOCK,
-    BROKEN,
-    BROKEN_BASE,
-    LOWEST,
-    MANTISSA,
+    BLOCK_SIZE,
+    MANTISSA_BITS,
+    MIN_SCALE,
+    NONFINITE_BASE,
+    NONFINITE_SCALE,
     ROW_STEPS,
     SEED,
-    USUAL,
-    first_given,
-    scale_of,
+    STORAGE_DEFAULTS,
+    first_nondefault_option,
+    scale_name,
 )
 from . import row_layout
 from .base import ParamSlot, Refusal, fills_memory
@@ -55,13 +55,13 @@ def _at_a_time(x: Tensor) -> int:
 
 
 def _encode(kind: str, values: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
-    shift = 23 - MANTISSA[kind]
+    shift = 23 - MANTISSA_BITS[kind]
     bits = values.contiguous().view(torch.int32)
     size = bits & 0x7FFFFFFF
     largest = size.amax(1, keepdim=True) if size.shape[1] else size.new_zeros(len(size), 1)
-    exponent = ((largest.clamp_max(INFINITY) + (1 << shift)) >> 23).clamp_min(LOWEST)  # a NaN would overflow
-    exponent = torch.where(exponent >= 254, BROKEN, exponent)
-    base = torch.where(exponent == BROKEN, BROKEN_BASE, (exponent - 31) << 23)
+    exponent = ((largest.clamp_max(INFINITY) + (1 << shift)) >> 23).clamp_min(MIN_SCALE)  # a NaN would overflow
+    exponent = torch.where(exponent >= 254, NONFINITE_SCALE, exponent)
+    base = torch.where(exponent == NONFINITE_SCALE, NONFINITE_BASE, (exponent - 31) << 23)
     codes = (size - base + (noise << (shift - 16))) >> shift
     codes = torch.maximum(codes, size.clamp(max=1) if kind == "positive" else torch.zeros_like(size))
     if kind == "signed":
@@ -82,13 +82,13 @@ def decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
 
 
 def _decode(kind: str, codes: Tensor, exponents: Tensor) -> Tensor:
-    shift, exponent = 23 - MANTISSA[kind], exponents.int()[:, None]
+    shift, exponent = 23 - MANTISSA_BITS[kind], exponents.int()[:, None]
     codes = codes.int()
     size = codes & 0x7F if kind == "signed" else codes
     bits = (size << shift) + ((exponent - 31) << 23)
     if kind == "signed":
         bits = bits | (codes >> 7) << 31
-    values = torch.where(exponent == BROKEN, math.nan, bits.view(torch.float32))
+    values = torch.where(exponent == NONFINITE_SCALE, math.nan, bits.view(torch.float32))
     return torch.where(size == 0, 0.0, values)
 
 
@@ -143,7 +143,7 @@ def storage(state: Mapping[str, Any], rule: Rule, o: Options) -> dict[str, Any]:
     return {
         "moments": o["moments"] if rule.state(o) else "float32",
         "kinds": rule.moments,
-        "scales": {name: state[scale_of(name)] for name in rule.state(o) if scale_of(name) in state},
+        "scales": {name: state[scale_name(name)] for name in rule.state(o) if scale_name(name) in state},
         "seed": int(state[SEED]) if SEED in state else 0,
         "row_steps": state.get(ROW_STEPS) if o["row_steps"] else None,
     }
@@ -155,7 +155,7 @@ def described(slot: ParamSlot, o: Options) -> str:
     done = {"second_moment": shares_moments(slot), "row_steps": slot.row_steps is not None}
     names = {"second_moment": "second moments", "row_steps": "steps"}
     said += [f"{names[option]} by row" for option in names if done[option]]
-    waiting = [names[option] for option in names if not done[option] and o[option] != USUAL[option]]
+    waiting = [names[option] for option in names if not done[option] and o[option] != STORAGE_DEFAULTS[option]]
     if waiting:
         said.append(f"{' and '.join(waiting)} by row if the gradient is sparse")
     return ", ".join(said)
@@ -237,17 +237,17 @@ def _noise(slot: ParamSlot, where: tuple[Tensor, ...] | None, step: Tensor | int
     param, device = slot.param, slot.param.device
     if isinstance(step, Tensor):
         step = step.detach().to(torch.int64)
-    key = moment_storage.key(slot.seed, step)
+    key = moment_storage.noise_key(slot.seed, step)
     found: Tensor
     if where is None:
-        found = moment_storage.noise(key, torch.arange(param.numel(), device=device))
+        found = moment_storage.rounding_noise(key, torch.arange(param.numel(), device=device))
         return found
     width = param.shape[len(where) :].numel()
     row = where[0]
     for size, more in zip(param.shape[1:], where[1:], strict=False):
         row = row * size + more
     start = row[:, None] * width
-    found = moment_storage.noise(key, torch.arange(width, device=device), start)
+    found = moment_storage.rounding_noise(key, torch.arange(width, device=device), start)
     return found
 
 
@@ -268,7 +268,7 @@ def _blocks(x: Tensor, scales: Tensor) -> Tensor:
     if scales.dim() == 2:
         return as_rows(x)
     x = flat(x)
-    return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
+    return torch.nn.functional.pad(x, (0, -len(x) % BLOCK_SIZE)).view(-1, BLOCK_SIZE)
 
 
 def _decoded(kind: str, codes: Tensor, scales: Tensor) -> Tensor:
@@ -333,7 +333,7 @@ def complete(
     new = row_layout.new_records(state, param, coded, shared, CODES[o["moments"]]) if coded else {}
     for name, start in rule.state(o).items():
         kind = rule.moments.get(name, "")
-        scale = state.get(scale_of(name))
+        scale = state.get(scale_name(name))
         if rows and shares(param, kind, o):
             if name not in state:
                 if name in new:
@@ -341,7 +341,7 @@ def complete(
                 else:
                     state[name] = filled(by_row(param), start, torch.float32, param.device)
             elif not is_by_row(state[name], param):
-                whole = _plain(kind, state[name], state.pop(scale_of(name), None))
+                whole = _plain(kind, state[name], state.pop(scale_name(name), None))
                 state[name] = mean_of_rows(whole)
             continue
         if name in state and is_by_row(state[name], param):
@@ -350,7 +350,7 @@ def complete(
             state[name] = torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(state[name])
         if o["moments"] != "int8":
             if scale is not None:
-                state[name] = _plain(kind, state[name], state.pop(scale_of(name))).to(dtype)
+                state[name] = _plain(kind, state[name], state.pop(scale_name(name))).to(dtype)
             elif name not in state:
                 fill = complex(start, start) if param.is_complex() else start
                 state[name] = new[name].fill_(fill) if name in new else filled_like(param, fill, dtype)
@@ -361,19 +361,19 @@ def complete(
             continue
         values = _plain(kind, state[name], scale) if name in state else None
         if name in new:
-            codes, scales = new[name], new[scale_of(name)].fill_(LOWEST)
+            codes, scales = new[name], new[scale_name(name)].fill_(MIN_SCALE)
         else:
-            blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK),)
+            blocks = (param.shape[0], 1) if rows else (-(-param.numel() // BLOCK_SIZE),)
             codes = filled_like(param, 0, torch.uint8)
-            scales = filled(blocks, LOWEST, torch.uint8, param.device)
+            scales = filled(blocks, MIN_SCALE, torch.uint8, param.device)
         if values is None and start:
             values = filled_like(param, start, torch.float32)
         if values is not None:
             _encode_into(kind, _laid_out(values, param), NEAREST, codes, scales)
-        state[name], state[scale_of(name)] = codes, scales
+        state[name], state[scale_name(name)] = codes, scales
     state.update({name: place.copy_(state[name]) for name, place in new.items() if state[name] is not place})
     if not coded and (SEED in state or o["moments"] != "float32"):
-        row_layout.set_apart(state, [*rule.state(o), *map(scale_of, rule.state(o))], param)
+        row_layout.set_apart(state, [*rule.state(o), *map(scale_name, rule.state(o))], param)
     if o["moments"] == "float32":
         state.pop(SEED, None)
     elif needs_seed(state, rule, o):
@@ -402,23 +402,23 @@ def needs_seed(state: Mapping[str, Any], rule: Rule, o: Options) -> bool:
 
 def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o: Options) -> str | None:
     """Why what a saved state has beside its moments does not belong to them; None if it does."""
-    by_rows, by_blocks = (*param.shape[:1], 1), (-(-param.numel() // BLOCK),)
+    by_rows, by_blocks = (*param.shape[:1], 1), (-(-param.numel() // BLOCK_SIZE),)
     for name in rule.state(o):
-        buffer, scale = state.get(name), state.get(scale_of(name))
+        buffer, scale = state.get(name), state.get(scale_name(name))
         if not isinstance(buffer, Tensor):
             continue
         if buffer.is_floating_point() or buffer.is_complex():
             if scale is not None:
-                return f"{scale_of(name)} in it, but {name} is {buffer.dtype}, which has no scales"
+                return f"{scale_name(name)} in it, but {name} is {buffer.dtype}, which has no scales"
             continue
         if buffer.dtype != torch.uint8 or buffer.shape != param.shape or name not in rule.moments:
             return f"{name} has dtype {buffer.dtype} and shape {tuple(buffer.shape)}, which are no codes of moments"
         if not isinstance(scale, Tensor) or scale.dtype != torch.uint8:
             found = "no" if scale is None else getattr(scale, "dtype", type(scale).__name__)
-            return f"{name} is coded, which needs {scale_of(name)} of torch.uint8; it has {found}"
+            return f"{name} is coded, which needs {scale_name(name)} of torch.uint8; it has {found}"
         if scale.shape not in (by_rows, by_blocks):
             expected = f"not {by_rows} or {by_blocks}"
-            return f"{scale_of(name)} has shape {tuple(scale.shape)}, {expected}, of a parameter {tuple(param.shape)}"
+            return f"{scale_name(name)} has shape {tuple(scale.shape)}, {expected}, of a parameter {tuple(param.shape)}"
     steps = state.get(ROW_STEPS)
     if steps is None:
         return None
@@ -431,7 +431,7 @@ def saved_state_mismatch(state: Mapping[str, Any], param: Tensor, rule: Rule, o:
 def new_seed(number: int, seed: int | None = None) -> Tensor:
     """What the rounding of a parameter goes by, from the seed (torch's by default); the number tells it from others."""
     seed = torch.initial_seed() if seed is None else seed
-    return torch.tensor(moment_storage.scramble(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
+    return torch.tensor(moment_storage.mix_bits(number) << 31 ^ seed & (2**63 - 1), dtype=torch.int64, device="cpu")
 
 
 def count_step(slot: ParamSlot) -> None:
@@ -444,7 +444,9 @@ def count_step(slot: ParamSlot) -> None:
 
 def next_step(step: Tensor) -> Tensor:
     """One more, as far as float32 can count; from 2^24 on, the next number that it has."""
-    return torch.where(step < moment_storage.COUNTED, step + 1, torch.nextafter(step, torch.full_like(step, math.inf)))
+    return torch.where(
+        step < moment_storage.MAX_EXACT_STEP, step + 1, torch.nextafter(step, torch.full_like(step, math.inf))
+    )
 
 
 def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
@@ -454,7 +456,7 @@ def shapes(table: Tensor, rule: Rule, o: Options) -> dict[str, tuple[int, ...]]:
         shared = shares(table, rule.moments.get(name, "signed"), o)
         made[name] = by_row(table) if shared else table.shape
         if o["moments"] == "int8" and not shared:
-            made[scale_of(name)] = (table.shape[0], 1)
+            made[scale_name(name)] = (table.shape[0], 1)
     if o["moments"] != "float32" and made:
         made[SEED] = ()
     return {**made, ROW_STEPS: by_row(table)} if o["row_steps"] else made
@@ -471,11 +473,11 @@ def plain(state: Any, rule: Rule | None) -> Any:
     kinds = rule.moments if rule is not None else {}
     found = dict(state)
     if any(name in (SEED, ROW_STEPS) for name in state):
-        extra = (SEED, ROW_STEPS, *map(scale_of, kinds))
+        extra = (SEED, ROW_STEPS, *map(scale_name, kinds))
         found = {name: value for name, value in state.items() if name not in extra}
         for name, kind in kinds.items():
             if name in found:
-                found[name] = _plain(kind, found[name], state.get(scale_of(name)))
+                found[name] = _plain(kind, found[name], state.get(scale_name(name)))
     shapes = [found[name].shape for name in kinds if isinstance(found.get(name), Tensor) and kinds[name] == "signed"]
     for name in kinds:
         if shapes and isinstance(found.get(name), Tensor) and found[name].shape != shapes[0]:
@@ -485,7 +487,7 @@ def plain(state: Any, rule: Rule | None) -> Any:
 
 def storage_refusal(param: Tensor, o: Options, grad: Tensor | None) -> Refusal | None:
     """Return why the moments of a parameter cannot be stored as the options say, or None if they can."""
-    option = first_given(o)
+    option = first_nondefault_option(o)
     if option is None:
         return None
     if param.is_complex() or param.dtype == torch.float64:

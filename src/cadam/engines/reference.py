@@ -27,9 +27,9 @@ class Tensors:
         return x * x
 
     @staticmethod
-    def hold(alignment: Tensor, step: Tensor) -> Tensor:
-        """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
-        return foreach_interpreter.hold(step, alignment, 0)  # type: ignore[no-any-return]
+    def mask(alignment: Tensor, step: Tensor) -> Tensor:
+        """The step, but zero where the alignment is not positive. A NaN is never masked, so that it stays visible."""
+        return foreach_interpreter.mask(step, alignment, 0)  # type: ignore[no-any-return]
 
 
 class RowTensors(Tensors):

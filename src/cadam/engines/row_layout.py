@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..rules.moment_storage import scale_of
+from ..rules.moment_storage import scale_name
 from .base import ParamSlot, capturing, fills_memory
 
 LINE = 128  # bytes of a line of the GPU's cache
@@ -94,7 +94,7 @@ def _records(param: Tensor, coded: Sequence[str], shared: Sequence[str], dtype: 
     codes = dict.fromkeys(coded, (dtype, param.shape[1:], room))
     more = dict.fromkeys(shared, (torch.float32, torch.Size([1] * (param.dim() - 1)), 4))
     if dtype == torch.uint8:
-        more |= dict.fromkeys(map(scale_of, coded), (dtype, torch.Size([1]), 1))
+        more |= dict.fromkeys(map(scale_name, coded), (dtype, torch.Size([1]), 1))
     if more and len(coded) * room % LINE == 0:
         return [Record(codes, unit), Record(more, 4 if shared else 1)]
     return [Record({**codes, **more}, unit)]

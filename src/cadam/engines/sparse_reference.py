@@ -37,7 +37,7 @@ def _of_rows(batch: KernelBatch, counts: Tensor, where: tuple[Tensor, ...], dtyp
     """The coefficients of rows that count their own steps: by row where they depend on the count."""
     counts[where] += 1  # the rows are distinct
     c = batch.update.coefficients(
-        coefficients.exact(counts[where]), batch.options, coefficients.Scalars, batch.grad_scale
+        coefficients.exact(counts[where]), batch.options, coefficients.ScalarFunctions, batch.grad_scale
     )
     return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
 

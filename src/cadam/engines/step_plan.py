@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codegen.kernel_spec import Structure
+from ..codegen.kernel_spec import KernelSpec
 from ..optim.options import HOW_IT_RUNS, check_kinds, pair
 from ..rules import Rule
 from ..rules.defaults import defaults
@@ -242,7 +242,7 @@ def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -
         else (
             id(group),
             Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
-            Structure.of(plan.rule, coefficients.as_numbers(group)),
+            KernelSpec.of(plan.rule, coefficients.as_numbers(group)),
             *(group[name] for name in HOW_IT_RUNS),
         )
         for group in groups

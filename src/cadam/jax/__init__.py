@@ -32,7 +32,6 @@ from .family import (
     sgdm,
     yogi,
 )
-from .native import explain
 from .state_dicts import from_torch, to_torch
 from .transform import RuleState, scale_by_rule
 
@@ -50,7 +49,6 @@ __all__ = [
     "cradam",
     "csgdm",
     "cyogi",
-    "explain",
     "from_torch",
     "lion",
     "radam",

@@ -35,8 +35,8 @@ class Tensors:
         return ops.cast(x > 0, x.dtype)
 
     @staticmethod
-    def hold(alignment: Any, step: Any) -> Any:
-        """The step, but zero where the alignment is not positive. A NaN is no reason to hold: it must show."""
+    def mask(alignment: Any, step: Any) -> Any:
+        """The step, but zero where the alignment is not positive. A NaN is never masked, so that it stays visible."""
         return ops.where(alignment <= 0, ops.zeros_like(step), step)
 
 
@@ -108,9 +108,9 @@ class Optimizer(keras.optimizers.Optimizer):
         """The scalars of this step, computed in float64 and where JAX has none as precisely."""
         step = ops.convert_to_tensor(self.iterations) + 1
         if keras.backend.backend() == "jax":
-            from ..array_update import of_step
+            from ..jax_arrays import step_coefficients
 
-            c = of_step(self._update, step, self._options)
+            c = step_coefficients(self._update, step, self._options)
         else:
             c = self._update.coefficients(ops.cast(step, "float64"), self._options, Tensors)
         return {name: value if isinstance(value, (int, float)) else ops.cast(value, work) for name, value in c.items()}

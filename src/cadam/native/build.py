@@ -21,7 +21,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "native.so"
 
-OTHER_SOURCES = ("tensor_snapshot", "step_replay", "per_event_models", "text_parsing", "xla")
+OTHER_SOURCES = ("tensor_snapshot", "step_replay", "per_event_models", "text_parsing")
 """The C sources that are compiled once, for every instruction set alike."""
 
 USUAL = ("cc", "gcc", "clang")

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from ..codegen import c_source as c_source
-from ..codegen.kernel_spec import Structure
+from ..codegen.kernel_spec import KernelSpec
 from ..rules import RULES, Rule
 from . import shared_library
 from .errors import UnavailableError as UnavailableError
@@ -84,16 +84,16 @@ def _own(rule: Rule) -> Library:
 
 
 @cache
-def find(structure: Structure) -> tuple[Library, int] | UnavailableError:
+def find(spec: KernelSpec) -> tuple[Library, int] | UnavailableError:
     """Return the library that has a kernel for a rule and the kernel's number, or the error that says why none has."""
     try:
         _required()
-        library = package_library() if RULES.get(structure.rule.name) is structure.rule else _own(structure.rule)
+        library = package_library() if RULES.get(spec.rule.name) is spec.rule else _own(spec.rule)
     except UnavailableError as reason:
         return reason
-    kernel = int(library.c.cadam_kernel_index(structure.plain.name.encode()))
+    kernel = int(library.c.cadam_kernel_index(spec.without_storages.name.encode()))
     if kernel < 0:
         return UnavailableError(
-            f"has no kernel for {structure.name}: options that lead there must be in the rule's variants"
+            f"has no kernel for {spec.name}: options that lead there must be in the rule's variants"
         )
     return library, kernel

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..engines.base import KernelBatch, ParamSlot
 from ..optim.optimizer import Optimizer
-from ..rules.moment_storage import first_given
+from ..rules.moment_storage import first_nondefault_option
 from ..rules.update import Update
 from .data.events import Array, Columns
 from .models import FM, Inputs, Linear, Normalised
@@ -66,7 +66,7 @@ class EventByEvent:
         if {id(param) for param in optimizer.param_groups[0]["params"]} != {id(param) for param in params}:
             return "the optimizer does not have all parameters of the model"
         group = optimizer.param_groups[0]
-        if (given := first_given(group)) is not None:
+        if (given := first_nondefault_option(group)) is not None:
             return f"the optimizer has {given}"
         if not all(param.requires_grad for param in params):
             return "a parameter is frozen"

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..engines import coefficients
 from ..engines.base import KernelBatch, ParamSlot, Words
 from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, kernel_refusal
-from ..numpy_functions import OnHost
+from ..numpy_functions import NumpyFunctions
 
 PARTS = ("linear", "table", "bias", "slopes", "vectors")
 """The parameters of a model: the first two are tables, of weights and of embeddings."""
@@ -134,7 +134,7 @@ class EventModel:
         """Of each of the next steps, in the kernel's order."""
         t = np.minimum(step + 1 + np.arange(count), MOST_STEPS)
         options = coefficients.as_numbers(self.batch.options)
-        found = self.batch.update.general_coefficients(t, options, OnHost)
+        found = self.batch.update.general_coefficients(t, options, NumpyFunctions)
         c = np.zeros((count, MAX_COEFFICIENTS), np.float32)
         for column, values in enumerate(found.values()):
             c[:, column] = values

@@ -123,7 +123,7 @@ def check(rule: Rule, o: Mapping[str, Any]) -> None:
         raise RuntimeError("`fused` does not support `differentiable`")
     if o["fused"] and o["foreach"]:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-    moment_storage.check(rule.moments, rule.state(o), rule.name, o, rule.counts_steps(o))
+    moment_storage.check_storage_options(rule.moments, rule.state(o), rule.name, o, rule.counts_steps(o))
     rule.check(o)
 
 
@@ -134,7 +134,7 @@ def check_kinds(rule: Rule, o: Mapping[str, Any], where: str) -> None:
     """
     try:
         _flag("row_steps", o)
-        moment_storage.check(rule.moments, rule.state(o), rule.name, o, rule.counts_steps(o))
+        moment_storage.check_storage_options(rule.moments, rule.state(o), rule.name, o, rule.counts_steps(o))
         for name, what in NUMBERS.items():
             if name in o:
                 _one_number(o[name], what, name)

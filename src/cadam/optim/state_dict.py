@@ -197,14 +197,14 @@ def _fitting(
     if not given:
         return {}
     needed = rule.state(group)
-    missing = [name for name in needed if name not in given and name not in rule.late]
+    missing = [name for name in needed if name not in given and name not in rule.optional_buffers]
     if missing:
         has, needs = ", ".join(given), ", ".join(needed)
         raise refuse(f"no {', '.join(missing)} in it (it has {has}); {rule.name} needs {needs}")
     foreign = [name for name in MOMENTS if name in given and name not in needed]
     if foreign:
         raise refuse(f"{', '.join(foreign)} in it, which {rule.name} does not keep: it is of another optimizer")
-    if "step" not in given and not rule.timeless:
+    if "step" not in given and not rule.step_independent:
         raise refuse(f"it has no step count, which {rule.name} needs")
     step = given.setdefault("step", 1.0)
     if isinstance(step, Tensor) and step.numel() != 1:

@@ -1,4 +1,11 @@
-"""The update rules, one file each: `RULES` finds them in this folder. `rule.py` says what a rule is."""
+"""The update rules and what surrounds them.
+
+- One file per rule (`adam`, `sgdm`, `lion`, ...): its formula, its paper and its defaults. `RULES` collects them.
+- `base`: the contract of a rule.
+- `update`: weight decay, the confidence mask and the step, written once around every rule.
+- `defaults`: the options that all optimizers share, with their defaults.
+- `moment_storage`: the formats of quantized optimizer state.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,11 +13,12 @@ from pkgutil import iter_modules
 from .base import Options, Rule, Step
 
 RULES: dict[str, Rule] = {}
-"""Every rule of the package by its name. Each is compiled, and tested on every engine, for being here."""
+"""Every rule of the package by its name. A rule file in this folder is registered automatically; its kernels are
+compiled and it is tested on every engine."""
 
 
 def __getattr__(name: str) -> Rule:
-    """A rule under the name it has in its file: `rules.ADAM`."""
+    """Return a rule by the name of its constant, such as `rules.ADAM`."""
     if name.lower() not in RULES or not name.isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return RULES[name.lower()]

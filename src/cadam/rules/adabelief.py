@@ -1,6 +1,11 @@
-"""AdaBelief: Adam whose second moment measures how far the gradient is from its average.
+"""AdaBelief: Adam whose second moment measures how far the gradient is from its moving average.
 
-s <- b2 s + (1-b2)(g - m)^2 + eps; all else is Adam's, so eps stands twice.
+    m <- m + (1-b1)(g - m)      s <- b2 s + (1-b2)(g - m)^2 + eps
+    mhat = m / (1-b1^t)         shat = s / (1-b2^t)
+    step = mhat / (sqrt(shat) + eps)
+
+"AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients" (https://arxiv.org/abs/2010.07468). As in
+the paper, eps is added twice.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from .base import Options, Rule, Step
 
 
 def state(o: Options) -> dict[str, float]:
+    """Return the initial buffers."""
     return {"exp_avg": 0.0, "exp_avg_var": 0.0}
 
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+    """Return the step of one element."""
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
     surprise = g - exp_avg
     exp_avg_var = s.exp_avg_var * c.beta2 + f.square(surprise) * c.weight2 + c.eps

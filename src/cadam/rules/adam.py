@@ -4,8 +4,11 @@
     mhat = m / (1-b1^t)         vhat = v / (1-b2^t)
     step = mhat / (sqrt(vhat) + eps)
 
-AMSGrad replaces vhat by its running maximum. That is the maximum of the *corrected* second moment, as in the
-paper; torch.optim.Adam takes the maximum of the raw one.
+"Adam: A Method for Stochastic Optimization" (https://arxiv.org/abs/1412.6980).
+
+AMSGrad replaces vhat by its running maximum: "On the Convergence of Adam and Beyond", ICLR 2018
+(https://arxiv.org/abs/1904.09237). Here the maximum is taken of the bias-corrected second moment; torch.optim.Adam
+takes it of the uncorrected one.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from .base import Options, Rule, Step
 
 
 def state(o: Options) -> dict[str, float]:
+    """Return the initial buffers."""
     moments = {"exp_avg": 0.0, "exp_avg_sq": 0.0}
     return {**moments, "max_exp_avg_sq": 0.0} if o["amsgrad"] else moments
 
 
 def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return the scalars of step t."""
     beta1, beta2 = o["betas"]
     return {
         "weight1": 1 - beta1,
@@ -33,6 +38,7 @@ def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
 
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+    """Return the step of one element."""
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
     exp_avg_sq = s.exp_avg_sq * c.beta2 + f.square(g) * c.weight2
     new = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -49,6 +55,6 @@ ADAM = Rule(
     coefficients=coefficients,
     update=update,
     moments={"exp_avg": "signed", "exp_avg_sq": "positive", "max_exp_avg_sq": "maximum"},
-    late=frozenset({"max_exp_avg_sq"}),
+    optional_buffers=frozenset({"max_exp_avg_sq"}),
     variants=({"amsgrad": True},),
 )

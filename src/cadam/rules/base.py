@@ -1,11 +1,15 @@
-"""What a rule is: the mathematics of one element, written once over plain operators.
+"""The contract of an update rule: the mathematics of one element, written once over plain operators.
 
-A rule never sees where it runs. The engines call the same two functions with tensors, or with symbols
-whose operations they record, so a rule may only use ``+ - * /`` and the functions of `f`
-(``f.sqrt``, ``f.square``, ``f.sign``, ``f.maximum``; in `coefficients` also ``**`` and ``f.positive``),
-and no ``if`` on values.
-``f.square`` is for what goes into a second moment: where that is kept by row, it is the mean of the row's squares.
-An ``if`` on which buffers or coefficients there are (``hasattr(s, "max_exp_avg_sq")``) is fine.
+A rule does not know where it runs. Engines call its functions with tensors, arrays or recorded symbols
+(`cadam.codegen.trace`), so a rule may only use ``+ - * /`` and the functions of `f`: ``f.sqrt``, ``f.square``,
+``f.sign`` and ``f.maximum``, and in `coefficients` also ``**`` and ``f.positive`` (1 where its argument is positive,
+else 0). It must not branch on values. A branch on the buffers or coefficients that exist
+(``hasattr(s, "max_exp_avg_sq")``) is fine.
+
+Use ``f.square`` for the square that enters a second moment: with ``second_moment="row"`` it is the mean square of the
+row instead of the square of the element.
+
+Weight decay, the confidence mask and the step are the same for every rule; they are in `cadam.rules.update`.
 """
 
 from __future__ import annotations
@@ -15,13 +19,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Options = Mapping[str, Any]
+"""The options of a parameter group, by name."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule makes of one element: the parameter moves by ``-lr * step``.
+    """The result of a rule for one element.
 
-    `momentum` is what confidence compares with the gradient; `state` holds the new value of each buffer.
+    Attributes:
+        step: Direction of the step; the parameter changes by ``-lr * step``.
+        momentum: The value whose sign the confidence mask compares with the sign of the gradient.
+        state: New value of each buffer, by name.
     """
 
     step: Any
@@ -29,28 +37,43 @@ class Step:
     state: dict[str, Any]
 
 
-def _nothing_to_check(options: Options) -> None:
+def _accept_all(options: Options) -> None:
     pass
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """One update rule.
+    """One update rule, such as Adam.
 
-    - `name`: how it is called in messages.
-    - `defaults`: its options and their defaults; ``lr`` is one of them. ``weight_decay`` and
-      ``decoupled_weight_decay`` may be given to change the default kind of decay.
-    - `state`: from the options, the names of its buffers and the value each starts at.
-    - `coefficients`: from the step `t` (counted from 1) and the options, the scalars that the update uses.
-    - `update`: from the gradient `g`, the buffers `s` and the coefficients `c`, the `Step` of one element.
-    - `late`: buffers that may start in the middle of a run, so that a checkpoint without them still fits.
-    - `timeless`: the update does not depend on `t` beyond the first step, so that a checkpoint
-      without a step count still fits.
-    - `variants`: options under which it has other buffers or coefficients than by default.
-    - `moments`: what kind of moment each buffer is, for storages other than float32: ``signed`` (first moments),
-      ``positive`` (second moments) or ``maximum`` (the largest second moment so far).
-    - `counts_steps`: from the options, whether any coefficient depends on `t`.
-    - `check`: raises ValueError for options that do not go together.
+    Attributes:
+        name: Name in messages and in generated kernels; a Python identifier.
+        defaults: The options of the rule with their defaults; ``lr`` must be one of them. It may contain
+            ``weight_decay`` and ``decoupled_weight_decay`` to change their defaults.
+        state: Function of the options that returns the initial value of each buffer, by name.
+        coefficients: Function of the step number (counted from 1), the options and the function set `f` that returns
+            the scalars that `update` uses, by name.
+        update: Function of the gradient `g`, the buffers `s`, the coefficients `c` and the function set `f` that
+            returns the `Step` of one element.
+        optional_buffers: Buffers that may start in the middle of a run, so that a checkpoint without them can still be
+            loaded.
+        step_independent: Whether the update depends on the step number in the first step at most, so that a checkpoint
+            without a step count can still be loaded.
+        variants: Option values that add or remove buffers or coefficients. A kernel is compiled for each.
+        moments: The kind of each buffer, which quantized storage needs to know: ``signed`` for first moments,
+            ``positive`` for second moments, ``maximum`` for a running maximum of second moments.
+        counts_steps: Function of the options that returns whether any coefficient depends on the step number.
+        check: Function of the options that raises ValueError for options that contradict each other.
+
+    Example:
+        SGD without momentum::
+
+            Rule(
+                name="sgd",
+                defaults={"lr": 1e-3},
+                state=lambda o: {},
+                coefficients=lambda t, o, f: {},
+                update=lambda g, s, c, f: Step(step=g, momentum=g, state={}),
+            )
     """
 
     name: str
@@ -58,12 +81,12 @@ class Rule:
     state: Callable[[Options], dict[str, float]]
     coefficients: Callable[[Any, Options, Any], dict[str, Any]]
     update: Callable[[Any, Any, Any, Any], Step]
-    late: frozenset[str] = frozenset()
-    timeless: bool = False
+    optional_buffers: frozenset[str] = frozenset()
+    step_independent: bool = False
     variants: tuple[Options, ...] = ()
     moments: Mapping[str, str] = field(default_factory=dict)
     counts_steps: Callable[[Options], bool] = lambda options: True
-    check: Callable[[Options], None] = _nothing_to_check
+    check: Callable[[Options], None] = _accept_all
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

@@ -1,4 +1,4 @@
-"""The options that every optimizer has, the defaults of all options of a rule, and the range of each number."""
+"""The options that every optimizer shares, the defaults of all options of a rule, and the range of each number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import Options, Rule
-from .moment_storage import USUAL
+from .moment_storage import STORAGE_DEFAULTS
 
-# Options of every optimizer, beside those of its rule.
 COMMON: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "decoupled_weight_decay": False,
@@ -19,13 +18,13 @@ COMMON: Mapping[str, Any] = {
     "differentiable": False,
     "fused": None,
     "state_dtype": None,
-    **USUAL,
+    **STORAGE_DEFAULTS,
     "replay": True,
     "stochastic_rounding": False,
     "track_alignment": True,
 }
+"""Options of every optimizer in addition to those of its rule, with their defaults."""
 
-# Those that are one number each, as messages call them.
 NUMBERS = {
     "lr": "learning rate",
     "weight_decay": "weight_decay value",
@@ -33,23 +32,32 @@ NUMBERS = {
     "momentum": "momentum value",
     "initial_accumulator": "initial_accumulator",
 }
+"""Options that are one number each, with the term that error messages use for them."""
 
 
 def defaults(rule: Rule) -> dict[str, Any]:
-    """All options of an optimizer with this rule."""
+    """Return the defaults of all options of an optimizer with this rule."""
     return {**rule.defaults, **{k: v for k, v in COMMON.items() if k not in rule.defaults}}
 
 
-def check_ranges(o: Options, known: Callable[[Any], float | None]) -> None:
-    """Raise ValueError for a number out of range; `known` tells its value, or None where it cannot be known."""
+def check_ranges(o: Options, read: Callable[[Any], float | None]) -> None:
+    """Check that every number among the options is in its range.
 
-    def check(value: Any, what: str, option: str, allowed: str, end: float) -> None:
-        number = known(value)
+    Args:
+        o: Options by name.
+        read: Function that returns the value of an option as a float, or None if it cannot be read now.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    def check(value: Any, term: str, option: str, allowed: str, end: float) -> None:
+        number = read(value)
         if number is not None and not 0 <= number < end:
-            raise ValueError(f"Invalid {what}: {value} ({option} must be {allowed})")
+            raise ValueError(f"Invalid {term}: {value} ({option} must be {allowed})")
 
-    for name, what in NUMBERS.items():
+    for name, term in NUMBERS.items():
         if name in o:
-            check(o[name], what, name, "a finite number >= 0", math.inf)
+            check(o[name], term, name, "a finite number >= 0", math.inf)
     for i, beta in enumerate(o.get("betas", ())):
         check(beta, f"beta parameter at index {i}", f"betas[{i}]", "in [0, 1)", 1)

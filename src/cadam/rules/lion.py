@@ -2,8 +2,9 @@
 
     c = m + (1-b1)(g - m)       step = sign(c)       m <- m + (1-b2)(g - m)
 
-Confidence is tested with c, the interpolant whose sign Lion takes. ``c - c`` is zero unless c is not finite:
-the sign alone would hide a broken gradient.
+"Symbolic Discovery of Optimization Algorithms" (https://arxiv.org/abs/2302.06675).
+
+The confidence mask compares the gradient with c, the interpolation whose sign Lion takes.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from .base import Options, Rule, Step
 
 
 def state(o: Options) -> dict[str, float]:
+    """Return the initial buffer."""
     return {"exp_avg": 0.0}
 
 
 def coefficients(t: Any, o: Options, f: Any) -> dict[str, Any]:
+    """Return the scalars, which are the same at every step."""
     beta1, beta2 = o["betas"]
     return {"weight1": 1 - beta1, "weight2": 1 - beta2}
 
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
-    ahead = g - s.exp_avg
-    interpolant = s.exp_avg + ahead * c.weight1
-    exp_avg = s.exp_avg + ahead * c.weight2
-    return Step(f.sign(interpolant) + (interpolant - interpolant), interpolant, {"exp_avg": exp_avg})
+    """Return the step of one element."""
+    difference = g - s.exp_avg
+    interpolation = s.exp_avg + difference * c.weight1
+    exp_avg = s.exp_avg + difference * c.weight2
+    # The sign of infinity is 1, which would hide an infinite gradient. Adding c - c turns the step into NaN then.
+    step = f.sign(interpolation) + (interpolation - interpolation)
+    return Step(step, interpolation, {"exp_avg": exp_avg})
 
 
 LION = Rule(
@@ -36,6 +42,6 @@ LION = Rule(
     coefficients=coefficients,
     update=update,
     moments={"exp_avg": "signed"},
-    timeless=True,
+    step_independent=True,
     counts_steps=lambda o: False,
 )

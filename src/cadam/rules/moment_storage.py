@@ -1,26 +1,28 @@
-"""How moments are stored: in float32, in bfloat16, or in one byte each with a scale for each row or block.
+"""The formats in which moments are stored: float32, bfloat16, or int8 with one scale per row or block.
 
-Arithmetic is float32, whatever the storage: a step decodes the moments, updates them and codes the new ones.
+Arithmetic is float32 in every format: a step dequantizes the moments, updates them and quantizes the new values.
 
-- ``bfloat16``: the upper half of a float32, which has its range: nothing but subnormal numbers rounds to zero.
-- ``int8``: a small floating-point number of one byte. The rows of a table, or blocks of `BLOCK` elements of any other
-  parameter, share an exponent, a byte too. A code reaches 32 powers of two down from it: so an element that is small
-  beside others of its row keeps its sign and its size, and confidence compares the gradient with what it should.
-  ``signed`` codes (first moments) have a sign and two bits of mantissa, ``positive`` ones (second moments) have three.
+- ``bfloat16``: the upper 16 bits of a float32. It has the range of float32, so only subnormal numbers round to zero.
+- ``int8``: an 8-bit floating-point number with a shared scale. Each row of an embedding table, or each block of
+  `BLOCK_SIZE` elements of any other parameter, has one scale: a power of two, stored as its 8-bit exponent. Quantized
+  values cover the 32 powers of two below the scale, so an element that is small compared with others of its row keeps
+  its sign and its magnitude, which the confidence mask depends on. ``signed`` values (first moments) have a sign bit
+  and two mantissa bits; ``positive`` values (second moments) have three mantissa bits.
 
-All are rounded stochastically: to one of the two neighbours, the more often the nearer it is, so that the mean of many
-roundings is the value itself. Below the smallest code a first moment is zero; a second moment is rounded up to the
-smallest code, since the step divides by its square root.
+Both formats use stochastic rounding: a value is rounded to one of its two neighbors with probabilities such that the
+expected result is the value itself. A first moment below the smallest quantized value becomes zero. A second moment
+there is rounded up to the smallest quantized value, since the step divides by its square root.
 
-The random bits are a hash of the seed of the parameter, the step and the place of the element, so every engine and any
-number of threads finds the same. Two neighbours share 32 bits: of the first coded buffer of a rule, the one at an even
-place takes the lower 16 and the other one the upper; of the second buffer it is the other way round. So
-neighbours differ in the bits of each of their moments, and an element has other bits for its second moment than for its
-first.
+The random bits are a hash of the parameter's seed, the step number and the index of the element, so every engine draws
+the same bits with any number of threads. Two neighboring elements share one 32-bit word. For the first quantized
+buffer of a rule, the element with the even index uses the lower 16 bits and the other one the upper 16; for the second
+buffer it is the other way round. So neighbors use different bits for each of their moments, and an element uses
+different bits for its two moments.
 
-With e the shared exponent (that of the largest element, as float32 has it), a code q of k mantissa bits is the float32
-with the bits ``(q << (23 - k)) + ((e - 31) << 23)``, and q = 0 is zero. To code is integer arithmetic on these bits.
-Where an element is no finite number, e is `BROKEN`, and every code but zero is NaN.
+With scale exponent e (the exponent field of the largest element's float32), the quantized value q with k mantissa bits
+stands for the float32 with the bits ``(q << (23 - k)) + ((e - 31) << 23)``; q = 0 stands for zero. Quantization is
+integer arithmetic on these bits. If an element of the row or block is infinite or NaN, e is `NONFINITE_SCALE`, and
+every quantized value except zero stands for NaN.
 """
 
 from __future__ import annotations
@@ -29,90 +31,120 @@ from collections.abc import Mapping
 from typing import Any
 
 STORAGES = ("float32", "bfloat16", "int8")
-MANTISSA = {"signed": 2, "positive": 3}
-"""By kind of moment, the bits of its mantissa in a code of one byte."""
-BLOCK = 256
-"""Elements of a dense parameter that share a scale."""
-LOWEST = 32
-"""The lowest shared exponent: below it, codes would be subnormal numbers."""
-BROKEN = 255
-"""The shared exponent of a row or block with an element that is no finite number."""
-BROKEN_BASE = 0x78000000
-"""What is taken off the bits to code such a one: all that is not finite gets a code above zero."""
-COUNTED = 2.0**24
-"""As far as a step count, a float32, can add one; then it goes on to the next number that float32 has."""
+"""The formats in which moments can be stored; values of the option `moments`."""
+MANTISSA_BITS = {"signed": 2, "positive": 3}
+"""Mantissa bits of an int8 value, by kind of moment."""
+BLOCK_SIZE = 256
+"""Number of elements of a dense parameter that share a scale."""
+MIN_SCALE = 32
+"""The smallest scale exponent: below it, quantized values would stand for subnormal numbers."""
+NONFINITE_SCALE = 255
+"""The scale exponent of a row or block with an infinite or NaN element."""
+NONFINITE_BASE = 0x78000000
+"""Subtracted from the float32 bits to quantize such a row or block; infinite and NaN elements stay above zero."""
+MAX_EXACT_STEP = 2.0**24
+"""Beyond this step count, float32 cannot represent step + 1; counting continues with the next larger float32."""
 SEED = "rounding_seed"
-"""What the state calls the seed of a parameter."""
+"""State key of the seed of a parameter's stochastic rounding."""
 ROW_STEPS = "row_steps"
-"""What the state calls the step counts of the rows."""
+"""State key of the step counts of the rows of a table."""
 
 
-def scale_of(name: str) -> str:
-    """What the state calls the shared exponents of a buffer."""
-    return f"{name}_scale"
+def scale_name(buffer: str) -> str:
+    """Return the state key of the scales of a buffer."""
+    return f"{buffer}_scale"
 
 
-def scramble(x: Any) -> Any:
-    """32 bits of which each depends on all of the bits of x (MurmurHash3's finalizer); on ints and int64 tensors."""
+def mix_bits(x: Any) -> Any:
+    """Return 32 bits that each depend on all bits of x, an int or an int64 tensor.
+
+    This is the finalizer of MurmurHash3 (https://github.com/aappleby/smhasher/wiki/MurmurHash3).
+    """
     x = x & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ (x >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
-def key(seed: int, step: Any) -> Any:
-    """What the noise of one step of a parameter comes from; `step` is an int or an int64 tensor."""
-    return scramble((seed & 0xFFFFFFFF) ^ scramble((seed >> 32 & 0xFFFFFFFF) ^ scramble(step)))
+def noise_key(seed: int, step: Any) -> Any:
+    """Return the 32-bit key of the rounding noise of one parameter in one step.
 
-
-def noise(key: Any, place: Any, start: Any = 0) -> Any:
-    """32 random bits for an element and the neighbour that it shares them with, the same for this key everywhere.
-
-    `place` is that in a row which starts at `start`, or in all of a dense parameter. Its own half comes first: an odd
-    place has the two swapped.
+    Args:
+        seed: Seed of the parameter, 64 bits.
+        step: Step number, an int or an int64 tensor.
     """
-    word = start + ((place & 0xFFFFFFFF) >> 1) & 0xFFFFFFFF
-    both = scramble(word ^ scramble((start >> 32) + (place >> 32) ^ key))
-    odd = place & 1
-    return both >> 16 * odd | (both << 16 * odd & 0xFFFF0000)
+    return mix_bits((seed & 0xFFFFFFFF) ^ mix_bits((seed >> 32 & 0xFFFFFFFF) ^ mix_bits(step)))
 
 
-USUAL: Mapping[str, Any] = {"moments": "float32", "second_moment": "element", "row_steps": False}
-"""The options of how moments are stored, as they are by default: one float32 an element, one step count for all."""
+def rounding_noise(key: Any, index: Any, row_start: Any = 0) -> Any:
+    """Return 32 random bits for an element, shared with its neighbor.
+
+    The lower 16 bits are for the first quantized buffer of the element: for an odd index, the halves of the shared word
+    are swapped.
+
+    Args:
+        key: Result of `noise_key`.
+        index: Index of the element in its row, or in the whole of a dense parameter.
+        row_start: Index of the first element of the row; 0 for a dense parameter.
+    """
+    word = row_start + ((index & 0xFFFFFFFF) >> 1) & 0xFFFFFFFF
+    bits = mix_bits(word ^ mix_bits((row_start >> 32) + (index >> 32) ^ key))
+    odd = index & 1
+    return bits >> 16 * odd | (bits << 16 * odd & 0xFFFF0000)
 
 
-def first_given(o: Mapping[str, Any]) -> str | None:
-    """The first of these options that is not the usual one, as users write it; None if all are."""
-    return next((f"{name}={o[name]!r}" for name, usual in USUAL.items() if o.get(name, usual) != usual), None)
+STORAGE_DEFAULTS: Mapping[str, Any] = {"moments": "float32", "second_moment": "element", "row_steps": False}
+"""Options of the storage of moments. By default, each element has float32 moments and a parameter one step count."""
 
 
-def check(
+def first_nondefault_option(o: Mapping[str, Any]) -> str | None:
+    """Return the first storage option that differs from its default, as ``name=value``, or None."""
+    for name, default in STORAGE_DEFAULTS.items():
+        if o.get(name, default) != default:
+            return f"{name}={o[name]!r}"
+    return None
+
+
+def check_storage_options(
     kinds: Mapping[str, str], buffers: Mapping[str, Any], rule: str, o: Mapping[str, Any], counts_steps: bool
 ) -> None:
-    """Raise ValueError for options of storage that do not go together. `kinds` are those of the rule's buffers."""
+    """Check that the storage options are valid together.
+
+    Args:
+        kinds: The kind of each buffer, `Rule.moments`.
+        buffers: The buffers that the rule has under these options.
+        rule: Name of the rule, for messages.
+        o: Options of the parameter group.
+        counts_steps: Whether a coefficient of the rule depends on the step number.
+
+    Raises:
+        ValueError: If an option is unknown or contradicts another one.
+    """
     if o["moments"] not in STORAGES:
         raise ValueError(f"Invalid moments value: {o['moments']!r} (one of {', '.join(map(repr, STORAGES))})")
     if o["second_moment"] not in ("element", "row"):
         raise ValueError(f"Invalid second_moment value: {o['second_moment']!r} ('element' or 'row')")
-    given = first_given(o)
-    if given is None:
+    option = first_nondefault_option(o)
+    if option is None:
         return
     if o["differentiable"]:
-        raise ValueError(f"{given} and differentiable=True: autograd cannot look through coded or shared moments")
+        raise ValueError(
+            f"{option} and differentiable=True: autograd cannot differentiate through quantized or shared moments"
+        )
     if o["state_dtype"] is not None:
         raise ValueError(
-            f"{given} and state_dtype={o['state_dtype']}: both say how moments are stored; give one of them"
+            f"{option} and state_dtype={o['state_dtype']}: both say how moments are stored; pass only one of them"
         )
     unknown = [name for name in buffers if name not in kinds]
     if unknown:
-        raise ValueError(f"{given}: the rule {rule!r} does not say in `moments` what kind its {unknown[0]} is of")
-    largest = [name for name in buffers if kinds[name] == "maximum"]
-    if largest and o["moments"] != "float32":
+        raise ValueError(f"{option}: the rule {rule!r} does not list the kind of its buffer {unknown[0]} in `moments`")
+    maxima = [name for name in buffers if kinds[name] == "maximum"]
+    if maxima and o["moments"] != "float32":
         raise ValueError(
-            f"moments={o['moments']!r}: {largest[0]} must stay float32, since a maximum of values that are rounded "
-            f"at random only grows; use moments='float32' with {rule}'s maximum (amsgrad), or do without it"
+            f"moments={o['moments']!r}: {maxima[0]} must stay float32, because a running maximum of stochastically "
+            f"rounded values only grows; use moments='float32' with {rule}'s maximum (amsgrad), or turn it off"
         )
     if o["row_steps"] and not counts_steps:
-        raise ValueError(f"row_steps=True: no step of {rule!r} depends on how many there were; leave it out")
+        raise ValueError(f"row_steps=True: no coefficient of {rule!r} depends on the step number; leave it out")
     if o["second_moment"] == "row" and not any(kinds[name] != "signed" for name in buffers):
-        raise ValueError(f"second_moment='row': the rule {rule!r} keeps no second moment")
+        raise ValueError(f"second_moment='row': the rule {rule!r} has no second moment")

@@ -1,12 +1,15 @@
-"""The whole update of one element: decay, rule, confidence, step. Written once, for every engine.
+"""The update of one element around a rule: weight decay, confidence mask and step, written once for every engine.
 
-g <- g / grad_scale                 (gradient scaling)
-g <- -g                             (maximize)
-g <- g + weight_decay * p           (coupled decay: takes part in moments and mask)
-rule: moments, step, momentum
-step <- 0 where momentum and g disagree in sign or one is zero      (confidence)
-p <- p * (1 - lr * weight_decay)    (decoupled decay: every element, masked or not)
-p <- p - lr * step
+    g <- g / grad_scale                 gradient scaling
+    g <- -g                             maximize
+    g <- g + weight_decay * p           coupled (L2) weight decay; it takes part in the moments and in the mask
+    step, momentum, moments <- rule(g)
+    step <- 0 where momentum and g disagree in sign, or one of them is zero         confidence mask
+    p <- p * (1 - lr * weight_decay)    decoupled weight decay (https://arxiv.org/abs/1711.05101), not masked
+    p <- p - lr * step
+
+The mask is that of "CAdam: Confidence-Based Optimization for Online Learning" (https://arxiv.org/abs/2411.19647): an
+element moves only where momentum and gradient have the same sign. Moments are always updated.
 """
 
 from __future__ import annotations
@@ -14,43 +17,40 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from . import Options, Rule
 
 
-class Scalars:
-    """The functions that a rule's `coefficients` may call, on numbers and on tensors."""
+class ScalarFunctions:
+    """The functions that a rule's `coefficients` may call, for Python numbers and torch tensors."""
 
     @staticmethod
     def sqrt(x: Any) -> Any:
+        """Return the square root of x."""
         return x.sqrt() if hasattr(x, "sqrt") else math.sqrt(x)
 
     @staticmethod
     def maximum(x: Any, y: float) -> Any:
+        """Return the larger of x and the number y."""
         return x.clamp_min(y) if hasattr(x, "clamp_min") else max(x, y)
 
     @staticmethod
     def positive(x: Any) -> Any:
-        """1 where x > 0, else 0."""
+        """Return 1 where x > 0, else 0."""
         return (x > 0).to(x.dtype) if hasattr(x, "to") else float(x > 0)
 
 
-class Named:
-    """Values by name, as attributes."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
 @dataclass(frozen=True)
-class Moved:
-    """One element after its update. `alignment` is positive where momentum and gradient agree in sign."""
+class UpdateResult:
+    """One element after its update.
+
+    Attributes:
+        param: New value of the parameter.
+        state: New value of each buffer, by name.
+        alignment: Positive where momentum and gradient agree in sign; None if it was not computed.
+    """
 
     param: Any
     state: dict[str, Any]
@@ -59,44 +59,62 @@ class Moved:
 
 @dataclass(frozen=True)
 class Update:
-    """The update that a group's options ask for; equal updates are the same arithmetic."""
+    """The update of one element under the options of a parameter group. Equal updates do the same arithmetic.
+
+    Attributes:
+        rule: The rule that computes moments and step.
+        confidence: Whether elements are masked where momentum and gradient disagree in sign.
+        maximize: Whether the objective is maximized.
+        decay: ``none``, ``l2``, ``decoupled``, or ``both`` for the general update of compiled kernels.
+        unscale: Whether gradients are divided by a gradient scale first.
+        tracks_alignment: Whether the alignment is computed even without confidence.
+    """
 
     rule: Rule
     confidence: bool
     maximize: bool = False
-    decay: str = "none"  # or "l2", "decoupled", "both"
+    decay: str = "none"
     unscale: bool = False
-    aligned: bool = True  # is the alignment wanted, even without confidence?
+    tracks_alignment: bool = True
 
     @classmethod
     def of(cls, rule: Rule, confidence: bool, o: Options, *, unscale: bool = False) -> Update:
-        # What is no plain number, such as a tensor, may change unnoticed, so it always counts as a decay.
+        """Return the update that the options of a group ask for."""
+        # The value of a tensor may change between steps, so a tensor always counts as weight decay.
         decays = not isinstance(o["weight_decay"], (int, float)) or o["weight_decay"] != 0
         kind = "decoupled" if o["decoupled_weight_decay"] else "l2"
         return cls(rule, confidence, o["maximize"], kind if decays else "none", unscale, o["track_alignment"])
 
     @property
     def general(self) -> Update:
-        """The update that covers every option of the rule by its coefficients, for engines that compile one kernel.
+        """The update that covers every option of the rule by its coefficients, so that one kernel serves all of them.
 
-        Confidence is on; a compiled kernel holds where ``alignment <= threshold``, and no number is <= NaN.
+        It always has the mask. A compiled kernel masks where ``alignment <= threshold``; a threshold of NaN turns the
+        mask off, since no comparison with NaN is true.
         """
         return Update(self.rule, confidence=True, decay="both", unscale=True)
 
     @property
-    def neutral(self) -> dict[str, float]:
-        """The scalars of `general` beyond those of this update."""
+    def neutral_coefficients(self) -> dict[str, float]:
+        """The coefficients of `general` that this update does not have, with values that have no effect."""
         return {"l2": 0.0, "shrink": 1.0, "unscale": 1.0, "threshold": 0.0 if self.confidence else math.nan}
 
     def general_coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
-        """The scalars with which `general` computes this update, neutral where an option is off."""
-        c = {**self.neutral, **self.coefficients(t, o, f, grad_scale)}
+        """Return the coefficients with which `general` computes this update."""
+        c = {**self.neutral_coefficients, **self.coefficients(t, o, f, grad_scale)}
         if self.maximize:
             c["unscale"] = -c["unscale"]
         return c
 
     def coefficients(self, t: Any, o: Options, f: Any, grad_scale: Any = None) -> dict[str, Any]:
-        """Every scalar that one step needs, by name."""
+        """Return every scalar that one step needs, by name.
+
+        Args:
+            t: Number of the step, counted from 1.
+            o: Options of the parameter group.
+            f: Function set for scalars, such as `ScalarFunctions`.
+            grad_scale: Factor by which the gradients are too large, if `unscale` is set.
+        """
         c = {**self.rule.coefficients(t, o, f), "lr": o["lr"]}
         if self.decay == "l2":
             c["l2"] = o["weight_decay"]
@@ -106,9 +124,19 @@ class Update:
             c["unscale"] = 1 / grad_scale
         return c
 
-    def __call__(self, p: Any, g: Any, state: Mapping[str, Any], coefficients: Mapping[str, Any], f: Any) -> Moved:
-        """Move the element `p` with gradient `g`; `f` are the functions of the engine that runs it."""
-        c, s = Named(coefficients), Named(state)
+    def __call__(
+        self, p: Any, g: Any, state: Mapping[str, Any], coefficients: Mapping[str, Any], f: Any
+    ) -> UpdateResult:
+        """Update one element.
+
+        Args:
+            p: Parameter.
+            g: Gradient.
+            state: Buffers of the rule, by name.
+            coefficients: Scalars of this step, from `coefficients` or `general_coefficients`.
+            f: Function set of the engine that runs the update.
+        """
+        c, s = SimpleNamespace(**coefficients), SimpleNamespace(**state)
         if self.unscale:
             g = g * c.unscale
         if self.maximize:
@@ -116,14 +144,14 @@ class Update:
         if self.decay == "l2":
             g = g + p * c.l2
         if self.decay == "both":
-            g = g + f.scaled(p, c.l2)  # no decay must not make a NaN of an infinite parameter
-        moved = self.rule.update(g, s, c, f)
-        alignment, step = None, moved.step
-        if self.confidence or self.aligned:
-            # Never the product m * g: it underflows. A NaN in the momentum stays one here, and is not masked.
-            alignment = moved.momentum * f.sign(g)
+            g = g + f.scaled(p, c.l2)  # 0 * infinity is NaN; `scaled` is 0 wherever the factor is 0
+        result = self.rule.update(g, s, c, f)
+        alignment, step = None, result.step
+        if self.confidence or self.tracks_alignment:
+            # The product m * g would underflow for small values. A NaN in the momentum stays NaN and is not masked.
+            alignment = result.momentum * f.sign(g)
         if self.confidence:
-            step = f.hold(alignment, step)
+            step = f.mask(alignment, step)
         if self.decay in ("decoupled", "both"):
             p = p * c.shrink
-        return Moved(p - step * c.lr, moved.state, alignment)
+        return UpdateResult(p - step * c.lr, result.state, alignment)

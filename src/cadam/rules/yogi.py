@@ -1,6 +1,11 @@
-"""Yogi: Adam whose second moment changes by a bounded amount, so that it cannot forget quickly.
+"""Yogi: Adam whose second moment changes by at most (1-b2) g^2 in a step, so that it cannot shrink quickly.
 
-v <- v - (1-b2) sign(v - g^2) g^2, starting at `initial_accumulator`; all else is Adam's.
+    m <- m + (1-b1)(g - m)      v <- v - (1-b2) sign(v - g^2) g^2
+    mhat = m / (1-b1^t)         vhat = v / (1-b2^t)
+    step = mhat / (sqrt(vhat) + eps)
+
+"Adaptive Methods for Nonconvex Optimization", NeurIPS 2018
+(https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization). v starts at `initial_accumulator`.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from .base import Options, Rule, Step
 
 
 def state(o: Options) -> dict[str, float]:
+    """Return the initial buffers."""
     return {"exp_avg": 0.0, "exp_avg_sq": o["initial_accumulator"]}
 
 
 def update(g: Any, s: Any, c: Any, f: Any) -> Step:
+    """Return the step of one element."""
     exp_avg = s.exp_avg + (g - s.exp_avg) * c.weight1
     square = f.square(g)
     exp_avg_sq = s.exp_avg_sq - f.sign(s.exp_avg_sq - square) * square * c.weight2

@@ -30,7 +30,7 @@ from ..distributed.process_group import (
 )
 from ..online.persistence.checkpoints import pack
 from ..optim.optimizer import Optimizer
-from ..rules.moment_storage import USUAL
+from ..rules.moment_storage import STORAGE_DEFAULTS
 from .sharders import tables_of, warn_of_plain_collections
 from .tables import Tables
 
@@ -137,7 +137,7 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
 
 def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
     """How these options keep moments."""
-    return {name: options.get(name, value) for name, value in USUAL.items()}
+    return {name: options.get(name, value) for name, value in STORAGE_DEFAULTS.items()}
 
 
 def _by_name(model: DistributedModelParallel) -> dict[str, Tables]:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen.c_source import stored, stored_by_row
-from ...codegen.kernel_spec import Structure
+from ...codegen.c_source import dense_storages, row_storages
+from ...codegen.kernel_spec import KernelSpec
 from ...native.library import Library, find
 from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
-from ...numpy_functions import OnHost
+from ...numpy_functions import NumpyFunctions
 from ...rules import Options
 from ...rules.update import Update
 from .. import coefficients, quantization
@@ -56,7 +56,7 @@ def kernel_refusal(update: Update, slot: ParamSlot, options: Options) -> Refusal
     reason = _unsupported_tensors(update, slot, options)
     if reason is not None:
         return Refusal.unsupported(reason)
-    found = find(Structure.of(update.rule, coefficients.as_numbers(options)))
+    found = find(KernelSpec.of(update.rule, coefficients.as_numbers(options)))
     return Refusal(RefusalKind.UNAVAILABLE, str(found)) if isinstance(found, UnavailableError) else None
 
 
@@ -88,11 +88,11 @@ def _unsupported_tensors(update: Update, slot: ParamSlot, options: Options) -> s
         return f"counts steps in float32 on the CPU, and this count is {slot.step.dtype} on {slot.step.device}"
     if any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
-    structure = Structure.of(update.rule, coefficients.as_numbers(options))
+    spec = KernelSpec.of(update.rule, coefficients.as_numbers(options))
     by_row = [quantization.is_by_row(buffer, slot.param) for buffer in slot.state.values()]
     if any(by_row) and by_row != [slot.kinds[name] != "signed" for name in slot.state]:
         return "some of its second moments are those of rows, and others are not"
-    storages = stored_by_row(structure) if any(by_row) else ["float32", *stored(structure)]
+    storages = row_storages(spec) if any(by_row) else ["float32", *dense_storages(spec)]
     if slot.moments not in storages:
         return f"has no {slot.storage} for the moments of the rule {update.rule.name!r}"
     return None
@@ -293,7 +293,7 @@ def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list
 
 def kernel(batch: KernelBatch) -> tuple[Library, int]:
     """The kernel that serves a batch, as its number in its library."""
-    found = find(Structure.of(batch.update.rule, coefficients.as_numbers(batch.options)))
+    found = find(KernelSpec.of(batch.update.rule, coefficients.as_numbers(batch.options)))
     if isinstance(found, UnavailableError):
         raise found
     return found
@@ -305,7 +305,9 @@ def sets(batch: KernelBatch, steps: Sequence[float] | Floats64) -> Floats64:
     options, made = coefficients.as_numbers(batch.options), np.zeros((len(steps), MAX_COEFFICIENTS))
     many = isinstance(steps, np.ndarray)  # all at once
     for rows, t in [(made, steps)] if many else zip(made, steps, strict=True):
-        c = batch.update.general_coefficients(t, options, OnHost if many else coefficients.Scalars, grad_scale)
+        c = batch.update.general_coefficients(
+            t, options, NumpyFunctions if many else coefficients.ScalarFunctions, grad_scale
+        )
         for column, value in enumerate(c.values()):
             rows[..., column] = value
     return made

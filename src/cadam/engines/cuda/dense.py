@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen.kernel_spec import Structure
+from ...codegen.kernel_spec import KernelSpec
 from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
 from ...rules import Options, moment_storage
 from ...rules.update import Update
@@ -115,17 +115,17 @@ class Batch:
     @classmethod
     def of(cls, job: KernelBatch, positions: list[int]) -> Batch:
         slots = [job.slots[i] for i in positions]
-        structure = Structure.of(job.update.rule, coefficients.as_numbers(job.options))
+        spec = KernelSpec.of(job.update.rule, coefficients.as_numbers(job.options))
         params = [slot.param for slot in slots]
-        buffers = [[slot.state[name] for slot in slots] for name in structure.buffers]
+        buffers = [[slot.state[name] for slot in slots] for name in spec.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
         huge = sizes >= HUGE
-        block, alone = (CODED[0], HUGE_CODED[0]) if structure.stored else (BLOCK, BLOCK)
+        block, alone = (CODED[0], HUGE_CODED[0]) if spec.storages else (BLOCK, BLOCK)
         blocks = np.where(huge, 0, -(-sizes // block))
         counts = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
         columns = [addresses(params), counts, sizes, np.cumsum(blocks) - blocks, *map(addresses, buffers)]
-        if structure.stored:
-            scales = [[slot.scales[name] for slot in slots] for name in structure.buffers if name in slots[0].scales]
+        if spec.storages:
+            scales = [[slot.scales[name] for slot in slots] for name in spec.buffers if name in slots[0].scales]
             columns += [*map(addresses, scales), np.array([slot.seed for slot in slots], np.int64)]
         table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
         table[huge, 3] = 0
@@ -135,12 +135,12 @@ class Batch:
         device = params[0].device
         channel = Channel(device)
         state = [tensor for slot in slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
-        numbers = StepNumbers(slots, job.options, structure, device)
+        numbers = StepNumbers(slots, job.options, spec, device)
         return cls(
             positions,
             slots,
             job.grads[positions[0]].dtype,
-            kernel(structure, "dense"),
+            kernel(spec, "dense"),
             channel.send(table.ravel()),
             channel.send(np.pad(owners, (0, len(owners) % 2)).astype(np.int32).view(np.int64)).view(torch.int32),
             numbers,
@@ -149,7 +149,7 @@ class Batch:
             Watched([*params, *state]),
             watched_grads(params, [job.grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
-            bool(structure.stored),
+            bool(spec.storages),
             capturing(device),
         )
 
@@ -202,7 +202,7 @@ class Batch:
             how: dict[str, Any] = {}
             if self.coded:
                 block, chunk, registers = HUGE_CODED if alone else CODED
-                constants |= {"BLOCK": block, "UNIT": moment_storage.BLOCK, "CHUNK": chunk}
+                constants |= {"BLOCK": block, "UNIT": moment_storage.BLOCK_SIZE, "CHUNK": chunk}
                 how = {"warps": CODED_WARPS, "registers": registers}
             self.compiled[key] = Launch(self.kernel, constants, **how)
         return self.compiled[key]

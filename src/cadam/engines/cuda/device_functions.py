@@ -90,7 +90,7 @@ def moved(p, step, lr):
 
 
 @triton.jit
-def hold(alignment, threshold, step):
+def masked(alignment, threshold, step):
     """No number is <= NaN: with that threshold nothing is held, and a NaN in the alignment never is."""
     return tl.where(alignment <= threshold, 0.0, step)
 

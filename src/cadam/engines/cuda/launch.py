@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ...codegen import triton_source as triton_source
-from ...codegen.kernel_spec import Structure
+from ...codegen.kernel_spec import KernelSpec
 from ...codegen.trace import Trace, Value
 from ...rules import Options
 from ...rules.defaults import defaults
-from ...rules.moment_storage import COUNTED
+from ...rules.moment_storage import MAX_EXACT_STEP
 from .. import coefficients as scalars
 from .. import quantization
 from ..base import (
@@ -55,9 +55,9 @@ _captured: list[Any] = []
 
 
 @cache
-def kernel(structure: Structure, kind: str) -> Any:
-    made = triton_source.module(structure.name, triton_source.source(structure))
-    return getattr(made, f"{structure.name}_{kind}")
+def kernel(spec: KernelSpec, kind: str) -> Any:
+    made = triton_source.module(spec.name, triton_source.source(spec))
+    return getattr(made, f"{spec.name}_{kind}")
 
 
 @cache
@@ -301,16 +301,14 @@ def _filled(host: Tensor, parts: Sequence[Any]) -> Tensor:
 
 def next_step(step: float) -> float:
     """The step count after this one, as `codes.next_step` has it."""
-    return step + 1 if step < COUNTED else float(np.nextafter(np.float32(step), np.float32(np.inf)))
+    return step + 1 if step < MAX_EXACT_STEP else float(np.nextafter(np.float32(step), np.float32(np.inf)))
 
 
 class StepNumbers:
     """The step counts of some parameters on one device, and the coefficients that come from them."""
 
-    def __init__(
-        self, slots: Sequence[ParamSlot], options: Options, structure: Structure, device: torch.device
-    ) -> None:
-        self.names = structure.coefficients
+    def __init__(self, slots: Sequence[ParamSlot], options: Options, spec: KernelSpec, device: torch.device) -> None:
+        self.names = spec.coefficients
         self.columns = -(-(1 + len(self.names)) // 16) * 16
         self.size = len(slots)
         self.stay = scalars.stay_on_device(options)
@@ -337,7 +335,7 @@ class StepNumbers:
         steps = self.counts
         if steps is None:
             raise AssertionError("these steps are counted on the device")
-        if steps.max() < COUNTED:
+        if steps.max() < MAX_EXACT_STEP:
             steps += 1
         else:
             steps[:] = [*map(next_step, steps.tolist())]
@@ -349,7 +347,7 @@ class StepNumbers:
         rows = np.empty((len(different), self.columns))
         later: list[tuple[int, int, Tensor]] = []
         for k, t in enumerate(different.tolist()):
-            values = [t, *job.update.general_coefficients(t, options, scalars.Scalars, scale).values()]
+            values = [t, *job.update.general_coefficients(t, options, scalars.ScalarFunctions, scale).values()]
             for j, value in enumerate(values):
                 if isinstance(value, Tensor):
                     later.append((k, j, value))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...codegen.kernel_spec import Structure
+from ...codegen.kernel_spec import KernelSpec
 from ...rules import Options
 from ...rules.update import Update
 from .. import coefficients as scalars
@@ -66,12 +66,12 @@ class Tile(NamedTuple):
     """Of a row, of which a thread has four columns each: the more, the less is done twice."""
 
     @classmethod
-    def of(cls, structure: Structure, width: int, distinct: bool) -> Tile:
-        if not structure.stored or width < WIDE:
+    def of(cls, spec: KernelSpec, width: int, distinct: bool) -> Tile:
+        if not spec.storages or width < WIDE:
             return cls(ELEMENTS)
         if not distinct:
             return cls(2048, registers=96, parts=4)
-        return cls(1024, 2, registers=128, parts=2) if "int8" in structure.stored else cls(ELEMENTS)
+        return cls(1024, 2, registers=128, parts=2) if "int8" in spec.storages else cls(ELEMENTS)
 
 
 # By parameter, memory of the host that the kernels see (was there a bad id, and which?) and the streams that use it.
@@ -143,7 +143,7 @@ class RowBatch:
     positions: list[int]
     """Which of the job's slots they are."""
     slots: list[ParamSlot]
-    structures: list[Structure]
+    specs: list[KernelSpec]
     """Of each table: they may share moments by row or not."""
     numbers: StepNumbers
     by_step: StepTable | None
@@ -161,10 +161,10 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 slots = [job.slots[i] for i in positions]
-                structures = [_structure(job, slot, options) for slot in slots]
-                numbers = StepNumbers(slots, job.options, structures[0], device)
-                by_step = StepTable(device) if structures[0].row_steps else None
-            batches.append(cls(positions, slots, structures, numbers, by_step, [dtypes[i] for i in positions]))
+                specs = [_kernel_spec(job, slot, options) for slot in slots]
+                numbers = StepNumbers(slots, job.options, specs[0], device)
+                by_step = StepTable(device) if specs[0].row_steps else None
+            batches.append(cls(positions, slots, specs, numbers, by_step, [dtypes[i] for i in positions]))
         return batches
 
     @property
@@ -183,12 +183,12 @@ class RowBatch:
         return more + [slot.counts for slot in self.slots if slot.counts is not None]
 
 
-def _structure(job: KernelBatch, slot: ParamSlot, options: Options) -> Structure:
+def _kernel_spec(job: KernelBatch, slot: ParamSlot, options: Options) -> KernelSpec:
     """That of a table: it may share second moments by row or, where a row is one element, not."""
-    structure = Structure.of(job.update.rule, options, rows=True)
-    if shares_moments(slot) or "row" not in structure.stored:
-        return structure
-    return Structure.of(job.update.rule, {**options, "second_moment": "element"}, rows=True)
+    spec = KernelSpec.of(job.update.rule, options, rows=True)
+    if shares_moments(slot) or "row" not in spec.storages:
+        return spec
+    return KernelSpec.of(job.update.rule, {**options, "second_moment": "element"}, rows=True)
 
 
 class StepTable:
@@ -214,7 +214,7 @@ class StepTable:
 
     @staticmethod
     def _numbers(update: Update, options: Options, t: float) -> tuple[float, ...]:
-        values = update.rule.coefficients(t, scalars.as_numbers(options), scalars.Scalars).values()
+        values = update.rule.coefficients(t, scalars.as_numbers(options), scalars.ScalarFunctions).values()
         return tuple(np.float32(value).item() for value in values)
 
     def of(self, update: Update, options: Options) -> Tensor:
@@ -223,7 +223,7 @@ class StepTable:
         if known != self.known:
             last = self.settled(update, options) or self.LONGEST
             steps = torch.arange(last + 1, dtype=torch.float64, device=self.device)
-            values = update.rule.coefficients(steps, scalars.as_numbers(options), scalars.Scalars).values()
+            values = update.rule.coefficients(steps, scalars.as_numbers(options), scalars.ScalarFunctions).values()
             columns = [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in values]
             self.rows = torch.stack(columns, 1).float()
             self.rows[0, 0] = last
@@ -253,7 +253,7 @@ def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     for k, (i, slot, grad) in enumerate(zip(batch.positions, batch.slots, grads, strict=True)):
         row_layout.stay_for_graphs(slot)
         update_(
-            batch.structures[k],
+            batch.specs[k],
             slot.param,
             tensors_of(slot, by_step),
             _sorted(slot, grad, known),
@@ -390,7 +390,7 @@ def kind_of(x: Tensor) -> tuple[torch.dtype, bool]:
 
 
 def update_(
-    structure: Structure,
+    spec: KernelSpec,
     param: Tensor,
     state: Mapping[str, Tensor],
     ids: Sorted,
@@ -405,7 +405,7 @@ def update_(
 ) -> None:
     """Update the rows `ids` of `param` and `state` in place with the row gradients `values`; duplicates are summed.
 
-    `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the structure's
+    `coefficients` begins with a row of what `StepNumbers` sends: the step, then the coefficients in the spec's
     order, in float64 on the device. `state` is what `tensors_of` gives; the `seed` is that of coded moments and of a
     bfloat16 parameter that is rounded `randomly`. `early`: the last kernel on this stream makes the coefficients, lets
     the next one begin and makes nothing else that is read here.
@@ -417,7 +417,7 @@ def update_(
             counts[2].add_(param.numel() if found_inf is None else (found_inf.squeeze() == 0) * param.numel())
         return
     how, kind = launches_for(
-        structure,
+        spec,
         param,
         state,
         values.dtype,
@@ -443,7 +443,7 @@ def update_(
 
 
 def launches_for(
-    structure: Structure,
+    spec: KernelSpec,
     param: Tensor,
     state: Mapping[str, Tensor],
     values: torch.dtype,
@@ -466,10 +466,10 @@ def launches_for(
     rows = param.shape[0]
     width = param.numel() // rows
     how = _launches(
-        structure,
+        spec,
         tuple(x.dtype for x in tensors),
         width,
-        Strides.of(structure, state),
+        Strides.of(spec, state),
         counts is not None,
         found_inf is not None,
         distinct,
@@ -568,9 +568,9 @@ class Strides(NamedTuple):
     """Do all codes begin at a multiple of four of them?"""
 
     @classmethod
-    def of(cls, structure: Structure, state: Mapping[str, Tensor]) -> Strides:
-        stored = dict(zip(structure.stored, structure.buffers, strict=False))  # one buffer of each kind
-        codes = [state[f"s_{name}"] for name in structure.coded]
+    def of(cls, spec: KernelSpec, state: Mapping[str, Tensor]) -> Strides:
+        stored = dict(zip(spec.storages, spec.buffers, strict=False))  # one buffer of each kind
+        codes = [state[f"s_{name}"] for name in spec.quantized_buffers]
         by_four = all(x.data_ptr() % (4 * x.itemsize) == 0 for x in codes)
         scales = state[f"e_{stored['int8']}"].stride(0) if "int8" in stored else 1
         shared = state[f"s_{stored['row']}"].stride(0) if "row" in stored else 1
@@ -593,7 +593,7 @@ class Launches:
 
 @cache
 def _launches(
-    structure: Structure,
+    spec: KernelSpec,
     dtypes: tuple[torch.dtype, ...],
     width: int,
     strides: Strides,
@@ -607,8 +607,8 @@ def _launches(
     work = torch.float32
     for dtype in dtypes:
         work = torch.promote_types(work, dtype)
-    most = WIDEST if structure.stored or structure.row_steps else COLUMNS
-    tile = Tile.of(structure, width, distinct)
+    most = WIDEST if spec.storages or spec.row_steps else COLUMNS
+    tile = Tile.of(spec, width, distinct)
     cut = Cut.of(width, most, tile.elements)
     flags = {"COUNT": counted, "GUARD": guarded, "STOCHASTIC": randomly}
     before, after = {"WORK": triton_type(work)}, {**cut.constants, **strides.constants}
@@ -616,16 +616,16 @@ def _launches(
         work,
         cut,
         Launch(
-            kernel(structure, "rows"),
+            kernel(spec, "rows"),
             {**before, "DISTINCT": distinct, "IN_BAGS": in_bags, "EARLY": early, **flags, **after, "PARTS": tile.parts},
             tile.warps,
             tile.registers,
             early,
         ),
         Launch(
-            kernel(structure, "seams"),
+            kernel(spec, "seams"),
             {**before, "EARLY": early, **flags, **after, "SPAN": SPAN},
-            seam_warps(cut, bool(structure.stored)),
+            seam_warps(cut, bool(spec.storages)),
             early=early,
         ),
     )

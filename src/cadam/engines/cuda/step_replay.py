@@ -323,7 +323,7 @@ class Coefficients:
             self.row[0] = np.nan  # no step is the one before this
             return False
         t = next_step(float(steps[0]))
-        values = self.update.general_coefficients(t, options, scalars.Scalars)
+        values = self.update.general_coefficients(t, options, scalars.ScalarFunctions)
         self.row[: 1 + len(values)] = [t, *values.values()]
         self.lr = options["lr"]
         return True
@@ -385,7 +385,7 @@ class ReplayedTable:
     def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
         """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
         slot, dtypes = batch.slots[i], batch.dtypes[i]
-        param, structure = slot.param, batch.structures[i]
+        param, spec = slot.param, batch.specs[i]
         self.param, self.shape, self.rows = param, param.shape, param.shape[0]
         self.width = param.numel() // self.rows if self.rows else 0
         if not self.width:
@@ -398,7 +398,7 @@ class ReplayedTable:
         bounds = [Bound.of(make_keys(self.in_bags), kind)]
         state, seed = tensors_of(slot), slot.seed if slot.storage else None
         self.how, kind = launches_for(
-            structure, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
+            spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
         )
         bounds.append(Bound.of(self.how.rows, kind))
         self.longest, self.outgrown = LONGEST, False

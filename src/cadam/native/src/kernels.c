@@ -124,7 +124,7 @@ static inline void close_F16(uint16_t *p, const float *x, int64_t n)
 #define MAXIMUM(x, y) ((x) > (y) ? (x) : (x) != (x) ? (x) : (y)) /* a NaN stays one */
 #define SIGN(x) ((x) > 0 ? (real)1 : (x) < 0 ? (real)-1 : (real)0)
 #define SCALED(x, factor) ((factor) == 0 ? (real)0 : (x) * (factor))
-#define HOLD(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
+#define MASKED(alignment, step) ((alignment) <= c->threshold ? (real)0 : (step))
 
 #define real float
 #define scalar float
@@ -455,7 +455,7 @@ INLINE floats_t sign_of(floats_t x)
     return (floats_t)_mm512_maskz_ternarylogic_epi32(has_sign, (__m512i)x, sign, one, X_AND_Y_OR_Z);
 }
 
-INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+INLINE floats_t masked(floats_t alignment, float threshold, floats_t step)
 {
     const __mmask16 goes = _mm512_cmp_ps_mask((__m512)alignment, _mm512_set1_ps(threshold), _CMP_NLE_UQ);
     return (floats_t)_mm512_maskz_mov_ps(goes, (__m512)step);
@@ -517,7 +517,7 @@ INLINE floats_t sign_of(floats_t x)
     return (floats_t)((bits_t)(x > 0) & 0x3f800000) - (floats_t)((bits_t)(x < 0) & 0x3f800000);
 }
 
-INLINE floats_t hold(floats_t alignment, float threshold, floats_t step)
+INLINE floats_t masked(floats_t alignment, float threshold, floats_t step)
 {
     return (floats_t)(~(bits_t)(alignment <= threshold) & (bits_t)step);
 }
@@ -608,15 +608,15 @@ INLINE floats_t first_of(floats_t x, int64_t n)
 #pragma push_macro("MAXIMUM")
 #pragma push_macro("SIGN")
 #pragma push_macro("SCALED")
-#pragma push_macro("HOLD")
+#pragma push_macro("MASKED")
 #undef MAXIMUM
 #undef SIGN
 #undef SCALED
-#undef HOLD
+#undef MASKED
 #define MAXIMUM(x, y) (floats_t) choose(((x) > (y)) | ((x) != (x)), (bits_t)(x), (bits_t)(y))
 #define SIGN(x) sign_of(x)
 #define SCALED(x, factor) ((factor) == 0 ? (floats_t){0} : (x) * (factor))
-#define HOLD(alignment, step) hold(alignment, c->threshold, step)
+#define MASKED(alignment, step) masked(alignment, c->threshold, step)
 #define real floats_t
 #define scalar float
 #define SQRT(x) root(x)
@@ -631,7 +631,7 @@ INLINE floats_t first_of(floats_t x, int64_t n)
 #pragma pop_macro("MAXIMUM")
 #pragma pop_macro("SIGN")
 #pragma pop_macro("SCALED")
-#pragma pop_macro("HOLD")
+#pragma pop_macro("MASKED")
 
 /* The kinds of moments, each with the mantissa bits that its code of one byte does not have. */
 enum { SHIFT_signed = 21, SHIFT_positive = 20 };
