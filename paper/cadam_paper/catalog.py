@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from importlib import import_module
 
-from cadam.trials.experiment import Experiment
+from .harness.experiment import Experiment
 
 EXPERIMENTS = {
     "fig-shift": "cadam_paper.numerical:FIG_SHIFT",

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cadam.statistics.comparison import Interval, compare
-from cadam.trials.experiment import Results, Row
-from cadam.trials.rate_pairs import Pair
+from cadam.ab.results import Results
+from cadam.ab.summary import Row
+from cadam.statistics.comparison import compare
+from cadam.statistics.intervals import Interval
 
 from . import evidence, published
 from .ctr import study as click_study
+from .harness.rate_pairs import Pair
 from .images import study as images
 from .published import head, in_brackets, interval, line, lines, request, row
 
@@ -62,7 +64,7 @@ def _at(rows: Sequence[Row]) -> str:
 
 
 def _condition(row: Row) -> str:
-    return row.what.partition(":")[0]
+    return row.label.partition(":")[0]
 
 
 def _own(condition: str, name: str = "fig-rates") -> str:
@@ -272,17 +274,17 @@ def _ranked() -> str:
     """The mean AUC of all optimizers, the best first."""
     means: dict[str, float] = {}
     for each in lines("tab-criteo", "mean of the models"):
-        means |= {name: each.values[name] for name in each.what.partition(": ")[2].split(" against ")}
+        means |= {name: each.values[name] for name in each.label.partition(": ")[2].split(" against ")}
     return ", ".join(f"{name} {means[name]:.2f}" for name in sorted(means, key=means.__getitem__, reverse=True))
 
 
 def _against(rows: Sequence[Row]) -> str:
     """Differences, each behind what was compared."""
-    return "; ".join(f"{each.what.partition(': ')[2]} {in_brackets(interval(each))}" for each in rows)
+    return "; ".join(f"{each.label.partition(': ')[2]} {in_brackets(interval(each))}" for each in rows)
 
 
 def _models_won(found: Row) -> int:
-    first, second = found.what.partition(": ")[2].split(" against ")
+    first, second = found.label.partition(": ")[2].split(" against ")
     return sum(found.values[f"{first} on {m}"] > found.values[f"{second} on {m}"] for m in click_study.MODELS)
 
 

@@ -17,10 +17,16 @@ import torch
 from torch import Tensor, nn
 
 import cadam
+from cadam.ab.report import palette
+from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
+from cadam.ab.summary import Summary, comparison_row
+from cadam.ab.verdict import verdict_over_seeds
 from cadam.online.metrics.auc import auc, log_loss
-from cadam.statistics.comparison import Choice, choose_lr, compare, row
-from cadam.trials import palette
-from cadam.trials.experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, tuning_seeds
+from cadam.statistics.comparison import compare
+from cadam.statistics.intervals import Array
+from cadam.statistics.learning_rates import RateChoice, choose_lr
+
+from .harness.experiment import Experiment, Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,14 +109,14 @@ class SmallDeepFM(nn.Module):
         return total
 
 
-def compute(cell: Cell) -> Outcome:
+def compute(spec: RunSpec) -> Outcome:
     """Predict each batch of the stream, then learn from it."""
-    settings = cell.settings
-    stream = ClickStream(np.random.default_rng(cell.seed), settings)
+    settings = spec.settings
+    stream = ClickStream(np.random.default_rng(spec.seed), settings)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(cell.seed)
+        torch.manual_seed(spec.seed)
         model = SmallDeepFM()
-    optimizer: cadam.Optimizer = getattr(cadam, cell.optimizer)(model.parameters(), lr=cell.lr)
+    optimizer: cadam.Optimizer = getattr(cadam, spec.optimizer)(model.parameters(), lr=spec.lr)
     logits, labels, aligned = [], [], []
     for number in range(settings["batches"]):
         if number and number % settings["change_every"] == 0:
@@ -140,31 +146,31 @@ def compute(cell: Cell) -> Outcome:
     )
 
 
-def _cell(optimizer: str, lr: float, seed: int) -> Cell:
-    return Cell(
+def _spec(optimizer: str, lr: float, seed: int) -> RunSpec:
+    return RunSpec(
         "demo-stream", "small DeepFM", "clicks made on the fly", optimizer, lr, "drift and noise", seed, SETTINGS
     )
 
 
-def tuning_cells(plan: Plan) -> list[Cell]:
+def tuning_specs(plan: Plan) -> list[RunSpec]:
     seeds = tuning_seeds(2 if plan.scale == "quick" else 8)
-    return [_cell(arm, lr, seed) for arm in ARMS for lr in LR_GRID for seed in seeds]
+    return [_spec(arm, lr, seed) for arm in ARMS for lr in LR_GRID for seed in seeds]
 
 
-def choices(results: Results) -> dict[str, Choice]:
+def choices(results: Results) -> dict[str, RateChoice]:
     """The learning rate of each arm, from the tuning seeds among the results."""
     tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log_loss", "lower") for arm in ARMS}
+    return {arm: choose_lr(arm, tuning.where(optimizer=arm).metric_by_rate("log_loss"), "lower") for arm in ARMS}
 
 
-def cells(plan: Plan, found: Results) -> Sequence[Cell]:
+def run_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
     """Every learning rate on tuning seeds; then the best of each arm on test seeds, and Adam on as many others."""
-    tuning = tuning_cells(plan)
+    tuning = tuning_specs(plan)
     if len(found) < len(tuning):
         return tuning
     best = {arm: choice.lr for arm, choice in choices(found).items()}
-    tests = [_cell(arm, best[arm], seed) for seed in plan.test_seeds() for arm in ARMS]
-    return [*tuning, *tests, *(_cell("Adam", best["Adam"], seed) for seed in plan.repeat_seeds())]
+    tests = [_spec(arm, best[arm], seed) for seed in plan.test_seeds() for arm in ARMS]
+    return [*tuning, *tests, *(_spec("Adam", best["Adam"], seed) for seed in plan.repeat_seeds())]
 
 
 def summary(results: Results) -> Summary:
@@ -183,10 +189,10 @@ def summary(results: Results) -> Summary:
         )
         name = metric.upper() if metric == "auc" else metric
         paper = "no such run; its private streams: GAUC higher" if metric == "auc" else "no such run"
-        rows.append(row(f"{name} ({better} is better)", paper, compared[metric], tests.seconds, digits=4))
+        rows.append(comparison_row(f"{name} ({better} is better)", paper, compared[metric], tests.seconds, digits=4))
     rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
     verdict = (
-        f"Log loss: {compared['log_loss'].verdict}. AUC: {compared['auc'].verdict}. "
+        f"Log loss: {verdict_over_seeds(compared['log_loss'])}. AUC: {verdict_over_seeds(compared['auc'])}. "
         f"Each with its own learning rate, chosen on other seeds: {rates}."
     )
     return Summary(verdict, rows, [choice.warning for choice in chosen.values() if choice.warning])
@@ -231,7 +237,7 @@ DEMO_STREAM = Experiment(
         "above a pass, more is better, 0.5 is guessing. GAUC, the paper's measure: AUC within a group such as a user, "
         "averaged over groups."
     ),
-    cells=cells,
+    run_specs=run_specs,
     compute=compute,
     summary=summary,
     figures=figures,

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.ab.verdict import Kind, called
-from cadam.statistics.comparison import Comparison, Interval, compare, t_quantile
-from cadam.trials import palette
-from cadam.trials.experiment import Result, Row
-from cadam.trials.rate_pairs import Pair
-from cadam.trials.rates import RateCurve
-from cadam.trials.rates import draw as draw_curves
+from cadam.ab.report import palette
+from cadam.ab.results import Result
+from cadam.ab.summary import Row
+from cadam.ab.verdict import kind_names
+from cadam.statistics.comparison import Comparison, Kind, compare
+from cadam.statistics.intervals import Interval, t_quantile
 
 from .ctr import rates as click_rates
 from .ctr import study as click_study
+from .harness.rate_pairs import Pair
+from .harness.rates import RateCurve
+from .harness.rates import draw as draw_curves
 from .images import rates as image_rates
 from .images import study as images
 from .published import ROOT, archive, head, in_brackets, interval, is_archived, line, lines, part, request, row, short
@@ -159,7 +161,7 @@ def _on_streams() -> Iterable[Finding]:
             yield _from(GAUC, label, "as it is", found, OWN, scale=POINTS)
         if is_archived(f"ab-{name}"):
             for found in lines(f"ab-{name}", end=": GAUC by impressions (higher is better)"):
-                condition = found.what.partition(":")[0]
+                condition = found.label.partition(":")[0]
                 yield _from(GAUC, label, condition, found, FIRST_FIFTH, scale=POINTS)
 
 
@@ -191,7 +193,7 @@ def _from(
 
 # The answer ----------------------------------------------------------------------------------------------------
 
-KINDS_SAID = called("ahead", "behind")
+KINDS_SAID = kind_names("ahead", "behind")
 
 
 def answer() -> list[str]:
@@ -302,7 +304,7 @@ def _over(model: str, label: str, epochs: slice) -> Comparison:
     means = []
     for curve in (pair.treatment, pair.baseline):
         mine = runs.where(optimizer=curve.arm, lr=curve.best())
-        means.append({one.cell.seed: float(one.outcome.curves["test_accuracy"][epochs].mean()) for one in mine})
+        means.append({one.spec.seed: float(one.outcome.curves["test_accuracy"][epochs].mean()) for one in mine})
     return compare(*means, names=images.ARMS, better="higher")
 
 

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from cadam.ab.results import Result, Results
 from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
-from cadam.statistics.comparison import NoLearningRateError
-from cadam.trials import command, console, report, runner
-from cadam.trials.archive import NEEDS, Archive, DamagedResultsError
-from cadam.trials.cache import Cache, DamagedCellError
-from cadam.trials.experiment import Data, Experiment, Plan, Result, Results, Scale
-from cadam.trials.scoreboard import Scoreboard
+from cadam.statistics.learning_rates import NoLearningRateError
 
 from . import catalog
+from .harness import command, console, report, runner
+from .harness.archive import NEEDS, Archive, DamagedResultsError
+from .harness.cache import Cache, DamagedResultError
+from .harness.experiment import Data, Experiment, Plan, Scale
+from .harness.scoreboard import Scoreboard
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(
@@ -152,7 +153,7 @@ def _last(cache: Cache, experiment: Experiment, scale: Scale | None = None) -> P
     """The plan that was last asked for, if one was. One that cannot be read is said, and taken for a quick one."""
     try:
         return cache.last_plan(experiment, scale)
-    except (DamagedCellError, DamagedResultsError) as error:
+    except (DamagedResultError, DamagedResultsError) as error:
         print(f"damaged: {error}", file=sys.stderr)
         return experiment.plan(scale or "quick")
 
@@ -210,7 +211,7 @@ def reproduce(options: argparse.Namespace) -> int:
         return NO_DATA
     if own or options.rows:
         try:
-            requests[0].experiment.cells(requests[0].plan, Results())  # reads the data, if that was not done yet
+            requests[0].experiment.run_specs(requests[0].plan, Results())  # reads the data, if that was not done yet
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             print(f"cadam reproduce: {error}", file=sys.stderr)
             return NO_DATA if own else USAGE
@@ -248,7 +249,7 @@ def _from_archive(requests: Sequence[runner.Request], cache: Cache) -> list[str]
 
 def _published(request: runner.Request, cache: Cache) -> int:
     """How many results are there that were not computed here."""
-    return sum(not cache.path(request.experiment, result.cell).exists() for result in request.results)
+    return sum(not cache.path(request.experiment, result.spec).exists() for result in request.results)
 
 
 _NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
@@ -334,13 +335,13 @@ def write_report(options: argparse.Namespace) -> int:
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):
-        lacking = f"{request.experiment.name}: {len(request.missing)} cells failed or were not run"
+        lacking = f"{request.experiment.name}: {len(request.missing)} specs failed or were not run"
         print(f"{lacking}: {command.command_of(request, options.cache)}", file=sys.stderr)
     return DONE if all(request.complete for request in requests) else FAILED
 
 
 def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
-    """What is named; without names, what was asked for at some time. One that only shares cells with it was not."""
+    """What is named; without names, what was asked for at some time. One that only shares specs with it was not."""
     requests = []
     for experiment in experiments:
         last = _last(cache, experiment)
@@ -381,7 +382,7 @@ def archive(options: argparse.Namespace) -> int:
         cache = Cache(options.cache, published, any_versions=True)
         plan = _meant(cache, experiment, options)
         request = _known(cache, experiment, plan)
-        new = [r for r in request.results if _is_new(published.find(experiment, r.cell), r)]
+        new = [r for r in request.results if _is_new(published.find(experiment, r.spec), r)]
         unknown = sum(r.provenance.commit is None or bool(r.provenance.dirty) for r in new)
         if unknown and not options.dirty:
             print(

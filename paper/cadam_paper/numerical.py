@@ -1,6 +1,6 @@
 """The numerical study: a moving minimum (paper fig. 2), landscapes with noise (fig. 3) and without, and sweeps.
 
-Every update is elementwise, so a cell runs all its problems and many runs of each as one tensor: no run feels
+Every update is elementwise, so a spec runs all its problems and many runs of each as one tensor: no run feels
 another. What is random under a seed, and the same for every optimizer: where runs start, the phase of the moving
 minimum, and the noise.
 """
@@ -16,10 +16,16 @@ import numpy as np
 import torch
 
 import cadam
+from cadam.ab.report import palette
+from cadam.ab.report.palette import panels
+from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
+from cadam.ab.summary import Summary, comparison_row
 from cadam.statistics import comparison as statistics
-from cadam.trials import palette
-from cadam.trials.experiment import Array, Cell, Experiment, Outcome, Plan, Results, Summary, metric_name, tuning_seeds
-from cadam.trials.palette import panels
+from cadam.statistics.intervals import Array, Interval
+from cadam.statistics.learning_rates import RateChoice, choose_lr
+
+from .harness.comparisons import family_row, tally
+from .harness.experiment import Experiment, Plan, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,11 +113,11 @@ def random_chases(seed: int, runs: int) -> tuple[Array, Array]:
     return rng.uniform(-1, 1, runs), rng.uniform(0, 1, runs)
 
 
-def compute_shift(cell: Cell) -> Outcome:
+def compute_shift(spec: RunSpec) -> Outcome:
     """The paper's run (x0 = 0, phase 0: nothing random), and the mean regret over runs with random start and phase."""
-    runs, steps, cycle = cell.settings["runs"], cell.settings["steps"], cell.settings["cycle"]
-    starts, phases = random_chases(cell.seed, runs)
-    found = chase(cell.optimizer, cell.lr, [cycle], np.append(0.0, starts), np.append(0.0, phases), steps)
+    runs, steps, cycle = spec.settings["runs"], spec.settings["steps"], spec.settings["cycle"]
+    starts, phases = random_chases(spec.seed, runs)
+    found = chase(spec.optimizer, spec.lr, [cycle], np.append(0.0, starts), np.append(0.0, phases), steps)
     metrics = {"aligned": found.aligned}
     for (loss, target), regret in zip(SHIFTS, found.regret[:, 0], strict=True):
         metrics[metric_name("paper regret", loss, target)] = float(regret[0])
@@ -120,15 +126,15 @@ def compute_shift(cell: Cell) -> Outcome:
     return Outcome(metrics, {"path": found.path[1:, :, 0, 0].T, "target": found.target[:, :, 0, 0].T})
 
 
-def shift_cells(plan: Plan, _: Results) -> list[Cell]:
+def shift_specs(plan: Plan, _: Results) -> list[RunSpec]:
     settings = {"runs": SHIFT_RUNS, "steps": SHIFT_STEPS, "cycle": CYCLE}
-    return _arm_cells("fig-shift", plan, SHIFT_LR, settings)
+    return _arm_specs("fig-shift", plan, SHIFT_LR, settings)
 
 
-def _arm_cells(experiment: str, plan: Plan, lr: float, settings: Mapping[str, Any]) -> list[Cell]:
+def _arm_specs(experiment: str, plan: Plan, lr: float, settings: Mapping[str, Any]) -> list[RunSpec]:
     """Every arm under every test seed, and Adam once more under other seeds: its noise floor."""
     return [
-        Cell(experiment, "", "", arm, lr, "", seed, settings)
+        RunSpec(experiment, "", "", arm, lr, "", seed, settings)
         for arm in ARMS
         for seed in (*plan.test_seeds(), *(plan.repeat_seeds() if arm == "Adam" else ()))
     ]
@@ -138,7 +144,7 @@ def _split(results: Results, arm: str) -> tuple[Results, Results]:
     """The results of an arm: under test seeds, and under the others."""
     mine = results.where(optimizer=arm)
     test = set(Plan("full", len(mine)).test_seeds())
-    return Results([r for r in mine if r.cell.seed in test]), Results([r for r in mine if r.cell.seed not in test])
+    return Results([r for r in mine if r.spec.seed in test]), Results([r for r in mine if r.spec.seed not in test])
 
 
 def _compare(results: Results, pair: tuple[str, str], metric: str) -> statistics.Comparison:
@@ -159,7 +165,7 @@ def _seconds(results: Results, *arms: str) -> float:
 
 def shift_summary(results: Results) -> Summary:
     rows, better = [], []
-    first = results[0].cell.seed
+    first = results[0].spec.seed
     seconds = _seconds(results, "Adam", "CAdam")
     for loss, target in SHIFTS:
         name = metric_name("paper regret", loss, target)
@@ -168,19 +174,19 @@ def shift_summary(results: Results) -> Summary:
             {0: values["CAdam"]}, {0: values["Adam"]}, names=("CAdam", "Adam"), better="lower", random=False
         )
         better.append(comparison.kind == "better")
-        rows.append(statistics.row(f"{loss}, {target}: the paper's run", "CAdam lower", comparison, seconds, 2))
+        rows.append(comparison_row(f"{loss}, {target}: the paper's run", "CAdam lower", comparison, seconds, 2))
     names = {f"{loss} {target}": metric_name("regret", loss, target) for loss, target in SHIFTS}
     random = {name: _compare(results, ("CAdam", "Adam"), metric) for name, metric in names.items()}
     for (loss, target), comparison in zip(SHIFTS, random.values(), strict=True):
-        rows.append(statistics.row(f"{loss}, {target}: random starts", "CAdam lower", comparison, seconds, 2))
+        rows.append(comparison_row(f"{loss}, {target}: random starts", "CAdam lower", comparison, seconds, 2))
     for pair in PAIRS[1:]:
         compared = {name: _compare(results, pair, metric) for name, metric in names.items()}
-        rows.append(statistics.family_row(f"{pair[0]} against {pair[1]}", compared, _seconds(results, *pair)))
+        rows.append(family_row(f"{pair[0]} against {pair[1]}", compared, _seconds(results, *pair)))
     worse = [name for name, won in zip(names, better, strict=True) if not won]
     verdict = (
         f"CAdam has the lower regret in {sum(better)} of the paper's {len(SHIFTS)} panels, one run from x0 = 0 each"
         + (f", not in {', '.join(worse)}. " if worse else ". ")
-        + f"Over random starts and phases: {statistics.tally(list(random.values()), 'panels', 'lower', 'higher')}."
+        + f"Over random starts and phases: {tally(list(random.values()), 'panels', 'lower', 'higher')}."
     )
     if turned := [name for name in worse if random[name].kind == "better"]:
         verdict += f" So {', '.join(turned)} is higher from that one start, and lower on average."
@@ -188,7 +194,7 @@ def shift_summary(results: Results) -> Summary:
 
 
 def shift_figures(results: Results) -> dict[str, Figure]:
-    first = results[0].cell.seed
+    first = results[0].spec.seed
     figure, axes = panels(2, 3, 10.5, 5.4, sharex=True, sharey=True)
     adam, cadam = (results.where(optimizer=arm, seed=first)[0].outcome for arm in ("Adam", "CAdam"))
     for number, (panel, (loss, target)) in enumerate(zip(axes.flat, SHIFTS, strict=True)):
@@ -226,7 +232,7 @@ FIG_SHIFT = Experiment(
     shows="Trajectories of Adam and CAdam after a minimum that jumps, drifts or oscillates, and their regret.",
     claim="CAdam closely follows the minimum and has the lower regret, for both losses and all three kinds of change.",
     measure=_REGRET,
-    cells=shift_cells,
+    run_specs=shift_specs,
     compute=compute_shift,
     summary=shift_summary,
     figures=shift_figures,
@@ -337,20 +343,20 @@ def random_starts(seed: int, runs: int) -> Array:
     return starts
 
 
-def compute_landscapes(cell: Cell) -> Outcome:
+def compute_landscapes(spec: RunSpec) -> Outcome:
     """All landscapes at once. Over the runs with random start: the mean log10 of the mean loss, of the loss at the end
     (mean of the last tenth) and of the length of the path. Losses are those of the function itself, without noise."""
-    runs, steps, readings = cell.settings["runs"], cell.settings["steps"], cell.settings["readings"]
-    starts = random_starts(cell.seed, runs)[:, None].repeat(len(readings), axis=1)
+    runs, steps, readings = spec.settings["runs"], spec.settings["steps"], spec.settings["readings"]
+    starts = random_starts(spec.seed, runs)[:, None].repeat(len(readings), axis=1)
     clean = readings == ["none"]
-    factors = None if clean else noise(cell.seed, 1 + runs, steps)[:, [list(READINGS).index(r) for r in readings]]
+    factors = None if clean else noise(spec.seed, 1 + runs, steps)[:, [list(READINGS).index(r) for r in readings]]
 
     def gradient(x: Array, t: int) -> Array:
         slopes = [f.gradient(p[..., 0], p[..., 1]) for f, p in zip(LANDSCAPES.values(), x, strict=True)]
         stacked = np.stack([np.stack(slope, axis=-1) for slope in slopes])
         return stacked if factors is None else stacked * factors[t - 1]
 
-    path, aligned = descend(cell.optimizer, starts, gradient, steps, lr=cell.lr)
+    path, aligned = descend(spec.optimizer, starts, gradient, steps, lr=spec.lr)
     metrics, curves = {"aligned": aligned}, {}
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(np.diff(path, axis=0), axis=-1).sum(axis=0)
@@ -361,7 +367,7 @@ def compute_landscapes(cell: Cell) -> Outcome:
                 metrics[metric_name("loss", name, reading)] = _mean_log10(loss[1:].mean(axis=0))
                 metrics[metric_name("end", name, reading)] = _mean_log10(loss[-(steps // 10) :].mean(axis=0))
                 metrics[metric_name("length", name, reading)] = _mean_log10(lengths[number, column, 1:])
-                if cell.settings["draw"]:
+                if spec.settings["draw"]:
                     curves[metric_name("path", name, reading)] = path[:, number, column, 0].astype(np.float32)
     return Outcome(metrics, curves)
 
@@ -370,29 +376,29 @@ def _mean_log10(values: Array) -> float:
     return float(np.log10(np.maximum(values, FLOOR)).mean())
 
 
-def _landscape_cells(experiment: str, plan: Plan, readings: Sequence[str]) -> list[Cell]:
+def _landscape_specs(experiment: str, plan: Plan, readings: Sequence[str]) -> list[RunSpec]:
     settings = {"runs": NOISE_RUNS, "steps": NOISE_STEPS, "readings": list(readings)}
-    cells = _arm_cells(experiment, plan, NOISE_LR, settings)
+    specs = _arm_specs(experiment, plan, NOISE_LR, settings)
     first = plan.test_seeds()[0]
-    return [_drawn(cell, cell.seed == first and cell.optimizer in PAIRS[0]) for cell in cells]
+    return [_drawn(spec, spec.seed == first and spec.optimizer in PAIRS[0]) for spec in specs]
 
 
-def _drawn(cell: Cell, draw: bool) -> Cell:
-    """The cell with or without the paths that the figure shows."""
-    return replace(cell, settings={**cell.settings, "draw": draw})
+def _drawn(spec: RunSpec, draw: bool) -> RunSpec:
+    """The spec with or without the paths that the figure shows."""
+    return replace(spec, settings={**spec.settings, "draw": draw})
 
 
-def noise_cells(plan: Plan, _: Results) -> list[Cell]:
-    return _landscape_cells("fig-noise", plan, list(READINGS))
+def noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    return _landscape_specs("fig-noise", plan, list(READINGS))
 
 
-def no_noise_cells(plan: Plan, _: Results) -> list[Cell]:
-    return _landscape_cells("fig-no-noise", plan, ["none"])
+def no_noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    return _landscape_specs("fig-no-noise", plan, ["none"])
 
 
 def landscape_summary(results: Results) -> Summary:
     """The losses of Adam and CAdam landscape by landscape, the lengths of their paths, and how the other pairs fare."""
-    readings = results[0].cell.settings["readings"]
+    readings = results[0].spec.settings["readings"]
     problems = [(name, reading) for reading in readings for name in LANDSCAPES]
     rows, ends = [], []
     seconds = _seconds(results, *PAIRS[0])
@@ -401,7 +407,7 @@ def landscape_summary(results: Results) -> Summary:
         for name, reading in problems:
             comparison = _compare(results, PAIRS[0], metric_name(measure, name, reading))
             what = f"{label}, {name}" + ("" if reading == "none" else f", noise by {reading}")
-            rows.append(statistics.row(what, claim, comparison, seconds))
+            rows.append(comparison_row(what, claim, comparison, seconds))
             if measure == "end":
                 ends.append(comparison)
     for pair in PAIRS[1:]:
@@ -412,13 +418,13 @@ def landscape_summary(results: Results) -> Summary:
             for name, reading in problems
         }
         what = f"{pair[0]} against {pair[1]}, loss at the end"
-        rows.append(statistics.family_row(what, compared, _seconds(results, *pair)))
-    counts = statistics.tally(ends, "problems", "lower", "higher")
+        rows.append(family_row(what, compared, _seconds(results, *pair)))
+    counts = tally(ends, "problems", "lower", "higher")
     return Summary(f"CAdam's loss at the end, against Adam's: {counts}.", rows)
 
 
 def landscape_figures(results: Results) -> dict[str, Figure]:
-    readings = results[0].cell.settings["readings"]
+    readings = results[0].spec.settings["readings"]
     figures = {}
     for reading in readings:
         how = "no noise" if reading == "none" else f"noise: {READINGS[reading]}"
@@ -480,7 +486,7 @@ FIG_NOISE = Experiment(
     shows="Paths of Adam and CAdam on four landscapes when half of the gradients are scaled by U(-1, 1).",
     claim="CAdam's trajectories are smoother and it outperforms Adam in stability and robustness.",
     measure=_LOSS,
-    cells=noise_cells,
+    run_specs=noise_specs,
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
@@ -500,7 +506,7 @@ FIG_NO_NOISE = Experiment(
     shows="Paths of Adam and CAdam on the four landscapes with exact gradients.",
     claim="The natural behavior of both optimizers; the paper draws no conclusion.",
     measure=_LOSS,
-    cells=no_noise_cells,
+    run_specs=no_noise_specs,
     compute=compute_landscapes,
     summary=landscape_summary,
     figures=landscape_figures,
@@ -517,12 +523,12 @@ def _legend(panel: Axes, **options: Any) -> None:
     panel.legend(frameon=False, fontsize=8, labelcolor=palette.INK, **options)
 
 
-def _difference(results: Results, pair: tuple[str, str], metric: str) -> statistics.Interval:
+def _difference(results: Results, pair: tuple[str, str], metric: str) -> Interval:
     """A metric with confidence minus the same without, over paired test seeds."""
     return _compare(results, pair, metric).difference
 
 
-Ratios = Mapping[str, Mapping[str, Mapping[tuple[str, str], statistics.Interval]]]
+Ratios = Mapping[str, Mapping[str, Mapping[tuple[str, str], Interval]]]
 
 
 def forest(ratios: Ratios, columns: int) -> Figure:
@@ -580,41 +586,41 @@ SWEEP_STEPS, SWEEP_RUNS = 400, 16
 NOISE_LRS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-def _sweep_cells(experiment: str, plan: Plan, lrs: Sequence[float], settings: Mapping[str, Any]) -> list[Cell]:
+def _sweep_specs(experiment: str, plan: Plan, lrs: Sequence[float], settings: Mapping[str, Any]) -> list[RunSpec]:
     """Every arm at every learning rate, under test seeds and under as many tuning seeds."""
     seeds = (*plan.test_seeds(), *tuning_seeds(plan.seeds))
-    return [Cell(experiment, "", "", arm, lr, "", seed, settings) for arm in ARMS for lr in lrs for seed in seeds]
+    return [RunSpec(experiment, "", "", arm, lr, "", seed, settings) for arm in ARMS for lr in lrs for seed in seeds]
 
 
-def cycle_cells(plan: Plan, _: Results) -> list[Cell]:
-    return _sweep_cells("sweep-cycle", plan, SWEEP_LRS, {"runs": SWEEP_RUNS, "steps": SWEEP_STEPS, "cycles": CYCLES})
+def cycle_specs(plan: Plan, _: Results) -> list[RunSpec]:
+    return _sweep_specs("sweep-cycle", plan, SWEEP_LRS, {"runs": SWEEP_RUNS, "steps": SWEEP_STEPS, "cycles": CYCLES})
 
 
-def compute_cycles(cell: Cell) -> Outcome:
+def compute_cycles(spec: RunSpec) -> Outcome:
     """log10 of the mean regret per step after every minimum, at every cycle length."""
-    steps = cell.settings["steps"]
-    starts, phases = random_chases(cell.seed, cell.settings["runs"])
-    found = chase(cell.optimizer, cell.lr, cell.settings["cycles"], starts, phases, steps)
+    steps = spec.settings["steps"]
+    starts, phases = random_chases(spec.seed, spec.settings["runs"])
+    found = chase(spec.optimizer, spec.lr, spec.settings["cycles"], starts, phases, steps)
     with np.errstate(divide="ignore"):
         regret = np.log10(found.regret.mean(axis=-1) / steps)
     metrics = {
         metric_name(loss, target, cycle): float(regret[i, j])
         for i, (loss, target) in enumerate(SHIFTS)
-        for j, cycle in enumerate(cell.settings["cycles"])
+        for j, cycle in enumerate(spec.settings["cycles"])
     }
     return Outcome({**metrics, "all": float(regret.mean())})
 
 
-def _tuned(results: Results, arm: str, metric: str) -> tuple[statistics.Choice, dict[int, float]]:
+def _tuned(results: Results, arm: str, metric: str) -> tuple[RateChoice, dict[int, float]]:
     """The learning rate that tuning seeds choose, and the metric at it under test seeds."""
     test, tuning = _split(results, arm)
-    choice = statistics.choose_lr(arm, tuning, metric, "lower")
+    choice = choose_lr(arm, tuning.metric_by_rate(metric), "lower")
     return choice, test.where(lr=choice.lr).metric(metric)
 
 
 def _tuned_comparison(
     results: Results, pair: tuple[str, str], metric: str
-) -> tuple[statistics.Comparison, list[statistics.Choice]]:
+) -> tuple[statistics.Comparison, list[RateChoice]]:
     """A pair, each arm at its own learning rate."""
     chosen = [_tuned(results, arm, metric) for arm in pair]
     arm, baseline = (values for _, values in chosen)
@@ -627,10 +633,10 @@ def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str,
     for pair, what, metric in lines:
         comparison, choices = _tuned_comparison(results, pair, metric)
         lrs = ", ".join(f"{choice.arm} lr {choice.lr:g}" for choice in choices)
-        rows.append(statistics.row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair)))
+        rows.append(comparison_row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair)))
         comparisons.append(comparison)
         warnings += [f"{what}: {choice.warning}" for choice in choices if choice.warning]
-    counts = statistics.tally(comparisons, "comparisons", "better", "worse")
+    counts = tally(comparisons, "comparisons", "better", "worse")
     return Summary(f"Confidence, with each arm at its own best learning rate: {counts}.", rows, warnings)
 
 
@@ -640,8 +646,8 @@ def cycle_summary(results: Results) -> Summary:
 
 
 def cycle_figures(results: Results) -> dict[str, Figure]:
-    lrs = sorted({result.cell.lr for result in results})
-    cycles = results[0].cell.settings["cycles"]
+    lrs = sorted({result.spec.lr for result in results})
+    cycles = results[0].spec.settings["cycles"]
     heat, axes = panels(2, 3, 10.5, 5.8, sharex=True, sharey=True)
     lines, others = panels(2, 3, 10.5, 5.4, sharex=True)
     tests = {arm: _split(results, arm)[0] for arm in PAIRS[0]}
@@ -688,9 +694,9 @@ def _diverging() -> Any:
     return LinearSegmentedColormap.from_list("better-worse", [palette.BETTER, palette.NEUTRAL, palette.WORSE])
 
 
-def lr_cells(plan: Plan, _: Results) -> list[Cell]:
+def lr_specs(plan: Plan, _: Results) -> list[RunSpec]:
     settings = {"runs": SWEEP_RUNS, "steps": NOISE_STEPS, "readings": ["component"], "draw": False}
-    return _sweep_cells("sweep-lr", plan, NOISE_LRS, settings)
+    return _sweep_specs("sweep-lr", plan, NOISE_LRS, settings)
 
 
 def lr_summary(results: Results) -> Summary:
@@ -705,7 +711,7 @@ def lr_summary(results: Results) -> Summary:
 
 
 def lr_figures(results: Results) -> dict[str, Figure]:
-    lrs = sorted({result.cell.lr for result in results})
+    lrs = sorted({result.spec.lr for result in results})
     figure, axes = panels(2, 4, 11, 5.4, sharex=True)
     for row, measure in zip(axes, ("loss", "end"), strict=True):
         for panel, name in zip(row, LANDSCAPES, strict=True):
@@ -744,7 +750,7 @@ SWEEP_CYCLE = Experiment(
     shows="The regret of fig-shift over learning rates and cycle lengths, with and without confidence.",
     claim="Not in the paper, which shows one learning rate and one cycle length.",
     measure=f"{_REGRET} It is given per step, as log10: a difference of -1 means a tenth of it.",
-    cells=cycle_cells,
+    run_specs=cycle_specs,
     compute=compute_cycles,
     summary=cycle_summary,
     figures=cycle_figures,
@@ -760,7 +766,7 @@ SWEEP_LR = Experiment(
     shows="The losses of fig-noise over learning rates, for every optimizer with and without confidence.",
     claim="Not in the paper, which shows one learning rate.",
     measure=_LOSS,
-    cells=lr_cells,
+    run_specs=lr_specs,
     compute=compute_landscapes,
     summary=lr_summary,
     figures=lr_figures,

@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from cadam.trials.experiment import REPEAT_SEEDS, TUNING_SEEDS, Cell, Results
+from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Results, RunSpec
 
 from . import catalog, claims, commands_page, evidence, stream_tables
 from .ctr import study as click_study
@@ -99,16 +99,16 @@ def ablation() -> list[str]:
 def what_was_run() -> list[str]:
     """The archived runs of the image study by model and condition, and what its experiments lack."""
     results = Results(archive().study("images").results())
-    missing: set[Cell] = set()
+    missing: set[RunSpec] = set()
     for name, place in catalog.EXPERIMENTS.items():
         if place.startswith("cadam_paper.images"):
             missing |= set(part(name).missing)
     lines = head("model", "condition", "learning-rate runs", "runs", "A/A", "GPU minutes", "lacking of the plan")
     for model in MODELS:
         for condition in ("clean", *study.CONDITIONS):
-            there = Results([r for r in results if _is_of(r.cell, model, condition)])
-            lacking = [cell for cell in missing if _is_of(cell, model, condition)]
-            tuning = sum(TUNING_SEEDS <= cell.seed < REPEAT_SEEDS for cell in lacking)
+            there = Results([r for r in results if _is_of(r.spec, model, condition)])
+            lacking = [spec for spec in missing if _is_of(spec, model, condition)]
+            tuning = sum(TUNING_SEEDS <= spec.seed < REPEAT_SEEDS for spec in lacking)
             parts = [f"{tuning} learning-rate runs, then the runs at these rates"] if tuning else []
             parts += [f"{len(lacking) - tuning} runs"] if len(lacking) > tuning else []
             lines.append(
@@ -123,8 +123,8 @@ def what_was_run() -> list[str]:
     return lines
 
 
-def _is_of(cell: Cell, model: str, condition: str) -> bool:
-    return cell.model == model and cell.condition.split()[0] == condition
+def _is_of(spec: RunSpec, model: str, condition: str) -> bool:
+    return spec.model == model and spec.condition.split()[0] == condition
 
 
 # Clicks --------------------------------------------------------------------------------------------------------

@@ -1,16 +1,17 @@
-"""What the archive has, and how it is written on pages: results by experiment, rows by name, cells of tables."""
+"""What the archive has, and how it is written on pages: results by experiment, rows by name, specs of tables."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-from cadam.statistics.comparison import Interval
-from cadam.trials import runner
-from cadam.trials.archive import Archive
-from cadam.trials.experiment import Plan, Row, Summary
+from cadam.ab.summary import Row, Summary
+from cadam.statistics.intervals import Interval
 
 from . import catalog
+from .harness import runner
+from .harness.archive import Archive
+from .harness.experiment import Plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,7 @@ def summary(name: str) -> Summary:
 
 def row(name: str, what: str) -> Row:
     """The one line of an archived experiment that begins like this."""
-    found = [each for each in summary(name).rows if each.what.startswith(what)]
+    found = [each for each in summary(name).rows if each.label.startswith(what)]
     if len(found) != 1:
         raise LookupError(f"{name}: {len(found)} lines begin with {what!r}")
     return found[0]
@@ -64,7 +65,7 @@ def row(name: str, what: str) -> Row:
 
 def lines(name: str, start: str = "", end: str = "") -> list[Row]:
     """The lines of an archived experiment that begin and end like this."""
-    return [each for each in summary(name).rows if each.what.startswith(start) and each.what.endswith(end)]
+    return [each for each in summary(name).rows if each.label.startswith(start) and each.label.endswith(end)]
 
 
 def interval(found: Row, scale: float = 1.0) -> Interval:
@@ -87,5 +88,5 @@ def head(*columns: str) -> list[str]:
     return [line(*columns), line(*["---"] * len(columns))]
 
 
-def line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+def line(*specs: str) -> str:
+    return f"| {' | '.join(specs)} |"

@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cadam.ab import rates, runs
-from cadam.ab.study import Study, experiment_of
+from cadam.ab import runs
+from cadam.ab.results import Outcome, RunSpec
+from cadam.ab.study import Study
 from cadam.online.data.events import Array, Batch, Events
 from cadam.online.data.sources import Source
 from cadam.online.models import pairs
-from cadam.trials.experiment import Cell, Data, Experiment, Outcome
+
+from .harness.ab_experiments import comparison_experiment, rates_experiment
+from .harness.experiment import Data, Experiment
 
 NEEDS = "real streams are Parquet files, which need pyarrow: pip install pyarrow"
 
@@ -301,7 +304,7 @@ LOADERS: Mapping[str, Callable[[], Stream]] = {
 
 @lru_cache(maxsize=1)
 def load(name: str) -> Stream:
-    """A stream by name; the last one is kept, for cells that follow each other."""
+    """A stream by name; the last one is kept, for specs that follow each other."""
     return LOADERS[name]()
 
 
@@ -322,13 +325,13 @@ NOTES = (
 )
 
 
-def compute(cell: Cell) -> Outcome:
+def compute(spec: RunSpec) -> Outcome:
     """Run an arm along a real stream."""
-    stream = load(cell.data)
-    source = Replay(stream.events, cell.settings["batch_size"])
-    events = min(cell.settings["events"] or len(stream.events), len(stream.events))
+    stream = load(spec.data)
+    source = Replay(stream.events, spec.settings["batch_size"])
+    events = min(spec.settings["events"] or len(stream.events), len(stream.events))
     build = partial(StreamDeepFM, stream.fields, stream.numbers)
-    return runs.compute(cell, runs.Subject(source, events, stream.fields, build))
+    return runs.compute(spec, runs.Subject(source, events, stream.fields, build))
 
 
 RATE_NOTES = (
@@ -349,7 +352,7 @@ def _real(
         "with a fifth of the labels wrong": {"noise": 0.2},
     }
     arms, paper = ("Adam", "CAdam"), "+0.0026, other data"
-    study = Study(f"ab-{name}", name, arms, batch_size, events={"quick": quick}, planted=planted, paper=paper)
+    study = Study(f"ab-{name}", name, arms, batch_size, planted=planted, reference=paper)
     shared: dict[str, Any] = {
         "seeds": {"quick": 3, "full": 6},
         "claim": CLAIM,
@@ -357,8 +360,9 @@ def _real(
         "data": data,
         "packages": ["pyarrow"],
     }
-    comparison = experiment_of(
+    comparison = comparison_experiment(
         study,
+        quick,
         f"A/B on {title}",
         f"{question} Adam and CAdam predict each event and then learn from it, on the stream as it is, with the values "
         f"of {feature} changing places twice, and with wrong labels.",
@@ -366,8 +370,9 @@ def _real(
         notes=NOTES,
         **shared,
     )
-    curves = rates.experiment_of(
+    curves = rates_experiment(
         study,
+        quick,
         f"Learning rates on {title}",
         f"{question} Adam and CAdam on the stream as it is, at six learning rates, and more where the best is an end.",
         {"quick": 60, "full": full},

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from cadam.ab.recommendation import listed
-from cadam.ab.verdict import KINDS, called, sign
-from cadam.trials.experiment import Row
+from cadam.ab.summary import Row
+from cadam.ab.text import join_words
+from cadam.ab.verdict import kind_names
+from cadam.statistics.comparison import KINDS, sign
 
 from .published import head, interval, is_archived, line, lines, request, row, summary
 
@@ -44,7 +45,7 @@ def answer() -> list[str]:
         f"- **CAdam's best rate** is higher than Adam's on {_named(higher)}, and lower on {_named(lower)}.",
     ]
     left_out = [label for label in STREAMS.values() if label not in curves]
-    return lines + ([f"- Not run over learning rates: {listed(left_out)}."] if left_out else [])
+    return lines + ([f"- Not run over learning rates: {join_words(left_out)}."] if left_out else [])
 
 
 def times_adams() -> dict[str, float]:
@@ -61,20 +62,20 @@ def _by_side(found: Mapping[str, Row]) -> str:
             label: 100 * each.values["difference"] for label, each in found.items() if sign(interval(each)) == side
         }
         if points:
-            said = listed(f"{label} ({point:+.2f})" for label, point in points.items())
+            said = join_words(f"{label} ({point:+.2f})" for label, point in points.items())
             parts.append(f"over seeds CAdam is {word} on {said}" if side else f"the seeds leave open {said}")
     return "; ".join(parts) + ", in points of GAUC" if parts else "not run"
 
 
 def _by_kind(found: Mapping[str, Row]) -> str:
-    words = called("CAdam better", "CAdam worse")
+    words = kind_names("CAdam better", "CAdam worse")
     kinds = {kind: [label for label, each in found.items() if each.verdict_kind == kind] for kind in KINDS}
-    parts = [f"{words[kind]} on {listed(labels)}" for kind, labels in kinds.items() if labels]
+    parts = [f"{words[kind]} on {join_words(labels)}" for kind, labels in kinds.items() if labels]
     return "; ".join(parts) or "not run"
 
 
 def _named(labels: Sequence[str]) -> str:
-    return listed(labels) if labels else "none"
+    return join_words(labels) if labels else "none"
 
 
 def comparisons() -> list[str]:

@@ -23,8 +23,12 @@ import numpy as np
 import torch
 
 import cadam
-from cadam.trials import palette
-from cadam.trials.experiment import Array, Cell, Experiment, Outcome, Plan, Results, Row, Summary
+from cadam.ab.report import palette
+from cadam.ab.results import Outcome, Results, RunSpec
+from cadam.ab.summary import Row, Summary
+from cadam.statistics.intervals import Array
+
+from .harness.experiment import Experiment, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -269,24 +273,24 @@ TIMES = np.unique(np.geomspace(1, STEPS, 60).astype(int))
 ARMS = ("CAdam", "Adam")
 
 
-def theorem_cells(plan: Plan, _: Results) -> list[Cell]:
+def theorem_specs(plan: Plan, _: Results) -> list[RunSpec]:
     """Each function at the largest step size the lemmas allow and as in practice; the recipe on three, one seed."""
-    cells = []
+    specs = []
     for name, function in FUNCTIONS.items():
         options = {"within": (function.largest_lr(EPS), EPS), "practice": (PRACTICE_LR, PRACTICE_EPS)}
         for condition, (lr, eps) in options.items():
             settings = {"eps": eps, "betas": BETAS, "steps": STEPS, "runs": RUNS}
-            cells += [_cell(name, arm, lr, condition, seed, settings) for arm in ARMS for seed in plan.test_seeds()]
+            specs += [_spec(name, arm, lr, condition, seed, settings) for arm in ARMS for seed in plan.test_seeds()]
     for name in RECIPES:
         for share in SHARES:
             lr, eps, betas, gamma, most = recipe(FUNCTIONS[name], share)
             settings = {"eps": eps, "betas": betas, "gamma": gamma, "steps": most, "runs": RUNS}
-            cells += [_cell(name, arm, lr, "recipe", plan.test_seeds()[0], settings) for arm in ARMS]
-    return cells
+            specs += [_spec(name, arm, lr, "recipe", plan.test_seeds()[0], settings) for arm in ARMS]
+    return specs
 
 
-def _cell(name: str, arm: str, lr: float, condition: str, seed: int, settings: dict[str, object]) -> Cell:
-    return Cell("theorem", name, "", arm, lr, condition, seed, settings)
+def _spec(name: str, arm: str, lr: float, condition: str, seed: int, settings: dict[str, object]) -> RunSpec:
+    return RunSpec("theorem", name, "", arm, lr, condition, seed, settings)
 
 
 def recipe(function: Function, share: float) -> tuple[float, float, tuple[float, float], float, int]:
@@ -305,23 +309,23 @@ def recipe(function: Function, share: float) -> tuple[float, float, tuple[float,
     return lr, EPS, (1 - slow, BETAS[1]), gamma, most
 
 
-def compute(cell: Cell) -> Outcome:
-    function, runs = FUNCTIONS[cell.model], cell.settings["runs"]
-    rng = np.random.default_rng(cell.seed)
+def compute(spec: RunSpec) -> Outcome:
+    function, runs = FUNCTIONS[spec.model], spec.settings["runs"]
+    rng = np.random.default_rng(spec.seed)
     start = rng.uniform(*function.box, (runs, 2))
-    if cell.condition == "recipe":
-        return _steps_needed(cell, function, start)
-    steps, eps = cell.settings["steps"], cell.settings["eps"]
+    if spec.condition == "recipe":
+        return _steps_needed(spec, function, start)
+    steps, eps = spec.settings["steps"], spec.settings["eps"]
     signs = np.where(rng.random((steps, runs, 1)) < (FLIPPED if function.noisy else 0), -1.0, 1.0)
-    optimizer: type[cadam.Optimizer] = getattr(cadam, cell.optimizer)
+    optimizer: type[cadam.Optimizer] = getattr(cadam, spec.optimizer)
     trace = watch(
         optimizer,
         start,
         lambda x, t: function.gradient(x, np.asarray(t)) * signs[t - 1],
         steps,
-        lr=cell.lr,
+        lr=spec.lr,
         eps=eps,
-        betas=tuple(cell.settings["betas"]),
+        betas=tuple(spec.settings["betas"]),
     )
     times = np.arange(1, 1 + steps)[:, None]
     found = check(
@@ -329,12 +333,12 @@ def compute(cell: Cell) -> Outcome:
         lambda x: function.value(x, times),
         lambda x: function.gradient(x, times),
         bound=function.bound,
-        lr=cell.lr,
+        lr=spec.lr,
         eps=eps,
     )
     gap = function.value(start, np.ones(runs))
     mean = found.squared_gradient.cumsum(axis=0) / times
-    rate = 4 * function.bound * (gap / (cell.lr * times) + found.squared_pi.cumsum(axis=0) / times / eps)
+    rate = 4 * function.bound * (gap / (spec.lr * times) + found.squared_pi.cumsum(axis=0) / times / eps)
     shown = TIMES[steps >= TIMES]
     metrics = {
         "steps": float(found.length.size),
@@ -350,15 +354,15 @@ def compute(cell: Cell) -> Outcome:
     return Outcome(metrics, {"mean": mean[shown - 1].mean(axis=1), "rate": rate[shown - 1].mean(axis=1)})
 
 
-def _steps_needed(cell: Cell, function: Function, start: Array) -> Outcome:
+def _steps_needed(spec: RunSpec, function: Function, start: Array) -> Outcome:
     """The first T at which the mean squared gradient norm, averaged over the starts, is at most gamma^2."""
-    most, gamma = cell.settings["steps"], cell.settings["gamma"]
+    most, gamma = spec.settings["steps"], spec.settings["gamma"]
     total, needed = 0.0, math.nan
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     x.grad = torch.zeros_like(x)
     position, slope = x.detach().numpy(), x.grad.numpy()
-    options = {"lr": cell.lr, "eps": cell.settings["eps"], "betas": tuple(cell.settings["betas"])}
-    opt = getattr(cadam, cell.optimizer)([x], **options)
+    options = {"lr": spec.lr, "eps": spec.settings["eps"], "betas": tuple(spec.settings["betas"])}
+    opt = getattr(cadam, spec.optimizer)([x], **options)
     for t in range(1, 1 + most):
         slope[...] = function.gradient(position, np.asarray(t))
         total += float((slope**2).sum(-1).mean())
@@ -379,7 +383,7 @@ def theorem_summary(results: Results) -> Summary:
         for name in FUNCTIONS
     ]
     rows += [_recipe_row(results.where(model=name, condition="recipe"), name) for name in RECIPES]
-    inside = Results([r for r in results if r.cell.condition == "within" and not FUNCTIONS[r.cell.model].broken])
+    inside = Results([r for r in results if r.spec.condition == "within" and not FUNCTIONS[r.spec.model].broken])
     ours = inside.where(optimizer="CAdam")
     broken = sum(_total(ours, f"{kind}_broken") for kind in KINDS)
     noisy = results.where(model="noise", condition="within")
@@ -391,7 +395,7 @@ def theorem_summary(results: Results) -> Summary:
         f"Adam {counts['Adam']:.0f}."
     )
     bounded = min(r.outcome.metrics["bounded"] for r in inside)
-    warnings = [] if bounded == 1 else [f"gradients passed G in {1 - bounded:.1%} of a cell's steps, left unchecked"]
+    warnings = [] if bounded == 1 else [f"gradients passed G in {1 - bounded:.1%} of a spec's steps, left unchecked"]
     return Summary(verdict, rows, warnings)
 
 
@@ -424,7 +428,7 @@ def _row(results: Results, name: str, condition: str) -> Row:
         paper,
         f"broken step / descent / rate: {', '.join(counts)}; of {values['steps']:,.0f}; {values['waiting']:.0%} waited",
         "",
-        len({r.cell.seed for r in results}),
+        len({r.spec.seed for r in results}),
         results.seconds,
         verdict,
         values=values,
@@ -445,7 +449,7 @@ def _recipe_row(results: Results, name: str) -> Row:
         "T grows no faster than gamma to the -4: an exponent of -4 or above",
         ", ".join(f"{arm}: gamma to the {slope:.2f}" for arm, slope in slopes.items()),
         "",
-        len({r.cell.seed for r in results}),
+        len({r.spec.seed for r in results}),
         results.seconds,
         f"T at most {worst:.0%} of 4 Δ₁G/(αγ²)",
         values={**{f"{arm} exponent": slope for arm, slope in slopes.items()}, "share of T": worst},
@@ -506,7 +510,7 @@ THEOREM = Experiment(
         "should. Waited: how much of the time CAdam held a weight still."
     ),
     claim="CAdam keeps Adam's convergence rate for non-convex, (rho, L0, Lrho)-smooth functions with exact gradients.",
-    cells=theorem_cells,
+    run_specs=theorem_specs,
     compute=compute,
     summary=theorem_summary,
     figures=theorem_figures,

@@ -6,5 +6,5 @@ from cadam.cli import main
 from cadam_paper import catalog, commands
 
 if __name__ == "__main__":
-    catalog.EXPERIMENTS = {"walk": "tests.trials.walks:WALK", "tuned": "tests.trials.walks:TUNED"}
+    catalog.EXPERIMENTS = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
     sys.exit(main.main(sys.argv[1:], (commands.add_commands,)))

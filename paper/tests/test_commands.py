@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.trials import walks
+import walks
 
-from cadam.ab.verdict import KINDS
+from cadam.ab.results import TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 from cadam.cli import main
-from cadam.trials import command as shared
-from cadam.trials import console, runner
-from cadam.trials.experiment import TUNING_SEEDS, Cell, Data, Outcome, Provenance, Result, Results
+from cadam.statistics.comparison import KINDS
 from cadam_paper import catalog, experiment_commands
+from cadam_paper.harness import command as shared
+from cadam_paper.harness import console, runner
+from cadam_paper.harness.experiment import Data
 
 HERE = Path(__file__).parent
 Cadam = Callable[..., tuple[int, str, str]]
@@ -29,7 +30,7 @@ Cadam = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cadam:
     monkeypatch.chdir(tmp_path)
-    places = {"walk": "tests.trials.walks:WALK", "tuned": "tests.trials.walks:TUNED"}
+    places = {"walk": "walks:WALK", "tuned": "walks:TUNED"}
     monkeypatch.setattr(catalog, "EXPERIMENTS", places)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -46,7 +47,7 @@ def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_reproduce_prints_paper_and_measurement(cadam: Cadam) -> None:
     code, out, err = cadam("reproduce", "walk")
     assert (code, err) == (0, "")
-    assert "walk: 6 of 6 cells" in out
+    assert "walk: 6 of 6 specs" in out
     assert "paper:    Nothing." in out
     assert "measured: CAdam's mean loss is" in out
     assert Path("results/cache/walk").is_dir()
@@ -60,8 +61,8 @@ def test_json_has_the_table(cadam: Cadam) -> None:
     code, out, _ = cadam("reproduce", "all", "--json", "--seeds", "2")
     walk, tuned = json.loads(out)
     assert code == 0
-    assert (walk["experiment"], walk["seeds"], walk["cells"], walk["complete"]) == ("walk", 2, 4, True)
-    assert tuned["cells"] == 16
+    assert (walk["experiment"], walk["seeds"], walk["specs"], walk["complete"]) == ("walk", 2, 4, True)
+    assert tuned["specs"] == 16
     assert walk["rows"][0]["values"]["CAdam"] == pytest.approx(walk["rows"][0]["values"]["Adam"], abs=1)
     assert walk["rows"][0]["verdict_kind"] in KINDS
     assert (walk["rows"][0]["conflicting"], walk["verdicts"]) == (False, {})
@@ -75,10 +76,10 @@ def test_a_failing_cell_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyP
     code, out, err = cadam("reproduce", "walk")
     assert code == 1
     assert "told to fail" in err
-    assert "not complete: 1 cells are missing, 1 of them failed" in " ".join(out.split())
+    assert "not complete: 1 specs are missing, 1 of them failed" in " ".join(out.split())
     code, _, err = cadam("report")
     assert code == 1
-    assert "walk: 1 cells failed or were not run" in err
+    assert "walk: 1 specs failed or were not run" in err
     code, out, _ = cadam("reproduce", "walk", "--json")
     assert code == 1
     assert json.loads(out)[0]["failed"] != []
@@ -91,14 +92,14 @@ def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.
     code, out, err = cadam("reproduce", "walk")
     assert code == 130
     assert "goes on from there" in err
-    found = re.search(r"walk: (\d+) of (\d+) cells", out), re.search(r"(\d+) cells are missing", out)
+    found = re.search(r"walk: (\d+) of (\d+) specs", out), re.search(r"(\d+) specs are missing", out)
     assert found[0]
     assert found[1]
     done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
     assert (done, total) == (4, 6)
     assert done + missing == total
     one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
-    assert one_line == "4 cells so far"
+    assert one_line == "4 specs so far"
 
 
 def test_what_goes_on_has_the_store_in_it(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +113,11 @@ def test_what_goes_on_has_the_store_in_it(cadam: Cadam, monkeypatch: pytest.Monk
     )
 
 
-def _interrupted(cell: Cell) -> Outcome:
+def _interrupted(spec: RunSpec) -> Outcome:
     if _interrupted.left == 0:  # type: ignore[attr-defined]
         raise KeyboardInterrupt
     _interrupted.left -= 1  # type: ignore[attr-defined]
-    return walks.compute(cell)
+    return walks.compute(spec)
 
 
 def test_report_says_what_it_shows_by_default(cadam: Cadam) -> None:
@@ -157,7 +158,7 @@ def test_missing_data_says_what_where_from_and_how_large(cadam: Cadam, monkeypat
     Path("data/clicks/train.txt").touch()
     assert cadam("reproduce", "walk")[0] == 0
     Path("data/clicks/train.txt").unlink()
-    assert cadam("reproduce", "walk")[0] == 0  # every cell is stored: nothing has to be computed
+    assert cadam("reproduce", "walk")[0] == 0  # every spec is stored: nothing has to be computed
     assert cadam("reproduce", "walk", "--force")[0] == 3
 
 
@@ -171,7 +172,7 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
     assert err == (
         "walk, tuned: a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU\n"
     )
-    assert not list(Path("results").glob("cells/*/*.json"))
+    assert not list(Path("results").glob("specs/*/*.json"))
     assert "--full: about 2.0 s on a CUDA device, needs no data" in cadam("list")[1]
     assert cadam("reproduce", "walk", "--quick")[0] == 0
     assert "left out of all: walk, tuned: a CUDA device" in cadam("reproduce", "all", "--full")[2]
@@ -180,7 +181,7 @@ def test_a_missing_cuda_device_is_said_once_before_any_work(cadam: Cadam, monkey
     monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 0)
     assert cadam("reproduce", "walk", "--full")[0] == 0
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cadam("reproduce", "walk", "--full")[0] == 0  # every cell is stored: nothing has to be computed
+    assert cadam("reproduce", "walk", "--full")[0] == 0  # every spec is stored: nothing has to be computed
 
 
 def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
@@ -273,26 +274,26 @@ def test_report_shows_what_was_run(cadam: Cadam) -> None:
     assert "cadam reproduce tuned" in err
 
 
-def test_a_report_leaves_out_what_only_shares_cells(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are computed from the same cells, and `longer` needs more of them; nobody asked for it."""
+def test_a_report_leaves_out_what_only_shares_specs(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are computed from the same specs, and `longer` needs more of them; nobody asked for it."""
     longer = dataclasses.replace(walks.WALK, name="longer", title="A longer walk", seeds={"quick": 5})
     monkeypatch.setattr(walks, "LONGER", longer, raising=False)
-    monkeypatch.setitem(catalog.EXPERIMENTS, "longer", "tests.trials.walks:LONGER")
+    monkeypatch.setitem(catalog.EXPERIMENTS, "longer", "walks:LONGER")
     assert cadam("reproduce", "walk", "--quiet")[0] == 0
     assert cadam("report")[::2] == (0, "")
     assert "A longer walk" not in Path("results/report.html").read_text()
     code, _, err = cadam("report", "longer")
-    assert (code, "longer: 4 cells failed or were not run" in err) == (1, True)
+    assert (code, "longer: 4 specs failed or were not run" in err) == (1, True)
 
 
 def test_a_report_shows_what_was_asked_for_and_interrupted(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if not one cell was done; but not at a scale that nobody asked for."""
+    """Also if not one spec was done; but not at a scale that nobody asked for."""
     assert cadam("reproduce", "tuned", "--quiet")[0] == 0
     monkeypatch.setattr(walks, "WALK", dataclasses.replace(walks.WALK, compute=_interrupted))
     monkeypatch.setattr(_interrupted, "left", 0, raising=False)
     assert cadam("reproduce", "walk", "--full")[0] == 130
     code, _, err = cadam("report")
-    assert (code, err) == (1, "walk: 12 cells failed or were not run: cadam reproduce walk --full\n")
+    assert (code, err) == (1, "walk: 12 specs failed or were not run: cadam reproduce walk --full\n")
     assert cadam("report", "--quick")[::2] == (0, "")
 
 
@@ -325,44 +326,44 @@ def test_without_matplotlib_nothing_is_computed(cadam: Cadam, monkeypatch: pytes
 
 def test_no_time_is_promised_before_the_first_cell() -> None:
     walk = walks.WALK
-    cell = walks.make_cell("Adam", 0.1, 0)
-    progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[cell])])
-    progress.note(runner.Event("start", walk, cell))
+    spec = walks.make_spec("Adam", 0.1, 0)
+    progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[spec])])
+    progress.note(runner.Event("start", walk, spec))
     assert progress.outlook() == "starting"
-    progress.note(runner.Event("failed", walk, cell))
+    progress.note(runner.Event("failed", walk, spec))
     assert progress.outlook() == "about 0.0 s left"
 
 
 def test_what_comes_after_tuning_is_counted_in(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "EVERY", 0.0)
     lines = [line for line in cadam("reproduce", "tuned", "--jobs", "1")[1].splitlines() if line.startswith("tuned: ")]
-    assert lines[0].startswith("tuned: 1 of about 18 cells; about ")
-    assert lines[11].startswith("tuned: 12 of about 18 cells; about ")
-    assert lines[12].startswith("tuned: 13 of 18 cells; about ")
-    assert lines[-1] == "tuned: 18 of 18 cells"
+    assert lines[0].startswith("tuned: 1 of about 18 specs; about ")
+    assert lines[11].startswith("tuned: 12 of about 18 specs; about ")
+    assert lines[12].startswith("tuned: 13 of 18 specs; about ")
+    assert lines[-1] == "tuned: 18 of 18 specs"
 
 
 def test_the_time_left_goes_by_the_work_left() -> None:
-    """Twelve cells of two parts each and six of three: after twelve, 18 of 42 parts are left."""
+    """Twelve specs of two parts each and six of three: after twelve, 18 of 42 parts are left."""
     tuned = dataclasses.replace(walks.TUNED, weight=_heavier_after_tuning, seconds={"quick": 42, "full": 1})
     request = runner.Request(tuned, tuned.plan("quick"))
-    runner.look_up(request, lambda experiment, cell: None)
+    runner.look_up(request, lambda experiment, spec: None)
     progress = console.Progress([request])
     found = {}
-    for cell in request.missing:
-        found[cell] = result = Result(cell, walks.compute(cell), Provenance(1.0, 1, "none", {}))
-        progress.note(runner.Event("found", tuned, cell, result))
+    for spec in request.missing:
+        found[spec] = result = Result(spec, walks.compute(spec), Provenance(1.0, 1, "none", {}))
+        progress.note(runner.Event("found", tuned, spec, result))
     assert len(request.missing) == 12
     assert progress.left() == pytest.approx(18)
     diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
     assert runner.to_come(request, diverged) == []
-    runner.look_up(request, lambda experiment, cell: found.get(cell))
+    runner.look_up(request, lambda experiment, spec: found.get(spec))
     assert progress.total(request) == 18  # those to come are named now, and not counted twice
     assert progress.left() == pytest.approx(18)
 
 
-def _heavier_after_tuning(cell: Cell) -> float:
-    return 2.0 if cell.seed >= TUNING_SEEDS else 3.0
+def _heavier_after_tuning(spec: RunSpec) -> float:
+    return 2.0 if spec.seed >= TUNING_SEEDS else 3.0
 
 
 @pytest.mark.parametrize("width", [50, 90])
@@ -375,7 +376,7 @@ def test_lines_fit_the_terminal(cadam: Cadam, monkeypatch: pytest.MonkeyPatch, w
 
 def test_a_reader_may_close_the_pipe() -> None:
     """As in `cadam list --json | head -1`, with more to print than a pipe holds."""
-    code = "from cadam.trials.command import print_lines\nprint_lines(['x' * 1000] * 1000)\nprint('and more')"
+    code = "from cadam_paper.harness.command import print_lines\nprint_lines(['x' * 1000] * 1000)\nprint('and more')"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     assert process.stderr
@@ -394,7 +395,7 @@ def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -
         "reproduce",
         "walk",
         "--cache",
-        str(tmp_path / "cells"),
+        str(tmp_path / "specs"),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -403,7 +404,7 @@ def test_a_reader_may_close_the_pipe_while_progress_is_printed(tmp_path: Path) -
         process.stdout.close()
         assert process.wait(60) == 141
         assert process.stderr.read() == b""
-    assert len(list((tmp_path / "cells" / "walk").glob("*.json"))) == 6 + 1  # and the plan
+    assert len(list((tmp_path / "specs" / "walk").glob("*.json"))) == 6 + 1  # and the plan
 
 
 def test_a_pipe_that_is_not_the_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +430,7 @@ def test_a_damaged_cell_is_reported_by_every_command(cadam: Cadam) -> None:
 
 
 def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
-    """Bars, cells and the time left, drawn in place."""
+    """Bars, specs and the time left, drawn in place."""
     ours, theirs = pty.openpty()
     call = [
         sys.executable,
@@ -437,7 +438,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
         "reproduce",
         "walk",
         "--cache",
-        str(tmp_path / "cells"),
+        str(tmp_path / "specs"),
     ]
     environment = {
         **os.environ,
@@ -460,7 +461,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(60) == 0
     text = seen.decode()
-    assert "6 of 6 cells" in text
+    assert "6 of 6 specs" in text
     assert "left" in text
     assert "\x1b[" in text
 
@@ -472,12 +473,12 @@ def test_importing_cadam_stays_light() -> None:
 
 
 @pytest.mark.parametrize("name", catalog.EXPERIMENTS)
-def test_every_experiment_of_the_catalog_names_itself_and_its_cells(name: str) -> None:
+def test_every_experiment_of_the_catalog_names_itself_and_its_specs(name: str) -> None:
     experiment = catalog.find(name)
     assert experiment.name == name
     for scale in ("quick", "full"):
-        cells = experiment.cells(experiment.plan(scale), Results())
+        specs = experiment.run_specs(experiment.plan(scale), Results())
         shared = {"images"}, {"ctr"}, {name.replace("rates-", "ab-")}
-        assert {cell.experiment for cell in cells} in ({name}, *shared)
-        assert len(set(cells)) == len(cells) > 0
+        assert {spec.experiment for spec in specs} in ({name}, *shared)
+        assert len(set(specs)) == len(specs) > 0
         assert experiment.estimate(experiment.plan(scale)) > 0

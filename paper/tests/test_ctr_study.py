@@ -1,4 +1,4 @@
-"""The click experiments: their cells, what they say of made-up results, and small real ones from end to end."""
+"""The click experiments: their specs, what they say of made-up results, and small real ones from end to end."""
 
 from __future__ import annotations
 
@@ -12,55 +12,44 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 from cadam.cli import main
-from cadam.trials import report, runner
-from cadam.trials.cache import Cache
-from cadam.trials.experiment import (
-    OWN_DATA,
-    REPEAT_SEEDS,
-    TUNING_SEEDS,
-    Cell,
-    Experiment,
-    Outcome,
-    Plan,
-    Provenance,
-    Result,
-    Results,
-    Scale,
-)
 from cadam_paper import catalog
 from cadam_paper.ctr import criteo_writer, preprocess, runs, study
+from cadam_paper.harness import report, runner
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import OWN_DATA, Experiment, Plan, Scale
 
 NAMES = [name for name, place in catalog.EXPERIMENTS.items() if place.startswith("cadam_paper.ctr")]
 TABLES = ["tab-criteo", "tab-criteo-noise", "tab-ablation-criteo"]
 COST = Provenance(1.0, 1, "none", {})
-Gain = Callable[[Cell], float]
+Gain = Callable[[RunSpec], float]
 
 
-def made_up(cell: Cell, gain: Gain) -> Outcome:
+def made_up(spec: RunSpec, gain: Gain) -> Outcome:
     """AUC that depends on the learning rate, the model and the seed, and gains by confidence what is told."""
-    grid = (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)[
-        "quick" if cell.settings["device"] == "cpu" else "full"
+    grid = (study.SGDM_GRIDS if "SGDM" in spec.optimizer else study.GRIDS)[
+        "quick" if spec.settings["device"] == "cpu" else "full"
     ]
-    auc = 75 - abs(math.log(cell.lr / grid[3 if cell.model == "PNN" else 1])) + 0.3 * math.sin(cell.seed)
-    if cell.optimizer.startswith("C"):
-        auc += gain(cell)
-    parts = ("stream",) if cell.settings["reading"] == "stream" else ("validation", "test")
+    auc = 75 - abs(math.log(spec.lr / grid[3 if spec.model == "PNN" else 1])) + 0.3 * math.sin(spec.seed)
+    if spec.optimizer.startswith("C"):
+        auc += gain(spec)
+    parts = ("stream",) if spec.settings["reading"] == "stream" else ("validation", "test")
     metrics = {f"{part}_auc": auc + (part == "test") for part in parts}
-    if cell.lr == max(grid) and TUNING_SEEDS <= cell.seed < REPEAT_SEEDS and "test" in parts:
+    if spec.lr == max(grid) and TUNING_SEEDS <= spec.seed < REPEAT_SEEDS and "test" in parts:
         metrics["test_auc"] += 50  # nobody may choose by that
     return Outcome(metrics, {"loss": np.ones(9), "windows": np.linspace(60, auc, 12)})
 
 
 def results_of(experiment: Experiment, plan: Plan, gain: Gain) -> Results:
     request = runner.Request(experiment, plan)
-    runner.look_up(request, lambda _, cell: Result(cell, made_up(cell, gain), COST))
+    runner.look_up(request, lambda _, spec: Result(spec, made_up(spec, gain), COST))
     assert request.complete
     return request.results
 
 
-def gains(cell: Cell) -> float:
-    return 1 + 0.1 * math.cos(cell.seed)
+def gains(spec: RunSpec) -> float:
+    return 1 + 0.1 * math.cos(spec.seed)
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
@@ -71,8 +60,8 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
     request.results = results_of(experiment, request.plan, gains)
     summary = experiment.summary(request.results)
     told = (": C", "stream", "each at its own best rate")
-    rows = [row for row in summary.rows if row.verdict_kind and "against C" not in row.what]
-    confident = [row for row in rows if any(words in row.what for words in told)]
+    rows = [row for row in summary.rows if row.verdict_kind and "against C" not in row.label]
+    confident = [row for row in rows if any(words in row.label for words in told)]
     assert len(confident) >= 3
     assert all(row.verdict_kind == "better" for row in confident)
     assert "worse" not in summary.verdict
@@ -87,23 +76,23 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
 def test_a_loss_is_said_to_be_one() -> None:
     for name in TABLES:
         experiment = catalog.find(name)
-        verdict = experiment.summary(results_of(experiment, Plan("full", 3), lambda cell: -gains(cell))).verdict
+        verdict = experiment.summary(results_of(experiment, Plan("full", 3), lambda spec: -gains(spec))).verdict
         assert "CAdam worse" in verdict
         assert "better" not in verdict
 
 
 def test_table_one_has_the_papers_grid_for_every_optimizer_and_model() -> None:
     experiment = catalog.find("tab-criteo")
-    tuning = experiment.cells(Plan("full", 3), Results())
+    tuning = experiment.run_specs(Plan("full", 3), Results())
     assert len(tuning) == 5 * 8 * 5
-    assert {cell.lr for cell in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
-    assert {cell.model for cell in tuning} == set(study.MODELS)
+    assert {spec.lr for spec in tuning} == {2e-4, 5e-4, 1e-3, 2e-3, 5e-3}
+    assert {spec.model for spec in tuning} == set(study.MODELS)
     results = results_of(experiment, Plan("full", 3), gains)
     assert len(results) == 200 + 8 * 5 * 3 + 2 * 5 * 3
-    assert {r.cell.lr for r in results.tests().where(model="PNN")} == {2e-3}
-    assert {r.cell.lr for r in results.tests().where(model="DNN")} == {5e-4}
-    assert {r.cell.settings["rows"] for r in results} == {45_840_617}
-    assert {r.cell.settings["batch"] for r in results} == {10_000}
+    assert {r.spec.lr for r in results.tests().where(model="PNN")} == {2e-3}
+    assert {r.spec.lr for r in results.tests().where(model="DNN")} == {5e-4}
+    assert {r.spec.settings["rows"] for r in results} == {45_840_617}
+    assert {r.spec.settings["batch"] for r in results} == {10_000}
 
 
 def test_the_paper_stands_beside_what_was_measured() -> None:
@@ -111,14 +100,14 @@ def test_the_paper_stands_beside_what_was_measured() -> None:
     for name in TABLES:
         experiment = catalog.find(name)
         for row in experiment.summary(results_of(experiment, Plan("full", 3), gains)).rows:
-            rows[name, row.what] = row
-    assert rows["tab-criteo", "mean of the models: CAdam against Adam"].paper == "CAdam 80.94, Adam 80.92"
-    assert rows["tab-criteo", "PNN: CAmsGrad against AmsGrad"].paper == "CAmsGrad 80.94, AmsGrad 80.92"
-    assert rows["tab-criteo", "mean of the models: Yogi against Adam"].paper == "Yogi 80.54, Adam 80.92"
+            rows[name, row.label] = row
+    assert rows["tab-criteo", "mean of the models: CAdam against Adam"].reference == "CAdam 80.94, Adam 80.92"
+    assert rows["tab-criteo", "PNN: CAmsGrad against AmsGrad"].reference == "CAmsGrad 80.94, AmsGrad 80.92"
+    assert rows["tab-criteo", "mean of the models: Yogi against Adam"].reference == "Yogi 80.54, Adam 80.92"
     noisy = rows["tab-criteo-noise", "lr best on noisy data: DCN: CAdam against Adam"]
-    assert noisy.paper == "CAdam 80.77, Adam 80.51"
+    assert noisy.reference == "CAdam 80.77, Adam 80.51"
     sgdm = rows["tab-ablation-criteo", "mean of the models: CSGDM against SGDM"]
-    assert sgdm.paper == "CSGDM 77.71, SGDM 77.16"
+    assert sgdm.reference == "CSGDM 77.71, SGDM 77.16"
     assert sgdm.values["difference"] == pytest.approx(1, abs=0.1)
     assert sgdm.seeds == 3
     assert "±" in sgdm.noise_floor
@@ -128,43 +117,43 @@ def test_noise_is_read_in_three_ways() -> None:
     """Where the learning rate best on noisy data differs, all three readings have rates of their own."""
     experiment = catalog.find("tab-criteo-noise")
 
-    def gain(cell: Cell) -> float:
-        return 5.0 * (cell.settings["noise"] > 0 and cell.lr == 5e-3)
+    def gain(spec: RunSpec) -> float:
+        return 5.0 * (spec.settings["noise"] > 0 and spec.lr == 5e-3)
 
     results = results_of(experiment, Plan("full", 3), gain)
     noisy = results.tests().where(condition=study.NOISY, optimizer="CAdam", model="DNN")
-    assert {r.cell.lr for r in noisy} == {5e-4, 1e-3, 5e-3}
-    assert {r.cell.settings["noise"] for r in noisy} == {0.01}
+    assert {r.spec.lr for r in noisy} == {5e-4, 1e-3, 5e-3}
+    assert {r.spec.settings["noise"] for r in noisy} == {0.01}
     summary = experiment.summary(results)
-    found = {row.what: row.verdict_kind for row in summary.rows}
+    found = {row.label: row.verdict_kind for row in summary.rows}
     assert found["lr best on noisy data: DNN: CAdam against Adam"] == "better"
     assert found["lr best on clean data: DNN: CAdam against Adam"] == "equivalent"
     assert found["default lr 0.001: DNN: CAdam against Adam"] == "equivalent"
     tried = results.tuning().where(condition=study.NOISY, optimizer="CAdam", model="DNN")
-    assert {r.cell.lr for r in tried} == {*study.GRIDS["full"], 2e-2}  # the best was the last of the grid
+    assert {r.spec.lr for r in tried} == {*study.GRIDS["full"], 2e-2}  # the best was the last of the grid
     assert not summary.warnings
 
 
 def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
     experiment = catalog.find("tab-ablation-criteo")
 
-    def gain(cell: Cell, best: float) -> float:
+    def gain(spec: RunSpec, best: float) -> float:
         """Let the best rate of CSGDM on a DNN be another."""
-        mine = (cell.optimizer, cell.model) == ("CSGDM", "DNN")
-        fails = cell.lr == 300 and cell.seed == TUNING_SEEDS + 1
-        return abs(math.log(cell.lr / 0.3)) - abs(math.log(cell.lr / best)) - 50 * fails if mine else 0.0
+        mine = (spec.optimizer, spec.model) == ("CSGDM", "DNN")
+        fails = spec.lr == 300 and spec.seed == TUNING_SEEDS + 1
+        return abs(math.log(spec.lr / 0.3)) - abs(math.log(spec.lr / best)) - 50 * fails if mine else 0.0
 
     for best, grown in ((200.0, {30.0, 100.0, 300.0, 1000.0}), (1e9, {30.0, 100.0, 300.0, 1000.0})):
         results = results_of(experiment, Plan("full", 3), partial(gain, best=best))
         mine = results.where(optimizer="CSGDM", model="DNN")
-        assert {r.cell.lr for r in mine.tuning()} == {*study.SGDM_GRIDS["full"], *grown}
-        assert {r.cell.lr for r in mine.tests()} == {100.0 if best == 200 else 1000.0}, "300 fails on the second seed"
+        assert {r.spec.lr for r in mine.tuning()} == {*study.SGDM_GRIDS["full"], *grown}
+        assert {r.spec.lr for r in mine.tests()} == {100.0 if best == 200 else 1000.0}, "300 fails on the second seed"
         assert len(mine.tuning()) == 3 * (len(study.SGDM_GRIDS["full"]) + len(grown)), "three seeds choose"
         both = results.tuning().where(model="DNN")
-        seeds_and_rates = [[(r.cell.lr, r.cell.seed) for r in both.where(optimizer=arm)] for arm in study.SGDM]
+        seeds_and_rates = [[(r.spec.lr, r.spec.seed) for r in both.where(optimizer=arm)] for arm in study.SGDM]
         assert seeds_and_rates[0] == seeds_and_rates[1], "SGDM is tuned as CSGDM is"
         others = results.tuning().where(optimizer="CSGDM", model="DCN")
-        assert [r.cell.lr for r in others] == list(study.SGDM_GRIDS["full"])
+        assert [r.spec.lr for r in others] == list(study.SGDM_GRIDS["full"])
         warnings = experiment.summary(results).warnings
         assert any("at an end of the grid" in warning for warning in warnings) == (best > 1000)
 
@@ -172,7 +161,7 @@ def test_a_grid_grows_until_the_best_rate_is_within_it() -> None:
 def test_a_row_costs_what_its_own_runs_cost() -> None:
     experiment = catalog.find("tab-criteo-noise")
     results = results_of(experiment, Plan("full", 3), lambda c: 5.0 * (c.settings["noise"] > 0 and c.lr == 5e-3))
-    seconds = {row.what: row.seconds for row in experiment.summary(results).rows}
+    seconds = {row.label: row.seconds for row in experiment.summary(results).rows}
     for reading in ("lr best on clean data", "default lr 0.001", "lr best on noisy data"):
         assert seconds[f"{reading}: DNN: CAdam against Adam"] == 2 * 3
         assert seconds[f"{reading}: mean of the models: CAdam against Adam"] == 2 * 3 * 5
@@ -180,11 +169,11 @@ def test_a_row_costs_what_its_own_runs_cost() -> None:
 
 
 def test_only_all_of_criteo_is_the_papers_run() -> None:
-    cell = study.cell(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
+    spec = study.spec(Plan("full", 1), "DNN", "Adam", 1e-3, study.TABLE, 0)
 
     def about(rows: str, lines: int | None) -> str:
         data = f"a file of Criteo's format, train.txt, all lines, {rows} rows, sha256 0"
-        other = replace(cell, data=data, settings={**cell.settings, "source": "file", "rows": lines})
+        other = replace(spec, data=data, settings={**spec.settings, "source": "file", "rows": lines})
         return study.about(Results([Result(other, Outcome({}), COST)]))
 
     whole = about("45,840,617", None)
@@ -199,7 +188,7 @@ def test_only_all_of_criteo_is_the_papers_run() -> None:
 def test_a_mean_over_models_counts_a_divergence() -> None:
     experiment = catalog.find("tab-criteo")
     bad = results_of(experiment, Plan("full", 3), lambda c: math.nan if (c.model, c.seed) == ("DCN", 1) else 1.0)
-    row = next(row for row in experiment.summary(bad).rows if row.what == "mean of the models: CAdam against Adam")
+    row = next(row for row in experiment.summary(bad).rows if row.label == "mean of the models: CAdam against Adam")
     assert row.verdict == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
 
 
@@ -207,17 +196,17 @@ def test_experiments_share_cells_and_compute_them_in_the_same_way() -> None:
     experiments = [catalog.find(name) for name in NAMES]
     assert {experiment.compute for experiment in experiments} == {runs.compute}
     assert len({experiment.version for experiment in experiments}) == 1
-    cells = {name: {r.cell for r in results_of(catalog.find(name), Plan("full", 3), gains)} for name in NAMES}
-    alone = cells["tab-ablation-criteo"] - cells["tab-criteo"]
-    assert {cell.optimizer for cell in alone} == {"SGDM", "CSGDM"}
-    assert {c.condition for c in cells["tab-criteo-noise"] - cells["tab-criteo"]} == {study.NOISY}
+    specs = {name: {r.spec for r in results_of(catalog.find(name), Plan("full", 3), gains)} for name in NAMES}
+    alone = specs["tab-ablation-criteo"] - specs["tab-criteo"]
+    assert {spec.optimizer for spec in alone} == {"SGDM", "CSGDM"}
+    assert {c.condition for c in specs["tab-criteo-noise"] - specs["tab-criteo"]} == {study.NOISY}
 
 
 def test_other_data_is_another_cell() -> None:
-    one, other = (study.cell(Plan("quick", 1, rows=rows), "DNN", "Adam", 1e-3, study.TABLE, 0) for rows in (None, 3000))
+    one, other = (study.spec(Plan("quick", 1, rows=rows), "DNN", "Adam", 1e-3, study.TABLE, 0) for rows in (None, 3000))
     assert one.data != other.data
     assert "3,000 rows" in other.data
-    with pytest.raises(ValueError, match="the cell is about 'something else'"):
+    with pytest.raises(ValueError, match="the spec is about 'something else'"):
         runs.compute(replace(one, data="something else"))
 
 
@@ -228,8 +217,8 @@ CONDITIONS = [study.TABLE, study.TABLE_NOISY, study.STREAMS[1]]
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_a_cell_gives_the_same_outcome_each_time(condition: study.Condition) -> None:
-    cell = study.cell(Plan("quick", 1, rows=4000), "DeepFM", "CAdam", 1e-2, condition, 0)
-    first, again = runs.compute(cell), runs.compute(cell)
+    spec = study.spec(Plan("quick", 1, rows=4000), "DeepFM", "CAdam", 1e-2, condition, 0)
+    first, again = runs.compute(spec), runs.compute(spec)
     assert first.metrics == again.metrics
     assert all(np.array_equal(first.curves[name], again.curves[name]) for name in first.curves)
     assert 55 < first.metrics[condition.result] < 85
@@ -254,23 +243,23 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "train.txt"
     criteo_writer.write(runs.generated(2500, 40, "none"), path)
     plan = Plan("quick", 1, str(path), 2000)
-    cell = study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0)
-    assert "sha256" in cell.data
-    assert str(tmp_path) not in cell.key()
+    spec = study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0)
+    assert "sha256" in spec.data
+    assert str(tmp_path) not in spec.key()
     monkeypatch.delenv(OWN_DATA, raising=False)
     with pytest.raises(ValueError, match=f"set {OWN_DATA}"):
-        runs.compute(cell)
+        runs.compute(spec)
     monkeypatch.setenv(OWN_DATA, str(path))
-    outcome = runs.compute(cell)
+    outcome = runs.compute(spec)
     assert math.isfinite(outcome.metrics["test_auc"])
-    streamed = study.stream_cells(plan, Results())
+    streamed = study.stream_specs(plan, Results())
     assert {c.condition for c in streamed} == {"stream, as it comes"}
     monkeypatch.setattr(preprocess, "made_by", lambda: "other code")
-    assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == cell, "it is what read the file that counts"
+    assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == spec, "it is what read the file that counts"
     criteo_writer.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
-    assert study.cell(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != cell.data
+    assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != spec.data
     with pytest.raises(ValueError, match="and what is there is"):
-        runs.compute(cell)
+        runs.compute(spec)
 
 
 def test_an_optimizer_that_diverges_everywhere_is_named(

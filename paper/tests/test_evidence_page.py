@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cadam.ab.verdict import Kind
-from cadam.statistics.comparison import Comparison, Interval, compare
-from cadam.trials.experiment import Results, Row
-from cadam.trials.rate_pairs import Pair
+from cadam.ab.results import Results
+from cadam.ab.summary import Row
+from cadam.statistics.comparison import Comparison, Kind, compare
+from cadam.statistics.intervals import Interval
 from cadam_paper import claims, evidence, published, stream_tables
+from cadam_paper.harness.rate_pairs import Pair
 from cadam_paper.images import rates
 
 
@@ -88,7 +89,7 @@ def test_only_what_holds_among_all_comparisons_on_images_is_a_yes() -> None:
     rows = [line.split(" | ") for line in evidence.switch()]
     every = evidence.adam_pairs()
     for label in evidence.image_pairs():
-        (found,) = [cells for cells in rows if cells[3].startswith(f"{label}, each at its own best rate")]
+        (found,) = [specs for specs in rows if specs[3].startswith(f"{label}, each at its own best rate")]
         own = [pair.own for (_, of), pair in every.items() if of == label]
         clear = [each.kind == "better" and evidence.holds_among(each, len(every)) for each in own]
         assert (found[1] == "yes") == any(clear), label

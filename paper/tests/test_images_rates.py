@@ -7,39 +7,39 @@ from dataclasses import replace
 
 import pytest
 
-from cadam.trials import runner
-from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import catalog
+from cadam_paper.harness import runner
 from cadam_paper.images import rates
 
 EXPERIMENT = catalog.find("fig-rates")
 
 
 def results(best: dict[str, float], seeds: int = 3, found: Results | None = None) -> Results:
-    """Accuracy that falls off on either side of an arm's best rate, of the cells that are named after those found."""
+    """Accuracy that falls off on either side of an arm's best rate, of the specs that are named after those found."""
     plan = EXPERIMENT.plan("full", seeds)
 
-    def accuracy(cell: Cell) -> float:
-        away = abs(math.log10(cell.lr / best[cell.optimizer]))
-        return 80 - 10 * away + 0.1 * cell.seed + (0.5 if cell.optimizer == "CAdam" else 0.0) * (1 + 0.1 * cell.seed)
+    def accuracy(spec: RunSpec) -> float:
+        away = abs(math.log10(spec.lr / best[spec.optimizer]))
+        return 80 - 10 * away + 0.1 * spec.seed + (0.5 if spec.optimizer == "CAdam" else 0.0) * (1 + 0.1 * spec.seed)
 
     return Results(
         [
-            Result(cell, Outcome({"accuracy": accuracy(cell)}), Provenance(1.0, 1, "none", {}))
-            for cell in EXPERIMENT.cells(plan, found or Results())
+            Result(spec, Outcome({"accuracy": accuracy(spec)}), Provenance(1.0, 1, "none", {}))
+            for spec in EXPERIMENT.run_specs(plan, found or Results())
         ]
     )
 
 
 def test_both_arms_meet_every_rate_condition_and_seed() -> None:
-    cells = EXPERIMENT.cells(EXPERIMENT.plan("full"), Results())
-    assert len(cells) == len(set(cells)) == 2 * 5 * 4 * 5
-    assert {cell.settings["epochs"] for cell in cells} == {30}
+    specs = EXPERIMENT.run_specs(EXPERIMENT.plan("full"), Results())
+    assert len(specs) == len(set(specs)) == 2 * 5 * 4 * 5
+    assert {spec.settings["epochs"] for spec in specs} == {30}
 
 
 def test_each_arm_is_judged_at_its_own_best_rate() -> None:
     found = results({"Adam": 3e-4, "CAdam": 1e-3})
-    rows = {row.what: row for row in EXPERIMENT.summary(found).rows}
+    rows = {row.label: row for row in EXPERIMENT.summary(found).rows}
     own = rows["sudden 80°: each at its own best rate"]
     assert own.values["difference"] == pytest.approx(0.55)
     assert rows["sudden 80°: both at Adam's best rate, 0.0003"].values["difference"] < -4
@@ -52,7 +52,7 @@ def test_each_arm_is_judged_at_its_own_best_rate() -> None:
 def test_before_runs_tell_no_growth_of_the_grid_is_expected() -> None:
     """The time left would be that of a grid of all rates."""
     request = runner.Request(EXPERIMENT, EXPERIMENT.plan("full"))
-    runner.look_up(request, lambda _, cell: None)
+    runner.look_up(request, lambda _, spec: None)
     assert runner.to_come(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
 
 
@@ -62,16 +62,16 @@ def test_the_grid_grows_until_it_holds_the_best_rate() -> None:
     for rate in (1e-5, 3e-6):
         before, found = found, results(best, found=found)
         assert len(found) == len(before) + 2 * len(rates.CONDITIONS) * 3, "both arms, so that both have every rate"
-        assert {result.cell.lr for result in found} - {result.cell.lr for result in before} == {rate}
+        assert {result.spec.lr for result in found} - {result.spec.lr for result in before} == {rate}
     assert len(results(best, found=found)) == len(found)
     assert not EXPERIMENT.summary(found).warnings
 
 
 def test_every_pair_and_model_names_cells_that_no_other_one_has() -> None:
     named = [
-        cell
+        spec
         for name in ("fig-rates", "fig-rates-amsgrad", "fig-rates-sgdm", "fig-rates-resnet")
-        for cell in catalog.find(name).cells(catalog.find(name).plan("full"), Results())
+        for spec in catalog.find(name).run_specs(catalog.find(name).plan("full"), Results())
     ]
     assert len(named) == len(set(named)) == 200 + 120 + 120 + 72
 
@@ -84,6 +84,6 @@ def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:
 
 def test_a_run_on_digits_is_said_to_be_a_rehearsal() -> None:
     full = results({"Adam": 3e-4, "CAdam": 1e-3})
-    quick = Results([replace(result, cell=replace(result.cell, data="digits")) for result in full])
+    quick = Results([replace(result, spec=replace(result.spec, data="digits")) for result in full])
     assert EXPERIMENT.summary(quick).verdict.startswith("A rehearsal, not the paper's run")
     assert not EXPERIMENT.summary(full).verdict.startswith("A rehearsal")

@@ -1,4 +1,4 @@
-"""The image experiments: their cells, what they say of made-up results, and a small real one from end to end."""
+"""The image experiments: their specs, what they say of made-up results, and a small real one from end to end."""
 
 from __future__ import annotations
 
@@ -11,48 +11,39 @@ import numpy as np
 import pytest
 import torch
 
-from cadam.trials import report, runner
-from cadam.trials.cache import Cache
-from cadam.trials.experiment import (
-    Cell,
-    Experiment,
-    Finished,
-    Outcome,
-    Plan,
-    Provenance,
-    Result,
-    Results,
-    Scale,
-    Summary,
-)
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam.ab.summary import Summary
 from cadam_paper import catalog, experiment_commands
+from cadam_paper.harness import report, runner
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import Experiment, Finished, Plan, Scale
 from cadam_paper.images import runs, streams, study
 from cadam_paper.images.train import Record
 
 NAMES = [name for name, place in catalog.EXPERIMENTS.items() if place.startswith("cadam_paper.images.study:")]
 COST = Provenance(1.0, 1, "none", {})
-Number = Callable[[Cell], float]
+Number = Callable[[RunSpec], float]
 
 
-def middle(cell: Cell) -> float:
-    """The learning rate in the middle of a cell's grid."""
-    grid = (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)[_scale(cell)]
-    if cell.model == "DenseNet-121":
+def middle(spec: RunSpec) -> float:
+    """The learning rate in the middle of a spec's grid."""
+    grid = (study.SGDM_GRIDS if "SGDM" in spec.optimizer else study.GRIDS)[_scale(spec)]
+    if spec.model == "DenseNet-121":
         grid = study.FEWER_RATES["densenet", "full"]
     return grid[len(grid) // 2]
 
 
-def made_up(cell: Cell, gain: Number, best: Number = middle) -> Outcome:
+def made_up(spec: RunSpec, gain: Number, best: Number = middle) -> Outcome:
     """An outcome whose accuracy depends on the learning rate and the seed, and gains by confidence what is told.
 
     In the last epoch a higher rate is the better one.
     """
-    epochs, steps = cell.settings["epochs"], 440 // cell.settings["window"]
-    accuracy = 70 - 3 * abs(math.log(cell.lr / best(cell))) + 0.3 * math.sin(cell.seed)
-    if cell.optimizer.startswith("C"):
-        accuracy += gain(cell)
+    epochs, steps = spec.settings["epochs"], 440 // spec.settings["window"]
+    accuracy = 70 - 3 * abs(math.log(spec.lr / best(spec))) + 0.3 * math.sin(spec.seed)
+    if spec.optimizer.startswith("C"):
+        accuracy += gain(spec)
     curve = np.linspace(0.5, 0.7, epochs * steps).astype(np.float16)
-    last = accuracy + 4 * math.log(cell.lr / best(cell))
+    last = accuracy + 4 * math.log(spec.lr / best(spec))
     return Outcome(
         {"accuracy": accuracy, "last_accuracy": last, "loss": 1.0, "alignment": 0.6, "recovery": 90 - accuracy},
         {
@@ -65,13 +56,13 @@ def made_up(cell: Cell, gain: Number, best: Number = middle) -> Outcome:
     )
 
 
-def _scale(cell: Cell) -> Scale:
-    return "quick" if cell.settings["device"] == "cpu" else "full"
+def _scale(spec: RunSpec) -> Scale:
+    return "quick" if spec.settings["device"] == "cpu" else "full"
 
 
 def results_of(experiment: Experiment, plan: Plan, gain: Number, best: Number = middle) -> Results:
     request = runner.Request(experiment, plan)
-    runner.look_up(request, lambda _, cell: Result(cell, made_up(cell, gain, best), COST))
+    runner.look_up(request, lambda _, spec: Result(spec, made_up(spec, gain, best), COST))
     assert request.complete
     return request.results
 
@@ -81,11 +72,11 @@ def results_of(experiment: Experiment, plan: Plan, gain: Number, best: Number = 
 def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
     experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
-    request.results = results_of(experiment, request.plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
+    request.results = results_of(experiment, request.plan, lambda spec: 2 + 0.1 * math.cos(spec.seed))
     summary = experiment.summary(request.results)
-    rows = [row for row in summary.rows if "alignment" not in row.what]
-    assert all(row.verdict_kind == "better" for row in rows if "CAdam's gain" not in row.what)
-    assert all(row.verdict_kind == "equivalent" for row in rows if "CAdam's gain" in row.what)
+    rows = [row for row in summary.rows if "alignment" not in row.label]
+    assert all(row.verdict_kind == "better" for row in rows if "CAdam's gain" not in row.label)
+    assert all(row.verdict_kind == "equivalent" for row in rows if "CAdam's gain" in row.label)
     assert "worse" not in summary.verdict
     assert summary.verdict.startswith("A rehearsal, not the paper's run") == (scale == "quick")
     assert not summary.warnings
@@ -99,19 +90,19 @@ def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
     """But for runs without any change that conditions share, which depends on the rates."""
     experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan("full"))
-    runner.look_up(request, lambda _, cell: None)
-    example = Result(request.missing[0], made_up(request.missing[0], lambda cell: 0.0), COST)
-    whole = results_of(experiment, request.plan, lambda cell: 0.0)
+    runner.look_up(request, lambda _, spec: None)
+    example = Result(request.missing[0], made_up(request.missing[0], lambda spec: 0.0), COST)
+    whole = results_of(experiment, request.plan, lambda spec: 0.0)
     assert len(request.missing) + len(runner.to_come(request, example)) == len(whole)
-    assert {experiment.weight(result.cell) for result in whole} == {10.0, 30.0}
+    assert {experiment.weight(result.spec) for result in whole} == {10.0, 30.0}
 
 
 def test_a_loss_is_said_to_be_one() -> None:
     experiment = catalog.find("fig-continuous")
-    results = results_of(experiment, experiment.plan("full"), lambda cell: -1 - 0.1 * math.cos(cell.seed))
+    results = results_of(experiment, experiment.plan("full"), lambda spec: -1 - 0.1 * math.cos(spec.seed))
     assert "less accurate at continuous 0°, continuous 0.5°" in experiment.summary(results).verdict
     table = catalog.find("tab-ablation-images")
-    results = results_of(table, table.plan("full"), lambda cell: -1 - 0.1 * math.cos(cell.seed))
+    results = results_of(table, table.plan("full"), lambda spec: -1 - 0.1 * math.cos(spec.seed))
     assert "higher in 0 of 9" in table.summary(results).verdict
 
 
@@ -130,8 +121,8 @@ def test_the_paper_s_numbers() -> None:
 
 def test_the_paper_stands_beside_the_ablation() -> None:
     table = catalog.find("tab-ablation-images")
-    rows = table.summary(results_of(table, table.plan("full"), lambda cell: 0.0)).rows
-    papers = {(row.what.split()[0], row.what.split(": ")[1].split()[2].rstrip(",")): row.paper for row in rows}
+    rows = table.summary(results_of(table, table.plan("full"), lambda spec: 0.0)).rows
+    papers = {(row.label.split()[0], row.label.split(": ")[1].split()[2].rstrip(",")): row.reference for row in rows}
     assert papers["sudden", "SGDM"] == "CSGDM 75.99, SGDM 74.83"
     assert papers["continuous", "Adam"] == "CAdam 69.13, Adam 64.61"
     assert papers["noise", "AmsGrad"] == "CAmsGrad 77.20, AmsGrad 74.28"
@@ -141,25 +132,25 @@ def test_the_paper_stands_beside_the_ablation() -> None:
 def test_both_arms_use_the_rate_that_is_best_for_adam() -> None:
     experiment = catalog.find("fig-sudden")
     plan = experiment.plan("full")
-    tuning = experiment.cells(plan, Results())
-    assert {cell.optimizer for cell in tuning} == {"Adam", "CAdam"}
-    assert {cell.lr for cell in tuning} == {1e-5, 3e-5, 1e-4, 3e-4, 1e-3}
+    tuning = experiment.run_specs(plan, Results())
+    assert {spec.optimizer for spec in tuning} == {"Adam", "CAdam"}
+    assert {spec.lr for spec in tuning} == {1e-5, 3e-5, 1e-4, 3e-4, 1e-3}
     better_low = {1e-5: 9.0}
-    results = results_of(experiment, plan, lambda cell: better_low.get(cell.lr, 0.0))
+    results = results_of(experiment, plan, lambda spec: better_low.get(spec.lr, 0.0))
     tests = results.tests()
-    assert {result.cell.lr for result in tests} == {1e-4}  # by mean accuracy; by that of the last epoch: 1e-3
-    assert {result.cell.condition for result in tests} == {"clean", *(f"sudden {s}" for s in (20, 40, 60, 80))}
-    assert not {r.cell.seed for r in results.tuning()} & {r.cell.seed for r in tests}
+    assert {result.spec.lr for result in tests} == {1e-4}  # by mean accuracy; by that of the last epoch: 1e-3
+    assert {result.spec.condition for result in tests} == {"clean", *(f"sudden {s}" for s in (20, 40, 60, 80))}
+    assert not {r.spec.seed for r in results.tuning()} & {r.spec.seed for r in tests}
     assert "CAdam's own best is 1e-05" in experiment.summary(results).verdict
 
 
 @pytest.mark.parametrize("name", ["fig-sudden", "fig-sudden-detail", "tab-ablation-images", "tab-image-rates"])
 def test_a_rate_at_the_end_of_the_grid_is_warned_of(name: str) -> None:
-    def highest(cell: Cell) -> float:
-        return (study.SGDM_GRIDS if "SGDM" in cell.optimizer else study.GRIDS)["full"][-1]
+    def highest(spec: RunSpec) -> float:
+        return (study.SGDM_GRIDS if "SGDM" in spec.optimizer else study.GRIDS)["full"][-1]
 
     experiment = catalog.find(name)
-    results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, highest)
+    results = results_of(experiment, experiment.plan("full"), lambda spec: 0.0, highest)
     warnings = experiment.summary(results).warnings
     assert any(text.startswith("sudden: Adam") and "highest of its grid" in text for text in warnings)
 
@@ -173,42 +164,42 @@ def test_experiments_that_share_cells_compute_them_in_the_same_way() -> None:
 FIGURES = ("fig-sudden", "fig-continuous", "fig-image-noise")
 
 
-def cells_by_name(best: Number) -> dict[str, set[Cell]]:
+def cells_by_name(best: Number) -> dict[str, set[RunSpec]]:
     return {
-        name: {r.cell for r in results_of(catalog.find(name), Plan("full", 3), lambda cell: 0.0, best)}
+        name: {r.spec for r in results_of(catalog.find(name), Plan("full", 3), lambda spec: 0.0, best)}
         for name in ("fig-sudden-detail", *FIGURES)
     }
 
 
-def clean(cells: set[Cell]) -> set[Cell]:
-    return {cell for cell in cells if cell.condition == "clean"}
+def clean(specs: set[RunSpec]) -> set[RunSpec]:
+    return {spec for spec in specs if spec.condition == "clean"}
 
 
-def test_experiments_share_cells() -> None:
-    cells = cells_by_name(middle)
-    assert cells["fig-sudden-detail"] < cells["fig-sudden"]
-    assert len(clean(cells["fig-sudden"])) == 6
-    assert clean(cells["fig-sudden"]) == clean(cells["fig-continuous"]) == clean(cells["fig-image-noise"])
-    assert len(set().union(*(cells[name] for name in FIGURES))) == 177
+def test_experiments_share_specs() -> None:
+    specs = cells_by_name(middle)
+    assert specs["fig-sudden-detail"] < specs["fig-sudden"]
+    assert len(clean(specs["fig-sudden"])) == 6
+    assert clean(specs["fig-sudden"]) == clean(specs["fig-continuous"]) == clean(specs["fig-image-noise"])
+    assert len(set().union(*(specs[name] for name in FIGURES))) == 177
 
 
 def test_runs_without_a_change_are_at_the_rate_of_their_condition() -> None:
-    cells = cells_by_name(lambda cell: 3e-4 if cell.condition.startswith("sudden") else 1e-4)
-    assert {cell.lr for cell in clean(cells["fig-sudden"])} == {3e-4}
-    assert clean(cells["fig-continuous"]) == clean(cells["fig-image-noise"])
-    assert {cell.lr for cell in clean(cells["fig-continuous"])} == {1e-4}
-    assert len(set().union(*(cells[name] for name in FIGURES))) == 183
+    specs = cells_by_name(lambda spec: 3e-4 if spec.condition.startswith("sudden") else 1e-4)
+    assert {spec.lr for spec in clean(specs["fig-sudden"])} == {3e-4}
+    assert clean(specs["fig-continuous"]) == clean(specs["fig-image-noise"])
+    assert {spec.lr for spec in clean(specs["fig-continuous"])} == {1e-4}
+    assert len(set().union(*(specs[name] for name in FIGURES))) == 183
     assert any("at the rate that was chosen for this condition" in note for note in study.FIG_SUDDEN.notes)
 
 
 def test_the_ablation_uses_the_best_rate_of_each_optimizer_without_confidence() -> None:
     table = catalog.find("tab-ablation-images")
     best = {"SGDM": 0.01, "Adam": 3e-5, "AmsGrad": 3e-4}
-    results = results_of(table, table.plan("full"), lambda cell: 0.0, lambda cell: best.get(cell.optimizer, 1e-3))
-    assert {result.cell.optimizer for result in results.tuning()} == set(best)
+    results = results_of(table, table.plan("full"), lambda spec: 0.0, lambda spec: best.get(spec.optimizer, 1e-3))
+    assert {result.spec.optimizer for result in results.tuning()} == set(best)
     for arm, base in study.PAIRS:
         for part in (results.tests().where(optimizer=arm), results.where(optimizer=base).tests(), results.repeats()):
-            assert {r.cell.lr for r in part if r.cell.optimizer in (arm, base)} == {best[base]}
+            assert {r.spec.lr for r in part if r.spec.optimizer in (arm, base)} == {best[base]}
 
 
 def test_full_runs_are_those_of_the_paper() -> None:
@@ -221,8 +212,8 @@ def test_full_runs_are_those_of_the_paper() -> None:
         "compiled": True,
     }
     assert study.DATA["full"] == "CIFAR-10"
-    cell = study.cell(Plan("full", 3), "vgg", "Adam", 1e-4, streams.sudden(60), 0)
-    assert cell.settings == {**study.SETTINGS["full"], "window": 1}
+    spec = study.spec(Plan("full", 3), "vgg", "Adam", 1e-4, streams.sudden(60), 0)
+    assert spec.settings == {**study.SETTINGS["full"], "window": 1}
     strengths = {name: study.strengths(condition, "vgg", "full") for name, condition in study.CONDITIONS.items()}
     assert strengths == {"sudden": (0, 20, 40, 60, 80), "continuous": (0, 0.5, 1, 2, 4), "noise": (0, 10, 20, 30, 40)}
 
@@ -232,25 +223,25 @@ def test_the_larger_families_run_without_any_change_and_at_the_reference(family:
     strengths = {name: study.strengths(condition, family, "full") for name, condition in study.CONDITIONS.items()}
     assert strengths == {"sudden": (0, 80), "continuous": (0, 2), "noise": (0, 40)}
     experiment = catalog.find(f"fig-continuous-{family}")
-    tests = results_of(experiment, experiment.plan("full"), lambda cell: 0.0).tests()
-    assert {result.cell.condition for result in tests} == {"clean", "continuous 2"}
+    tests = results_of(experiment, experiment.plan("full"), lambda spec: 0.0).tests()
+    assert {result.spec.condition for result in tests} == {"clean", "continuous 2"}
 
 
 @pytest.mark.parametrize(("family", "count"), [("vgg", 2 * 5 * 3), ("resnet", 2 * 5), ("densenet", 3)])
 def test_learning_rates_are_chosen_by_shorter_runs(family: str, count: int) -> None:
     sudden = study.CONDITIONS["sudden"]
-    cells = study.tuning_cells(Plan("full", 3), family, sudden, study.ARMS)
-    assert {cell.settings["epochs"] for cell in cells} == {10}
-    assert {cell.condition for cell in cells} == {"sudden 80"}
-    assert len(cells) == count
-    quick = study.tuning_cells(Plan("quick", 3), family, sudden, study.ARMS)
-    assert {cell.settings["epochs"] for cell in quick} == {4}
+    specs = study.tuning_specs(Plan("full", 3), family, sudden, study.ARMS)
+    assert {spec.settings["epochs"] for spec in specs} == {10}
+    assert {spec.condition for spec in specs} == {"sudden 80"}
+    assert len(specs) == count
+    quick = study.tuning_specs(Plan("quick", 3), family, sudden, study.ARMS)
+    assert {spec.settings["epochs"] for spec in quick} == {4}
 
 
 def test_the_largest_family_looks_for_adam_s_rate_alone() -> None:
     experiment = catalog.find("fig-image-noise-densenet")
-    results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0, lambda cell: 1e-5)
-    assert {result.cell.optimizer for result in results.tuning()} == {"Adam"}
+    results = results_of(experiment, experiment.plan("full"), lambda spec: 0.0, lambda spec: 1e-5)
+    assert {result.spec.optimizer for result in results.tuning()} == {"Adam"}
     summary = experiment.summary(results)
     assert "Both at lr 0.0001, the best for Adam" in summary.verdict
     assert "CAdam's own best was not looked for" in summary.verdict
@@ -259,7 +250,7 @@ def test_the_largest_family_looks_for_adam_s_rate_alone() -> None:
 
 def test_the_closer_look_is_at_the_paper_s_steps() -> None:
     experiment = catalog.find("fig-sudden-detail")
-    results = results_of(experiment, experiment.plan("full"), lambda cell: 1.0)
+    results = results_of(experiment, experiment.plan("full"), lambda spec: 1.0)
     (figure,) = experiment.figures(results).values()
     steps = np.concatenate([line.get_xdata() for line in figure.axes[0].lines if line.get_label() in study.ARMS])
     assert 1400 <= steps.min() < 1410
@@ -269,34 +260,36 @@ def test_the_closer_look_is_at_the_paper_s_steps() -> None:
 # What it says of known numbers ---------------------------------------------------------------------------------
 
 
-def told(name: str, values: Callable[[Cell], float | None], metric: str = "accuracy") -> Summary:
+def told(name: str, values: Callable[[RunSpec], float | None], metric: str = "accuracy") -> Summary:
     """What an experiment says where a metric has these values (None: as made up)."""
     experiment = catalog.find(name)
 
     def with_value(result: Result) -> Result:
-        value = values(result.cell)
+        value = values(result.spec)
         metrics = result.outcome.metrics if value is None else {**result.outcome.metrics, metric: value}
         return dataclasses.replace(result, outcome=dataclasses.replace(result.outcome, metrics=metrics))
 
-    results = results_of(experiment, experiment.plan("full"), lambda cell: 0.0)
+    results = results_of(experiment, experiment.plan("full"), lambda spec: 0.0)
     return experiment.summary(Results([with_value(result) for result in results]))
 
 
-def floor_of_four(cell: Cell) -> float | None:
+def floor_of_four(spec: RunSpec) -> float | None:
     """At 80 degrees Adam has 70, 72, 74 and under other seeds 71, 73, 75; CAdam is ahead by 1, or by 9 at 60."""
-    if cell.seed >= 20_000:
-        return 71.0 + 2 * (cell.seed - 20_000)
-    if cell.seed >= 10_000:
+    if spec.seed >= 20_000:
+        return 71.0 + 2 * (spec.seed - 20_000)
+    if spec.seed >= 10_000:
         return None
-    ahead = {"sudden 60": 9.0, "sudden 80": 1.0}.get(cell.condition, 0.0) if cell.optimizer == "CAdam" else 0.0
-    return 70.0 + 2 * cell.seed + ahead * (1 + 0.01 * cell.seed)
+    ahead = {"sudden 60": 9.0, "sudden 80": 1.0}.get(spec.condition, 0.0) if spec.optimizer == "CAdam" else 0.0
+    return 70.0 + 2 * spec.seed + ahead * (1 + 0.01 * spec.seed)
 
 
 @pytest.mark.parametrize("name", ["fig-sudden", "fig-sudden-detail"])
 def test_the_noise_floor_is_that_of_adam_at_the_reference_strength(name: str) -> None:
     summary = told(name, floor_of_four)
     rows = {
-        row.what: row for row in summary.rows if row.what.endswith("°: mean test accuracy") and "over" not in row.what
+        row.label: row
+        for row in summary.rows
+        if row.label.endswith("°: mean test accuracy") and "over" not in row.label
     }
     unchanged = rows.pop("sudden 0°: mean test accuracy", None)
     assert len(rows) == (4 if name == "fig-sudden" else 1)
@@ -316,8 +309,8 @@ def test_the_noise_floor_is_that_of_adam_at_the_reference_strength(name: str) ->
 
 def test_the_noise_floor_of_the_ablation_is_that_of_each_baseline() -> None:
     spread = {"SGDM": 1.0, "Adam": 2.0, "AmsGrad": 3.0, "CSGDM": 7.0, "CAdam": 8.0, "CAmsGrad": 9.0}
-    summary = told("tab-ablation-images", lambda cell: 50 + spread[cell.optimizer] * (cell.seed % 10_000))
-    floors = {row.what.split()[-3].rstrip(","): row.values["noise floor"] for row in summary.rows}
+    summary = told("tab-ablation-images", lambda spec: 50 + spread[spec.optimizer] * (spec.seed % 10_000))
+    floors = {row.label.split()[-3].rstrip(","): row.values["noise floor"] for row in summary.rows}
     # As above: 2.7764 * sqrt(spread^2 * 2 / 3).
     assert floors == pytest.approx({"SGDM": 2.2670, "Adam": 4.5340, "AmsGrad": 6.8009}, abs=1e-3)
 
@@ -326,13 +319,13 @@ def test_the_noise_floor_of_the_ablation_is_that_of_each_baseline() -> None:
 def test_the_noise_floor_beside_rates_is_that_of_adam_at_its_own(metric: str) -> None:
     """CAdam is ahead by 5 and spreads more; other metrics are as made up, and have other floors."""
 
-    def values(cell: Cell) -> float | None:
-        tuning = 10_000 <= cell.seed < 20_000
-        spread = 9 if cell.optimizer == "CAdam" else 2
-        return None if tuning else 50 + spread * (cell.seed % 10_000) + 5 * (cell.optimizer == "CAdam")
+    def values(spec: RunSpec) -> float | None:
+        tuning = 10_000 <= spec.seed < 20_000
+        spread = 9 if spec.optimizer == "CAdam" else 2
+        return None if tuning else 50 + spread * (spec.seed % 10_000) + 5 * (spec.optimizer == "CAdam")
 
     what = {"accuracy": "mean test accuracy", "last_accuracy": "test accuracy of the last epoch"}[metric]
-    told_of = [row for row in told("tab-image-rates", values, metric).rows if f": {what}, CAdam" in row.what]
+    told_of = [row for row in told("tab-image-rates", values, metric).rows if f": {what}, CAdam" in row.label]
     others = [row for row in told("tab-image-rates", values, metric).rows if row not in told_of]
     assert len(told_of) == len(others) >= 3
     assert all(row.values["noise floor"] == pytest.approx(4.5340, abs=1e-3) for row in told_of)
@@ -344,19 +337,19 @@ def test_the_noise_floor_beside_rates_is_that_of_adam_at_its_own(metric: str) ->
 AHEAD = {0.0: (0.0, 1.0, 2.0), 20.0: (1.0, 2.0, 3.0), 40.0: (2.0, 3.0, 4.0), 60.0: (3.0, 4.0, 5.0), 80.0: (6, 7.3, 8)}
 
 
-def ahead(strengths: tuple[float, ...], condition: str, cell: Cell) -> float | None:
-    if cell.seed >= 10_000:
+def ahead(strengths: tuple[float, ...], condition: str, spec: RunSpec) -> float | None:
+    if spec.seed >= 10_000:
         return None
-    strength = 0.0 if cell.condition == "clean" else float(cell.condition.removeprefix(condition))
+    strength = 0.0 if spec.condition == "clean" else float(spec.condition.removeprefix(condition))
     of_five = list(AHEAD.values())[strengths.index(strength)]
-    return 70 + 3 * cell.seed + (of_five[cell.seed] if cell.optimizer == "CAdam" else 0)
+    return 70 + 3 * spec.seed + (of_five[spec.seed] if spec.optimizer == "CAdam" else 0)
 
 
 def test_the_gain_while_turning_against_that_without() -> None:
     strengths = study.CONDITIONS["sudden"].strengths["full"]
-    summary = told("fig-sudden", lambda cell: ahead(strengths, "sudden ", cell))
-    (row,) = (row for row in summary.rows if row.what.startswith("CAdam's gain at 20 to 80° against that at 0°"))
-    (overall,) = (row for row in summary.rows if row.what == "sudden, mean over 20 to 80°: mean test accuracy")
+    summary = told("fig-sudden", lambda spec: ahead(strengths, "sudden ", spec))
+    (row,) = (row for row in summary.rows if row.label.startswith("CAdam's gain at 20 to 80° against that at 0°"))
+    (overall,) = (row for row in summary.rows if row.label == "sudden, mean over 20 to 80°: mean test accuracy")
     # By seed, the mean of the four: 3, 4.075, 5. Of the last epoch nothing was made up.
     assert overall.values["difference"] == pytest.approx(4.025)
     assert overall.verdict == "CAdam better"
@@ -366,33 +359,33 @@ def test_the_gain_while_turning_against_that_without() -> None:
     assert row.verdict == "larger"
     assert row.interval in summary.verdict
     strengths = study.CONDITIONS["continuous"].strengths["full"]
-    summary = told("fig-continuous", lambda cell: ahead(strengths, "continuous ", cell))
-    (row,) = (row for row in summary.rows if row.what.startswith("CAdam's gain at 4° against that at 0°"))
+    summary = told("fig-continuous", lambda spec: ahead(strengths, "continuous ", spec))
+    (row,) = (row for row in summary.rows if row.label.startswith("CAdam's gain at 4° against that at 0°"))
     # 6, 6.3, 6.
     assert row.values["difference"] == pytest.approx(6.1)
     assert row.verdict == "larger"
-    (row,) = (row for row in summary.rows if row.what.startswith("CAdam's gain at 4° against that at 0.5°"))
+    (row,) = (row for row in summary.rows if row.label.startswith("CAdam's gain at 4° against that at 0.5°"))
     # 5, 5.3, 5.
     assert row.values["difference"] == pytest.approx(5.1)
-    summary = told("fig-continuous", lambda cell: ahead(strengths[::-1], "continuous ", cell))
-    verdicts = [row.verdict for row in summary.rows if "gain" in row.what]
+    summary = told("fig-continuous", lambda spec: ahead(strengths[::-1], "continuous ", spec))
+    verdicts = [row.verdict for row in summary.rows if "gain" in row.label]
     assert len(verdicts) == 2
     assert all(verdict.startswith("smaller") for verdict in verdicts)
-    few = told("fig-continuous-resnet", lambda cell: ahead(strengths, "continuous ", cell))
-    assert not any("together" in few.verdict or "mean over" in row.what for row in few.rows)
-    assert [row.what for row in few.rows if "gain" in row.what] == [
+    few = told("fig-continuous-resnet", lambda spec: ahead(strengths, "continuous ", spec))
+    assert not any("together" in few.verdict or "mean over" in row.label for row in few.rows)
+    assert [row.label for row in few.rows if "gain" in row.label] == [
         "CAdam's gain at 2° against that at 0°, in mean test accuracy"
     ]
 
 
 def test_cadam_with_noise_against_adam_without_at_the_end() -> None:
-    def last(cell: Cell) -> float | None:
+    def last(spec: RunSpec) -> float | None:
         best = {("CAdam", "noise 40"): (79.0, 80.0, 82.0), ("Adam", "clean"): (80.0, 82.0, 83.0)}
-        return None if cell.seed >= 10_000 else best.get((cell.optimizer, cell.condition), (9.0, 8.0, 7.0))[cell.seed]
+        return None if spec.seed >= 10_000 else best.get((spec.optimizer, spec.condition), (9.0, 8.0, 7.0))[spec.seed]
 
     summary = told("fig-image-noise", last, "last_accuracy")
-    (row,) = (row for row in summary.rows if row.what.startswith("CAdam at 40% against Adam at 0%"))
-    assert row.paper == "comparable"
+    (row,) = (row for row in summary.rows if row.label.startswith("CAdam at 40% against Adam at 0%"))
+    assert row.reference == "comparable"
     assert row.values["difference"] == pytest.approx(-4 / 3)
     assert row.verdict_kind == "inconclusive"
     assert "by the end of training" in study.FIG_IMAGE_NOISE.claim
@@ -402,12 +395,12 @@ def test_cadam_with_noise_against_adam_without_at_the_end() -> None:
 
 
 def test_what_becomes_of_a_record() -> None:
-    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0, window=20)
+    spec = study.spec(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0, window=20)
     accuracy = np.full(3 * 80, 0.8)
     accuracy[80:110] = 0.2
     accuracy[160:] = 0.5
     loss = np.arange(240.0)
-    found = runs.outcome(cell, Record(loss, accuracy, loss / 240, np.array([0.1, 0.3, 0.5])), 80)
+    found = runs.outcome(spec, Record(loss, accuracy, loss / 240, np.array([0.1, 0.3, 0.5])), 80)
     assert found.metrics == pytest.approx(
         {"accuracy": 30, "last_accuracy": 50, "loss": 119.5, "alignment": 119.5 / 240, "recovery": 55}
     )
@@ -434,20 +427,20 @@ def test_recovery_is_counted_from_the_shift() -> None:
 
 
 def test_a_run_that_left_the_numbers_has_no_accuracy() -> None:
-    cell = study.cell(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0)
+    spec = study.spec(Plan("quick", 1), "vgg", "Adam", 1e-2, streams.CLEAN, 0)
     record = Record(np.array([1.0, np.nan] * 4), np.full(8, 0.5), np.full(8, 0.6), np.full(2, 0.1))
-    metrics = runs.outcome(cell, record, 4).metrics
+    metrics = runs.outcome(spec, record, 4).metrics
     assert math.isnan(metrics["accuracy"])
     assert metrics["alignment"] == pytest.approx(0.6)
-    fine = runs.outcome(cell, Record(np.ones(8), *(getattr(record, n) for n in list(vars(record))[1:])), 4).metrics
+    fine = runs.outcome(spec, Record(np.ones(8), *(getattr(record, n) for n in list(vars(record))[1:])), 4).metrics
     assert fine["accuracy"] == pytest.approx(10)
 
 
 def test_a_gpu_cell_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    cell = study.cell(Plan("full", 1), "vgg", "Adam", 1e-3, streams.CLEAN, 0)
+    spec = study.spec(Plan("full", 1), "vgg", "Adam", 1e-3, streams.CLEAN, 0)
     with pytest.raises(RuntimeError, match=r"needs a CUDA device.*--quick runs on the CPU"):
-        runs.compute(cell)
+        runs.compute(spec)
 
 
 # From end to end -----------------------------------------------------------------------------------------------
@@ -468,8 +461,8 @@ def run(names: list[str], cache: Cache) -> tuple[list[runner.Request], list[runn
     return requests, events
 
 
-def computed(events: list[runner.Event]) -> list[Cell]:
-    return [event.cell for event in events if event.kind == "computed"]
+def computed(events: list[runner.Event]) -> list[RunSpec]:
+    return [event.spec for event in events if event.kind == "computed"]
 
 
 @pytest.mark.usefixtures("short")
@@ -483,10 +476,10 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     assert len(computed(events)) == len(set(computed(events)))
     again = run(names, Cache(tmp_path))[1]
     assert not computed(again)
-    cells = computed(events)
-    assert {cell.model for cell in cells} == {models["quick"] for models in study.MODELS.values()}
-    assert {cell.optimizer for cell in cells} == {arm for pair in study.PAIRS for arm in pair}
-    assert {cell.condition for cell in cells} == {"clean", "sudden 60", "sudden 80", "continuous 2", "noise 40"}
+    specs = computed(events)
+    assert {spec.model for spec in specs} == {models["quick"] for models in study.MODELS.values()}
+    assert {spec.optimizer for spec in specs} == {arm for pair in study.PAIRS for arm in pair}
+    assert {spec.condition for spec in specs} == {"clean", "sudden 60", "sudden 80", "continuous 2", "noise 40"}
     assert "fig-sudden-detail" in report.page(requests, experiment_commands.HEADING)
     accuracy = [r.outcome.metrics["accuracy"] for r in requests[0].results.where(condition="clean")]
     assert min(accuracy) > 50
@@ -496,7 +489,7 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     ]:  # batch norm of the deeper ones needs more steps before test images are classified correctly
         for result in request.results.where(condition="clean"):
             begins, ends = np.split(result.outcome.curves["loss"].astype(float), 2)
-            assert ends.mean() < begins.mean(), result.cell
+            assert ends.mean() < begins.mean(), result.spec
 
 
 @pytest.mark.usefixtures("short")
@@ -517,15 +510,15 @@ def test_side_by_side_stores_each_run_when_it_is_done(tmp_path: Path, monkeypatc
     assert len(computed(events)) == len(requests[0].results) - 2
     assert stored < set((tmp_path / "images").glob("*.json"))
     for result in requests[0].results:
-        assert np.array_equal(result.outcome.curves["loss"], experiment.compute(result.cell).curves["loss"])
+        assert np.array_equal(result.outcome.curves["loss"], experiment.compute(result.spec).curves["loss"])
 
 
-def _always(cell: Cell) -> bool:
+def _always(spec: RunSpec) -> bool:
     return True
 
 
-def _until_killed(cells: Iterator[Cell]) -> Iterator[Finished]:
-    for number, finished in enumerate(runs.compute_many(cells)):
+def _until_killed(specs: Iterator[RunSpec]) -> Iterator[Finished]:
+    for number, finished in enumerate(runs.compute_many(specs)):
         if number == 2:
             raise KeyboardInterrupt
         yield finished
@@ -541,16 +534,16 @@ def test_a_failure_side_by_side_costs_the_cells_in_work(tmp_path: Path, monkeypa
     failed = [event for event in events if event.kind == "failed"]
     assert len(failed) == 1
     assert "told to fail" in failed[0].message
-    assert set(requests[0].failed) == {failed[0].cell}
+    assert set(requests[0].failed) == {failed[0].spec}
     assert len(computed(events)) == len(requests[0].results) == 3
 
 
-def _fails_at_first(cells: Iterator[Cell]) -> Iterator[Finished]:
+def _fails_at_first(specs: Iterator[RunSpec]) -> Iterator[Finished]:
     _fails_at_first.calls += 1  # type: ignore[attr-defined]
     if _fails_at_first.calls == 1:  # type: ignore[attr-defined]
-        next(cells)
+        next(specs)
         raise RuntimeError("told to fail")
-    yield from runs.compute_many(cells)
+    yield from runs.compute_many(specs)
 
 
 @pytest.mark.parametrize(
@@ -565,34 +558,34 @@ def _fails_at_first(cells: Iterator[Cell]) -> Iterator[Finished]:
 def test_what_alignment_does_at_shifts(after: list[float], verdict: str) -> None:
     experiment = catalog.find("fig-sudden-detail")
     plan = experiment.plan("quick")
-    results = results_of(experiment, plan, lambda cell: 2 + 0.1 * math.cos(cell.seed))
+    results = results_of(experiment, plan, lambda spec: 2 + 0.1 * math.cos(spec.seed))
 
     def shaped(result: Result) -> Result:
-        first, others = np.full(100, 0.6), np.tile([*after, *[0.6] * 90], result.cell.settings["epochs"] - 1)
+        first, others = np.full(100, 0.6), np.tile([*after, *[0.6] * 90], result.spec.settings["epochs"] - 1)
         curves = {**result.outcome.curves, "alignment": np.concatenate([first, others])}
         return dataclasses.replace(result, outcome=Outcome(result.outcome.metrics, curves))
 
     rows = experiment.summary(Results([shaped(result) for result in results])).rows
-    assert [row.verdict for row in rows if "alignment" in row.what] == [verdict] * 2
+    assert [row.verdict for row in rows if "alignment" in row.label] == [verdict] * 2
 
 
 def test_cadam_at_its_own_rate_is_compared_with_adam_at_its_own() -> None:
     """CAdam gains 8 points at 3e-4, loses 1 elsewhere; Adam is best at 1e-4, but for the sudden turns."""
 
-    def best(cell: Cell) -> float:
-        return 3e-4 if cell.condition.startswith("sudden") else 1e-4
+    def best(spec: RunSpec) -> float:
+        return 3e-4 if spec.condition.startswith("sudden") else 1e-4
 
-    def gain(cell: Cell) -> float:
-        return (8 if cell.lr == 3e-4 else -1) + 0.1 * math.cos(cell.seed)
+    def gain(spec: RunSpec) -> float:
+        return (8 if spec.lr == 3e-4 else -1) + 0.1 * math.cos(spec.seed)
 
     table = catalog.find("tab-image-rates")
     results = results_of(table, table.plan("full"), gain, best)
     tests = results.tests()
     for condition, rates in (("sudden 80", {3e-4}), ("continuous 2", {1e-4, 3e-4}), ("noise 40", {1e-4, 3e-4})):
         there = tests.where(condition=condition)
-        assert {r.cell.lr for r in there.where(optimizer="CAdam")} == rates
-        assert {r.cell.lr for r in there.where(optimizer="Adam")} == {min(rates)}
-    rows = {row.what: row for row in table.summary(results).rows}
+        assert {r.spec.lr for r in there.where(optimizer="CAdam")} == rates
+        assert {r.spec.lr for r in there.where(optimizer="Adam")} == {min(rates)}
+    rows = {row.label: row for row in table.summary(results).rows}
     assert len(rows) == 10
     at_own = rows["continuous 2°: mean test accuracy, CAdam at lr 0.0003, Adam at 0.0001"]
     at_adams = rows["continuous 2°: mean test accuracy, CAdam at lr 0.0001, Adam at 0.0001"]

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import cadam
-from cadam.ab.verdict import KINDS, ONE_SEED
-from cadam.trials.experiment import Cell, Experiment, Outcome, Provenance, Result, Results, metric_name
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam.ab.verdict import ONE_SEED
+from cadam.statistics.comparison import KINDS
 from cadam_paper import numerical
+from cadam_paper.harness.experiment import Experiment, metric_name
 
 EXPERIMENTS = {
     "fig-shift": numerical.FIG_SHIFT,
@@ -23,14 +25,14 @@ EXPERIMENTS = {
 }
 
 
-def small(experiment: Experiment, seeds: int = 2) -> list[Cell]:
-    """The experiment's cells, with few steps and runs."""
-    cells = experiment.cells(experiment.plan("quick", seeds), Results())
-    return [replace(cell, settings={**cell.settings, "runs": 2, "steps": 20}) for cell in cells]
+def small(experiment: Experiment, seeds: int = 2) -> list[RunSpec]:
+    """The experiment's specs, with few steps and runs."""
+    specs = experiment.run_specs(experiment.plan("quick", seeds), Results())
+    return [replace(spec, settings={**spec.settings, "runs": 2, "steps": 20}) for spec in specs]
 
 
-def results(experiment: Experiment, cells: list[Cell]) -> Results:
-    return Results([Result(cell, experiment.compute(cell), Provenance(0.0, 0, "cpu", {})) for cell in cells])
+def results(experiment: Experiment, specs: list[RunSpec]) -> Results:
+    return Results([Result(spec, experiment.compute(spec), Provenance(0.0, 0, "cpu", {})) for spec in specs])
 
 
 def test_every_optimizer_of_the_catalog_takes_part() -> None:
@@ -61,7 +63,7 @@ REGRETS = {
 
 def test_regrets_at_the_papers_settings() -> None:
     """To two digits those of an independent check."""
-    first = {c.optimizer: c for c in numerical.shift_cells(numerical.FIG_SHIFT.plan("full"), Results()) if c.seed == 0}
+    first = {c.optimizer: c for c in numerical.shift_specs(numerical.FIG_SHIFT.plan("full"), Results()) if c.seed == 0}
     adam, cadam_ = (numerical.compute_shift(first[arm]).metrics for arm in ("Adam", "CAdam"))
     for (loss, target), expected in REGRETS.items():
         name = metric_name("paper regret", loss, target)
@@ -134,8 +136,8 @@ def test_runs_do_not_feel_each_other(optimizer: str) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_cell_gives_the_same_bits_each_time_and_depends_on_its_seed(name: str) -> None:
     experiment = EXPERIMENTS[name]
-    cell = next(c for c in small(experiment) if c.optimizer == "CAdam")
-    first, again, other = (experiment.compute(c) for c in (cell, cell, replace(cell, seed=cell.seed + 1)))
+    spec = next(c for c in small(experiment) if c.optimizer == "CAdam")
+    first, again, other = (experiment.compute(c) for c in (spec, spec, replace(spec, seed=spec.seed + 1)))
     assert first.metrics == again.metrics
     assert all(first.curves[k].tobytes() == again.curves[k].tobytes() for k in first.curves)
     assert first.metrics != other.metrics
@@ -151,16 +153,16 @@ def test_optimizers_meet_the_same_starts_and_gradients(name: str, monkeypatch: p
         return seen[-1], 1.0
 
     monkeypatch.setattr(numerical, "descend", record)
-    cell = small(EXPERIMENTS[name])[0]
-    for changes in ({"optimizer": "Adam"}, {"optimizer": "CLion"}, {"optimizer": "Adam", "seed": cell.seed + 1}):
-        EXPERIMENTS[name].compute(replace(cell, **changes))
+    spec = small(EXPERIMENTS[name])[0]
+    for changes in ({"optimizer": "Adam"}, {"optimizer": "CLion"}, {"optimizer": "Adam", "seed": spec.seed + 1}):
+        EXPERIMENTS[name].compute(replace(spec, **changes))
     assert np.array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
 
 
 def test_a_diverged_run_is_not_hidden() -> None:
-    cell = next(c for c in numerical.lr_cells(numerical.SWEEP_LR.plan("quick", 1), Results()) if c.optimizer == "SGDM")
-    outcome = numerical.compute_landscapes(replace(cell, lr=1.0, settings={**cell.settings, "steps": 60, "runs": 4}))
+    spec = next(c for c in numerical.lr_specs(numerical.SWEEP_LR.plan("quick", 1), Results()) if c.optimizer == "SGDM")
+    outcome = numerical.compute_landscapes(replace(spec, lr=1.0, settings={**spec.settings, "steps": 60, "runs": 4}))
     assert not np.isfinite(outcome.metrics["loss_rosenbrock_component"])
     assert np.isfinite(outcome.metrics["loss_separable_l1_component"])
 
@@ -176,7 +178,7 @@ def test_summary_and_figures_are_made_from_the_results(name: str) -> None:
     assert figures
     for figure in figures.values():
         figure.savefig("/dev/null", format="svg")
-    better = Results([_improved(r) if r.cell.optimizer == "CAdam" else r for r in found])
+    better = Results([_improved(r) if r.spec.optimizer == "CAdam" else r for r in found])
     assert experiment.summary(better).rows[0].values["CAdam"] < summary.rows[0].values["CAdam"]
 
 
@@ -189,10 +191,10 @@ def _improved(result: Result) -> Result:
 def test_one_seed_gives_no_verdict_on_other_pairs(name: str) -> None:
     found = EXPERIMENTS[name]
     rows = found.summary(results(found, small(found, seeds=1))).rows
-    family = [row for row in rows if " against " in row.what]
+    family = [row for row in rows if " against " in row.label]
     assert len(family) == len(numerical.PAIRS) - 1
     assert {row.verdict for row in family} == {ONE_SEED}
-    family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.what]
+    family = [row for row in found.summary(results(found, small(found, seeds=3))).rows if " against " in row.label]
     for row in family:
         kinds = KINDS
         assert row.verdict == ", ".join(f"{kind} {row.values[kind]:.0f}" for kind in kinds)
@@ -205,7 +207,7 @@ def test_the_papers_start_and_random_starts_are_told_apart() -> None:
     found = results(numerical.FIG_SHIFT, small(numerical.FIG_SHIFT, seeds=4))
     changed = []
     for result in found:
-        sign = 1 if result.cell.optimizer == "CAdam" else 0
+        sign = 1 if result.spec.optimizer == "CAdam" else 0
         metrics = {
             metric: value + sign * (1e3 if metric == "paper_regret_l2_sine" else -1e3)
             for metric, value in result.outcome.metrics.items()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cadam.ab.results import Results
+from cadam.ab.summary import Row
 from cadam.statistics import comparison
-from cadam.trials import report
-from cadam.trials.experiment import Results, Row
 from cadam_paper import pages, published
+from cadam_paper.harness import report
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,10 +51,10 @@ def rows_of(*names: str) -> list[Row]:
 
 
 def across_rates() -> set[str]:
-    """What the page says of runs at other rates than their experiment compares: from the cells themselves."""
+    """What the page says of runs at other rates than their experiment compares: from the specs themselves."""
     plan = published.request("fig-image-noise").plan
     archived = published.archive().study("images").results()
-    tests = Results([result for result in archived if result.cell.seed in plan.test_seeds()])
+    tests = Results([result for result in archived if result.spec.seed in plan.test_seeds()])
 
     def runs(model: str, condition: str, optimizer: str, lr: float, metric: str = "accuracy") -> dict[int, float]:
         return tests.where(model=model, condition=condition, optimizer=optimizer, lr=lr).metric(metric)

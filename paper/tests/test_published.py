@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.trials.tables import begins_with
+from tables import begins_with
 
-from cadam.trials import archive as archives
-from cadam.trials import runner
-from cadam.trials.archive import Archive
-from cadam.trials.experiment import Cell, metric_name
+from cadam.ab.results import RunSpec
 from cadam_paper import catalog
+from cadam_paper.harness import archive as archives
+from cadam_paper.harness import runner
+from cadam_paper.harness.archive import Archive
+from cadam_paper.harness.experiment import metric_name
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "results"
@@ -57,8 +58,8 @@ def test_earlier_rows_of_a_study_never_change(study: str) -> None:
 
 
 @once
-def kept_before() -> dict[Cell, dict[str, Any]]:
-    """The results that were a file each, by their cell."""
+def kept_before() -> dict[RunSpec, dict[str, Any]]:
+    """The results that were a file each, by their spec."""
     content = git("archive", BEFORE, "results/kept")
     found = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as files:
@@ -66,7 +67,7 @@ def kept_before() -> dict[Cell, dict[str, Any]]:
             file = files.extractfile(member) if member.name.endswith(".json") else None
             body = json.load(file) if file is not None and not member.name.endswith("plan.json") else None
             if body is not None:
-                found[Cell(**body["cell"])] = body
+                found[RunSpec(**body["cell"])] = body
     return found
 
 
@@ -74,10 +75,10 @@ def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
     kept = kept_before()
     assert len(kept) == 811
     archived = {
-        r.cell: r for name in {cell.experiment for cell in kept} for r in Archive(PUBLISHED).study(name).results()
+        r.spec: r for name in {spec.experiment for spec in kept} for r in Archive(PUBLISHED).study(name).results()
     }
-    for cell, body in kept.items():
-        found = archived[cell]
+    for spec, body in kept.items():
+        found = archived[spec]
         assert found.outcome.metrics.keys() == {metric_name(name) for name in body["metrics"]}
         for name, value in body["metrics"].items():
             assert np.float64(found.outcome.metrics[metric_name(name)]).tobytes() == np.float64(value).tobytes()
@@ -99,16 +100,16 @@ def test_the_archive_has_the_values_of_every_result_that_was_a_file() -> None:
 def test_it_says_which_results_carry_the_hash_of_later_code() -> None:
     """As docs/images.md and docs/streams.md count them."""
     images = [r for r in Archive(PUBLISHED).study("images").results() if r.provenance.code is not None]
-    stamped = [r.cell.model for r in images if r.provenance.restamped]
+    stamped = [r.spec.model for r in images if r.provenance.restamped]
     assert (stamped.count("VGG-16") + stamped.count("ResNet-18"), stamped.count("DenseNet-121")) == (396, 21)
-    fresh = [r.cell.model for r in images if not r.provenance.restamped]
+    fresh = [r.spec.model for r in images if not r.provenance.restamped]
     assert (fresh.count("VGG-16"), fresh.count("DenseNet-121"), len(fresh)) == (6, 27, 33)
 
 
 def test_every_published_row_says_where_it_comes_from() -> None:
     for study in STUDIES:
         for found in Archive(PUBLISHED).study(study).results():
-            assert (found.provenance.commit is None) != (found.provenance.code is None), found.cell
+            assert (found.provenance.commit is None) != (found.provenance.code is None), found.spec
             assert found.provenance.seconds > 0
             assert found.provenance.versions.keys() == set(archives.VERSIONS)
 
@@ -122,11 +123,11 @@ RECOMPUTED = [
 
 @pytest.mark.parametrize(("name", "place"), RECOMPUTED)
 def test_published_results_come_out_again(name: str, place: int) -> None:
-    """Some cheap cells, computed anew by the code as it is, within the tolerance that the experiment states."""
+    """Some cheap specs, computed anew by the code as it is, within the tolerance that the experiment states."""
     experiment = catalog.find(name)
     results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)
     published = results[place * len(results) // 12]
-    found = runner.measure(experiment, published.cell).outcome
+    found = runner.measure(experiment, published.spec).outcome
     assert experiment.tolerance > 0
     assert found.metrics.keys() == published.outcome.metrics.keys()
     for metric, value in published.outcome.metrics.items():

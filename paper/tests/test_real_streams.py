@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import catalog
 from cadam_paper import real_streams as streams
 
@@ -104,12 +104,12 @@ EXPERIMENT = catalog.find("rates-retrosheet")
 BLOCKS, USERS = 50, 40
 
 
-def outcome(cell: Cell, best: dict[str, float], ahead: float) -> Outcome:
+def outcome(spec: RunSpec, best: dict[str, float], ahead: float) -> Outcome:
     """A GAUC that falls off on either side of an arm's best rate, with noise over seeds, blocks and users."""
-    random = np.random.default_rng([cell.seed, int(1e9 * cell.lr)])  # both arms have the same
-    value = 0.7 - 0.015 * abs(math.log10(cell.lr / best[cell.optimizer])) + 1e-5 * random.normal()
-    value += ahead if cell.optimizer == "CAdam" else 0.0
-    apart = np.random.default_rng(cell.seed + (100 if cell.optimizer == "CAdam" else 0))
+    random = np.random.default_rng([spec.seed, int(1e9 * spec.lr)])  # both arms have the same
+    value = 0.7 - 0.015 * abs(math.log10(spec.lr / best[spec.optimizer])) + 1e-5 * random.normal()
+    value += ahead if spec.optimizer == "CAdam" else 0.0
+    apart = np.random.default_rng(spec.seed + (100 if spec.optimizer == "CAdam" else 0))
     return Outcome(
         {"gauc_by_impressions": value, "log_loss": 1 - value, "events": 1000.0},
         {
@@ -122,20 +122,20 @@ def outcome(cell: Cell, best: dict[str, float], ahead: float) -> Outcome:
 
 def results(best: dict[str, float], ahead: float = 0.0, seeds: int = 4) -> Results:
     """All that the experiment asks for, phase by phase."""
-    plan, found = EXPERIMENT.plan("full", seeds), dict[Cell, Result]()
-    while new := [c for c in EXPERIMENT.cells(plan, Results(list(found.values()))) if c not in found]:
+    plan, found = EXPERIMENT.plan("full", seeds), dict[RunSpec, Result]()
+    while new := [c for c in EXPERIMENT.run_specs(plan, Results(list(found.values()))) if c not in found]:
         found |= {c: Result(c, outcome(c, best, ahead), Provenance(1.0, 1, "none", {})) for c in new}
     return Results(list(found.values()))
 
 
 def test_both_arms_meet_every_rate_under_every_seed_and_share_cells_with_the_ab() -> None:
-    cells = EXPERIMENT.cells(EXPERIMENT.plan("full"), Results())
-    assert len(cells) == len(set(cells)) == 2 * 6 * 6
-    assert {(cell.experiment, cell.condition) for cell in cells} == {("ab-retrosheet", "as it is")}
+    specs = EXPERIMENT.run_specs(EXPERIMENT.plan("full"), Results())
+    assert len(specs) == len(set(specs)) == 2 * 6 * 6
+    assert {(spec.experiment, spec.condition) for spec in specs} == {("ab-retrosheet", "as it is")}
 
 
 def test_the_grid_grows_until_the_best_rate_of_each_arm_is_inside() -> None:
-    rates = sorted({result.cell.lr for result in results({"Adam": 1e-4, "CAdam": 0.3})})
+    rates = sorted({result.spec.lr for result in results({"Adam": 1e-4, "CAdam": 0.3})})
     assert rates == [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0]
     assert not EXPERIMENT.summary(results({"Adam": 1e-4, "CAdam": 0.3})).warnings
 
@@ -150,7 +150,7 @@ def test_best_against_best_and_at_one_rate_have_verdicts_of_their_own() -> None:
     }
     ahead = EXPERIMENT.summary(results({"Adam": 3e-3, "CAdam": 1e-2}, ahead=0.005)).verdicts
     assert ahead["each at its own best rate"].kind == "better"
-    rows = {row.what: row for row in EXPERIMENT.summary(found).rows}
+    rows = {row.label: row for row in EXPERIMENT.summary(found).rows}
     assert rows["log loss: each at its own best rate"].values["difference"] == pytest.approx(0, abs=1e-4)
     assert rows["GAUC by impressions: CAdam within 0.01 of its best"].values == {
         "low": 3e-3,

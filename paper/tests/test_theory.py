@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import cadam
-from cadam.trials.experiment import Cell, Outcome, Provenance, Result, Results
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import theory
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
@@ -202,18 +202,18 @@ def test_functions_are_as_smooth_as_they_say(name: str) -> None:
     assert function.bound >= max(1, 2 * theory.EPS)
 
 
-def cells(steps: int = 300) -> list[Cell]:
-    """The experiment's cells but for the recipe's, cut short."""
+def run_specs(steps: int = 300) -> list[RunSpec]:
+    """The experiment's specs but for the recipe's, cut short."""
     return [
-        replace(cell, settings={**cell.settings, "runs": 4, "steps": steps})
-        for cell in theory.theorem_cells(theory.THEOREM.plan("quick", 1), Results())
-        if cell.condition != "recipe"
+        replace(spec, settings={**spec.settings, "runs": 4, "steps": steps})
+        for spec in theory.theorem_specs(theory.THEOREM.plan("quick", 1), Results())
+        if spec.condition != "recipe"
     ]
 
 
 def test_a_cell_gives_the_same_bits_each_time() -> None:
-    cell = cells()[0]
-    first, second = theory.compute(cell), theory.compute(cell)
+    spec = run_specs()[0]
+    first, second = theory.compute(spec), theory.compute(spec)
     assert first.metrics == second.metrics
     assert all(np.array_equal(first.curves[name], second.curves[name]) for name in first.curves)
 
@@ -221,27 +221,29 @@ def test_a_cell_gives_the_same_bits_each_time() -> None:
 def test_the_mask_acts_where_the_lemmas_are_checked() -> None:
     """Otherwise the check would be of Adam."""
     for name in MEETING:
-        cell = next(c for c in cells(2000) if c.model == name and c.condition == "within" and c.optimizer == "CAdam")
-        metrics = theory.compute(cell).metrics
+        spec = next(
+            c for c in run_specs(2000) if c.model == name and c.condition == "within" and c.optimizer == "CAdam"
+        )
+        metrics = theory.compute(spec).metrics
         assert metrics["waiting"] > 0.1
         assert metrics["bounded"] == 1
         assert metrics["step_broken"] == metrics["descent_broken"] == metrics["rate_broken"] == 0
 
 
 def test_the_verdict_is_read_from_the_results() -> None:
-    computed = [Result(c, theory.compute(c), Provenance(0.0, 0, "cpu", {})) for c in cells()]
+    computed = [Result(c, theory.compute(c), Provenance(0.0, 0, "cpu", {})) for c in run_specs()]
     fake = []
-    for cell in theory.theorem_cells(theory.THEOREM.plan("quick", 1), Results()):
-        if cell.condition == "recipe":
-            gamma = cell.settings["gamma"]
+    for spec in theory.theorem_specs(theory.THEOREM.plan("quick", 1), Results()):
+        if spec.condition == "recipe":
+            gamma = spec.settings["gamma"]
             outcome = Outcome({"needed": 10 * gamma**-4, "enough": 1e6, "gamma": gamma})
-            fake.append(Result(cell, outcome, Provenance(0.0, 0, "cpu", {})))
+            fake.append(Result(spec, outcome, Provenance(0.0, 0, "cpu", {})))
     summary = theory.theorem_summary(Results(computed + fake))
     assert "0 breaches" in summary.verdict
     assert [row.verdict for row in summary.rows[: len(MEETING)]] == ["holds"] * len(MEETING)
     assert summary.rows[-1].values["CAdam exponent"] == pytest.approx(-4)
     first = computed[0]
     worse = Outcome({**first.outcome.metrics, "descent_broken": 3.0}, first.outcome.curves)
-    changed = theory.theorem_summary(Results([Result(first.cell, worse, first.provenance), *computed[1:], *fake]))
+    changed = theory.theorem_summary(Results([Result(first.spec, worse, first.provenance), *computed[1:], *fake]))
     assert "3 breaches" in changed.verdict
     assert changed.rows[0].verdict == "broken"

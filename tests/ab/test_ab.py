@@ -1,4 +1,4 @@
-"""The A/B: paired on the same events, resumable by cells, and a verdict that says no more than its intervals."""
+"""The A/B: paired on the same events, resumable by specs, and a verdict that says no more than its intervals."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ import torch
 
 from cadam.ab import recommendation, runs, study
 from cadam.ab.recommendation import recommend
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam.ab.summary import Summary
 from cadam.ab.verdict import ACTIONS, Verdict
-from cadam.cli.ab import add_arguments, experiment, to_learn
+from cadam.cli.ab import add_study_arguments, experiment, to_learn
 from cadam.cli.main import main
 from cadam.online.metrics.stream import measure
-from cadam.online.monitoring import prometheus_metrics
 from cadam.statistics.comparison import Comparison
 from cadam.statistics.confidence_sequence import confidence_sequence, over_blocks
 from cadam.statistics.intervals import Interval
-from cadam.trials import runner
-from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results, Summary
-from cadam.trials.runner import Event
-from cadam.trials.scoreboard import Scoreboard
 from cadam_paper import catalog
 from cadam_paper import real_streams as streams
 from cadam_paper.demo import ITEMS, SETTINGS, USERS, ClickStream
+from cadam_paper.harness import runner
+from cadam_paper.harness.runner import Event
+from cadam_paper.harness.scoreboard import Scoreboard
 
 MODEL = """
 import torch
@@ -87,16 +87,16 @@ def settings(place: Path, **more: Any) -> dict[str, Any]:
     return {**common, **more}
 
 
-def cell(place: Path, arm: str = "Adam", seed: int = 0, lr: float = 0.03, **more: Any) -> Cell:
+def spec(place: Path, arm: str = "Adam", seed: int = 0, lr: float = 0.03, **more: Any) -> RunSpec:
     uri = f"parquet:{place / 'clicks.parquet'}"
-    return Cell("ab", f"{place / 'model.py'}:build", uri, arm, lr, "", seed, settings(place, **more))
+    return RunSpec("ab", f"{place / 'model.py'}:build", uri, arm, lr, "", seed, settings(place, **more))
 
 
 # A run ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(place: Path) -> None:
-    first, second = runs.compute(cell(place)), runs.compute(cell(place))
+    first, second = runs.compute(spec(place)), runs.compute(spec(place))
     assert first.metrics == second.metrics
     assert all(first.curves[name].tobytes() == second.curves[name].tobytes() for name in first.curves)
     assert first.metrics["events"] == 2400
@@ -106,11 +106,11 @@ def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(place: 
     assert first.curves["user_impressions"].sum() <= 2400
     by_impressions = np.average(first.curves["user_auc"], weights=first.curves["user_impressions"])
     assert by_impressions == pytest.approx(first.metrics["gauc_by_impressions"])
-    assert runs.compute(cell(place, seed=1)).metrics["auc"] != first.metrics["auc"]
+    assert runs.compute(spec(place, seed=1)).metrics["auc"] != first.metrics["auc"]
 
 
 def test_arms_start_alike_and_meet_the_same_events(place: Path) -> None:
-    adam, other = (runs.compute(cell(place, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
+    adam, other = (runs.compute(spec(place, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
     assert adam.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=1e-6)
     assert np.array_equal(adam.curves["user_impressions"], other.curves["user_impressions"])
 
@@ -137,33 +137,33 @@ def build():
 def test_a_model_that_draws_from_any_generator_starts_and_learns_alike(place: Path) -> None:
     (place / "model.py").write_text(RANDOM)
     before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].tolist()
-    first, second = runs.compute(cell(place)), runs.compute(cell(place))
+    first, second = runs.compute(spec(place)), runs.compute(spec(place))
     assert first.metrics == second.metrics
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[1]
-    assert runs.compute(cell(place, seed=1)).metrics != first.metrics
+    assert runs.compute(spec(place, seed=1)).metrics != first.metrics
 
 
 def test_labels_that_are_no_clicks_are_refused(place: Path) -> None:
     table = pq.read_table(place / "clicks.parquet").to_pydict()
     pq.write_table(pa.table({**table, "click": [0.5 * c for c in table["click"]]}), place / "clicks.parquet")
     with pytest.raises(ValueError, match=r"labels must be 0 or 1 for GAUC and AUC; there is 0\.5"):
-        runs.compute(cell(place))
+        runs.compute(spec(place))
 
 
 def test_arms_that_did_not_meet_the_same_events_are_no_comparison() -> None:
     def short(result: Result) -> Result:
-        metrics = {**result.outcome.metrics, **({"events": 4799.0} if result.cell.optimizer == "CAdam" else {})}
+        metrics = {**result.outcome.metrics, **({"events": 4799.0} if result.spec.optimizer == "CAdam" else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     assert kind(study.summary(STUDY, Results([short(r) for r in everything(0.02)]))) == "diverged"
 
 
 def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
-    tuned = runs.compute(cell(place, tuning=True))
+    tuned = runs.compute(spec(place, tuning=True))
     table = pq.read_table(place / "clicks.parquet")
     pq.write_table(table.slice(0, 600), place / "clicks.parquet")
-    assert runs.compute(cell(place, tuning=True)).metrics == tuned.metrics
+    assert runs.compute(spec(place, tuning=True)).metrics == tuned.metrics
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_tuning_sees_nothing_of_what_is_measured(place: Path) -> None:
     ids=lambda p: next(iter(p)),
 )
 def test_what_is_planted_is_met(place: Path, planted: dict[str, Any]) -> None:
-    plain, changed = runs.compute(cell(place)), runs.compute(cell(place, **planted))
+    plain, changed = runs.compute(spec(place)), runs.compute(spec(place, **planted))
     assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
     if "change" in planted:  # not before the moment
         assert np.array_equal(plain.curves["log_loss"][:8], changed.curves["log_loss"][:8])
@@ -192,7 +192,7 @@ def test_what_is_planted_is_met_by_labels_in_records_of_their_own(place: Path, p
     schema = {**settings(place)["schema"], "id": "event"}
 
     def along(**more: Any) -> Outcome:
-        return runs.compute(replace(cell(place, schema=schema, **more), data=f"jsonl:{place / 'clicks.jsonl'}"))
+        return runs.compute(replace(spec(place, schema=schema, **more), data=f"jsonl:{place / 'clicks.jsonl'}"))
 
     plain, changed = along(), along(**planted)
     assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
@@ -200,12 +200,12 @@ def test_what_is_planted_is_met_by_labels_in_records_of_their_own(place: Path, p
 
 
 def test_a_run_that_diverges_has_no_numbers(place: Path) -> None:
-    assert math.isnan(runs.compute(cell(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
+    assert math.isnan(runs.compute(spec(place, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
 
 
 def test_too_few_events_are_refused(place: Path) -> None:
     with pytest.raises(ValueError, match="3000 events are too few for 2000 blocks"):
-        runs.compute(cell(place, blocks=2000))
+        runs.compute(spec(place, blocks=2000))
 
 
 # The study -----------------------------------------------------------------------------------------------------
@@ -214,29 +214,28 @@ PLANTED = {"with a change": {"change": {"feature": "item", "blocks": [16]}}}
 STUDY = study.Study("ab-made", "made", ("Adam", "CAdam"), 50, grid=(0.01, 0.1), blocks=48, planted=PLANTED)
 
 
-def made(cell: Cell, gain: float, noise: float = 0.01, users: int = 60) -> Result:
+def made(spec: RunSpec, gain: float, noise: float = 0.01, users: int = 60) -> Result:
     """An outcome as if CAdam were better by `gain`, in every block, user and seed alike but for noise."""
-    random = np.random.default_rng([cell.seed, len(cell.condition), cell.optimizer == "CAdam"])
-    better = gain * (cell.optimizer == "CAdam")
+    random = np.random.default_rng([spec.seed, len(spec.condition), spec.optimizer == "CAdam"])
+    better = gain * (spec.optimizer == "CAdam")
     gauc = 0.7 + better + noise * random.normal(size=48)
     loss = 0.5 - better + noise * random.normal(size=48)
-    if "change" in cell.condition:
-        loss[16:] += 0.3 * (0.3 if cell.optimizer == "CAdam" else 0.8) ** np.arange(32)
+    if "change" in spec.condition:
+        loss[16:] += 0.3 * (0.3 if spec.optimizer == "CAdam" else 0.8) ** np.arange(32)
     curves = {"gauc_by_impressions": gauc, "auc": gauc, "log_loss": loss}
     within = {"user_auc": 0.7 + better + noise * random.normal(size=users), "user_impressions": np.arange(1, users + 1)}
     metrics = {
         name: 0.7 + better + noise / 7 * random.normal() for name in ("gauc_by_impressions", "gauc_by_user", "auc")
     }
-    metrics |= {"log_loss": 0.5 - better + abs(cell.lr - 0.1) + noise / 7 * random.normal(), "events": 4800.0}
+    metrics |= {"log_loss": 0.5 - better + abs(spec.lr - 0.1) + noise / 7 * random.normal(), "events": 4800.0}
     metrics |= {"users_of_both_classes": float(users)}
-    return Result(cell, Outcome(metrics, {**curves, **within}), Provenance(0.0, 0, "", {}))
+    return Result(spec, Outcome(metrics, {**curves, **within}), Provenance(0.0, 0, "", {}))
 
 
 def everything(gain: float, seeds: int = 4) -> Results:
-    plan = Plan("full", seeds)
-    tuning = study.cells(STUDY, plan, Results())
+    tuning = study.run_specs(STUDY, seeds, Results())
     found = Results([made(c, gain) for c in tuning])
-    return Results([made(c, gain) for c in study.cells(STUDY, plan, found)])
+    return Results([made(c, gain) for c in study.run_specs(STUDY, seeds, found)])
 
 
 def kind(summary: Summary) -> str:
@@ -244,17 +243,16 @@ def kind(summary: Summary) -> str:
 
 
 def test_cells_are_tuned_first_and_tested_on_other_seeds() -> None:
-    plan = Plan("full", 4)
-    tuning = study.cells(STUDY, plan, Results())
+    tuning = study.run_specs(STUDY, 4, Results())
     assert all(c.settings["tuning"] and c.seed >= 10_000 for c in tuning)
     results = everything(0.0)
-    tests = [r.cell for r in results.tests()]
+    tests = [r.spec for r in results.tests()]
     rates = [(c.seed, c.condition) for c in tests if c.lr != 0.1]  # the better of the two
     assert rates == [(0, "as it is")] * 2  # the other one is only looked back at
     assert {(c.optimizer, c.condition) for c in tests} == {
         (arm, condition) for arm in STUDY.arms for condition in ("as it is", "with a change")
     }
-    assert {c.optimizer for c in (r.cell for r in results.repeats())} == {"Adam"}
+    assert {c.optimizer for c in (r.spec for r in results.repeats())} == {"Adam"}
     assert not any(c.settings["tuning"] for c in tests)
 
 
@@ -264,32 +262,32 @@ def test_a_planted_difference_is_found_and_none_is_not() -> None:
     assert re.search(r"As it is: CAdam better, known after block \d+ of 48 \(\+0\.01[89]", better.verdict)
     assert kind(study.summary(STUDY, everything(-0.02))) == "worse"
     assert kind(study.summary(STUDY, everything(0.0, seeds=6))) == "inconclusive"
-    whats = [line.what for line in better.rows]
+    whats = [line.label for line in better.rows]
     for part in ("over users", "over blocks of time", "confidence sequence over blocks"):
         assert f"as it is: the same, {part}" in whats
     assert all(
-        line.noise_floor for line in better.rows if line.what.startswith("as it is") and "hindsight" not in line.what
+        line.noise_floor for line in better.rows if line.label.startswith("as it is") and "hindsight" not in line.label
     )
 
 
 def test_hindsight_shows_whether_the_choice_of_learning_rates_held() -> None:
     def turned(result: Result) -> Result:
         """On the measured part Adam's other learning rate has the better GAUC, which decides, at a worse log loss."""
-        adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == 0.01
+        adam = result.spec.optimizer == "Adam" and result.spec.seed < 10_000 and result.spec.lr == 0.01
         metrics = {**result.outcome.metrics, **({"log_loss": 9.0, "gauc_by_impressions": 0.9} if adam else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     summary = study.summary(STUDY, Results([turned(r) for r in everything(0.02)]))
     assert kind(summary) == "better"  # by the rule that was set beforehand
-    line = next(line for line in summary.rows if "hindsight" in line.what)
-    assert line.what == "as it is: GAUC by impressions, best learning rates in hindsight"
+    line = next(line for line in summary.rows if "hindsight" in line.label)
+    assert line.label == "as it is: GAUC by impressions, best learning rates in hindsight"
     assert "Adam 0.9000 (at 0.01)" in line.measured
     assert line.values["difference"] < -0.15
 
 
 def turned_by_rate(result: Result, at: float, gauc: float) -> Result:
     """Adam has another GAUC at a learning rate where it is measured; its log loss, by which rates are chosen, stays."""
-    adam = result.cell.optimizer == "Adam" and result.cell.seed < 10_000 and result.cell.lr == at
+    adam = result.spec.optimizer == "Adam" and result.spec.seed < 10_000 and result.spec.lr == at
     metrics = {**result.outcome.metrics, **({"gauc_by_impressions": gauc} if adam else {})}
     return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
@@ -329,12 +327,12 @@ def test_how_far_random_scores_put_gauc_is_what_they_do() -> None:
 
 
 def test_rare_labels_put_gauc_further_from_a_half_by_chance(place: Path) -> None:
-    reach = runs.compute(cell(place)).curves["gauc_by_chance"]
+    reach = runs.compute(spec(place)).curves["gauc_by_chance"]
     table = pq.read_table(place / "clicks.parquet").to_pydict()
     rare = [c * (i % 4 == 0) for i, c in enumerate(table["click"])]
     pq.write_table(pa.table({**table, "click": rare}), place / "clicks.parquet")
     assert len(reach) == 24
-    assert np.nanmean(runs.compute(cell(place)).curves["gauc_by_chance"]) > 1.2 * np.nanmean(reach)
+    assert np.nanmean(runs.compute(spec(place)).curves["gauc_by_chance"]) > 1.2 * np.nanmean(reach)
 
 
 def test_blocks_whose_gauc_cannot_be_told_from_guessing_are_warned_of() -> None:
@@ -352,7 +350,7 @@ def test_recovery_is_counted_from_the_gap_to_the_stream_without_the_change() -> 
     results = everything(0.0, seeds=6)
     times = {arm: study.recovery_times(STUDY, results, arm, "with a change") for arm in STUDY.arms}
     assert 0 < np.mean(list(times["CAdam"].values())) < np.mean(list(times["Adam"].values())) < 32 * 100
-    line = next(r for r in study.summary(STUDY, results).rows if "until recovered" in r.what)
+    line = next(r for r in study.summary(STUDY, results).rows if "until recovered" in r.label)
     assert line.verdict_kind == "better"
 
 
@@ -362,7 +360,7 @@ def test_a_change_that_costs_nothing_leaves_nothing_to_recover_from() -> None:
         return replace(result, outcome=replace(result.outcome, curves=curves))
 
     summary = study.summary(STUDY, Results([unmoved(r) for r in everything(0.0)]))
-    line = next(r for r in summary.rows if "until recovered" in r.what)
+    line = next(r for r in summary.rows if "until recovered" in r.label)
     assert (line.verdict, line.measured) == ("nothing to recover from", "the change adds 0.0% to the log loss")
 
 
@@ -527,7 +525,7 @@ def test_where_the_best_rates_in_hindsight_turn_the_sign_nothing_is_recommended(
 
 
 def test_a_run_says_how_far_chance_reaches_and_the_summary_uses_it(place: Path) -> None:
-    reach = runs.compute(cell(place)).metrics[study.BY_CHANCE]
+    reach = runs.compute(spec(place)).metrics[study.BY_CHANCE]
     assert 0.005 < reach < 0.1
     results = everything(0.02)
     for result in results:
@@ -540,7 +538,7 @@ def test_warnings_name_the_option_that_helps() -> None:
     warnings = study.summary(replace(STUDY, blocks=30), everything(0.02)).warnings
     ends = [warning for warning in warnings if "of its grid" in warning]
     assert ends
-    assert all(warning.endswith("look beyond it (--lr)") for warning in ends)
+    assert all(warning.endswith("extend the grid (--lr)") for warning in ends)
     assert all("(--blocks 15)" in warning for warning in warnings if "longer blocks" in warning)
 
 
@@ -562,7 +560,7 @@ def test_without_users_the_other_intervals_decide() -> None:
 
     summary = study.summary(STUDY, Results([alone(r) for r in everything(0.02)]))
     assert kind(summary) == "better"
-    assert not any("over users" in line.what for line in summary.rows)
+    assert not any("over users" in line.label for line in summary.rows)
 
 
 def test_where_no_block_has_the_metric_nothing_is_claimed() -> None:
@@ -598,7 +596,7 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
 
     summary = study.summary(STUDY, Results([same(r) for r in everything(0.0, seeds=6)]))
     assert kind(summary) == "inconclusive", "seeds differ"
-    line = next(line for line in summary.rows if line.what == "as it is: the same, confidence sequence over blocks")
+    line = next(line for line in summary.rows if line.label == "as it is: the same, confidence sequence over blocks")
     assert line.verdict == study.SAME
 
 
@@ -617,10 +615,10 @@ def test_arms_that_rank_alike_in_every_block_are_not_called_the_same() -> None:
     """As with one column of two values: every block's AUC may be the same, and the log loss is not."""
 
     def ranked(result: Result) -> Result:
-        if result.cell.settings["tuning"]:
+        if result.spec.settings["tuning"]:
             return result
         metrics = {**result.outcome.metrics, "gauc_by_impressions": 0.6, "gauc_by_user": 0.6, "auc": 0.6}
-        metrics["log_loss"] = 0.5 if result.cell.optimizer == "CAdam" else 0.6
+        metrics["log_loss"] = 0.5 if result.spec.optimizer == "CAdam" else 0.6
         curves = {name: np.full(48, 0.6) for name in result.outcome.curves if name != "user_impressions"}
         curves |= {"user_auc": np.array([0.6]), "user_impressions": np.array([4800])}
         return replace(result, outcome=replace(result.outcome, metrics=metrics, curves=curves))
@@ -635,7 +633,7 @@ def test_seeds_that_change_nothing_are_no_evidence(gain: float, kinds: str) -> N
     """As with a model whose weights all start at 0: users and time decide."""
 
     def same(result: Result) -> Result:
-        return replace(result, outcome=made(replace(result.cell, seed=0), gain).outcome)
+        return replace(result, outcome=made(replace(result.spec, seed=0), gain).outcome)
 
     summary = study.summary(STUDY, Results([same(result) for result in everything(gain)]))
     assert kind(summary) == kinds
@@ -645,10 +643,10 @@ def test_seeds_that_change_nothing_are_no_evidence(gain: float, kinds: str) -> N
     said = " ".join([found.headline, *found.reasons])
     assert "log loss" not in said, "it has no other interval than that over seeds"
     assert "Noise floor" not in said
-    loss = next(line for line in summary.rows if line.what == "as it is: log loss (lower is better)")
+    loss = next(line for line in summary.rows if line.label == "as it is: log loss (lower is better)")
     assert (loss.verdict_kind, loss.noise_floor) == ("inconclusive", "")
     assert "every seed gives the same run" in loss.verdict
-    assert not any("one seed; run more seeds" in line.verdict for line in summary.rows)
+    assert not any("there is one seed; run more seeds" in line.verdict for line in summary.rows)
 
 
 def test_what_no_interval_says_is_not_known_rather_than_not_decided() -> None:
@@ -681,7 +679,7 @@ def test_an_interval_within_what_matters_is_not_what_is_open() -> None:
 
 def test_a_diverged_run_is_no_comparison() -> None:
     results = everything(0.02)
-    lost = next(i for i, r in enumerate(results) if r.cell.seed == 0 and r.cell.optimizer == "CAdam")
+    lost = next(i for i, r in enumerate(results) if r.spec.seed == 0 and r.spec.optimizer == "CAdam")
     numbers = results[lost].outcome
     nothing = {name: np.full(48, math.nan) for name in runs.BY_BLOCK}
     outcome = Outcome(dict.fromkeys(numbers.metrics, math.nan), nothing)
@@ -691,7 +689,7 @@ def test_a_diverged_run_is_no_comparison() -> None:
 
 
 def test_figures_are_drawn_and_small() -> None:
-    from cadam.trials import report
+    from cadam_paper.harness import report
 
     drawn = study.figures(STUDY, everything(0.01))
     assert len(drawn) == 2
@@ -705,17 +703,15 @@ def command(place: Path, *more: str) -> list[str]:
     return [
         "ab",
         *("--model", f"{place / 'model.py'}:build", "--data", f"parquet:{place / 'clicks.parquet'}"),
-        *("--schema", str(place / "schema.json"), "--cache", str(place / "cells")),
+        *("--schema", str(place / "schema.json"), "--cache", str(place / "specs")),
         *("--output", str(place / "report.html"), "--batch-size", "50", "--blocks", "24", "--seeds", "2"),
         *more,
     ]
 
 
 def test_the_time_left_goes_by_how_much_of_the_stream_a_run_meets() -> None:
-    asked = study.experiment_of(STUDY, "", "", {"full": 60}, {"full": 3}, claim="")
-    plan = asked.plan("full")
-    assert asked.weight(STUDY.cell(plan, "Adam", 0.1, 0, study.AS_IT_IS)) == 1
-    assert asked.weight(STUDY.cell(plan, "Adam", 0.1, 0, study.AS_IT_IS, tuning=True)) == STUDY.tuning_share
+    assert study.length(STUDY.spec("Adam", 0.1, 0, study.AS_IT_IS)) == 1
+    assert study.length(STUDY.spec("Adam", 0.1, 0, study.AS_IT_IS, tuning=True)) == STUDY.tuning_share
 
 
 def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -731,17 +727,17 @@ def test_the_command_compares_resumes_and_reports(place: Path, capsys: pytest.Ca
     assert "with a change of item" in page
     assert "cadam ab --data" in page
     assert "cadam reproduce" not in page
-    stored = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
+    stored = {path: path.stat().st_mtime_ns for path in (place / "specs").rglob("*.json") if path.name != "plan.json"}
     assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
     assert main(arguments) == 0
-    again = {path: path.stat().st_mtime_ns for path in (place / "cells").rglob("*.json") if path.name != "plan.json"}
+    again = {path: path.stat().st_mtime_ns for path in (place / "specs").rglob("*.json") if path.name != "plan.json"}
     assert again == stored
     (place / "model.py").write_text(MODEL.replace("4, sparse", "5, sparse"))
     assert main(arguments) == 2, "the report is that of another model"
     for made in ("report.html", "report.json"):
         (place / made).unlink()
     assert main(arguments) == 0
-    assert len([p for p in (place / "cells").rglob("*.json") if p.name != "plan.json"]) == 2 * len(stored)
+    assert len([p for p in (place / "specs").rglob("*.json") if p.name != "plan.json"]) == 2 * len(stored)
 
 
 def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
@@ -772,7 +768,7 @@ def test_none_of_the_files_beside_the_report_replaces_one_of_the_user(
     assert main(command(place, "--output", str(place / "mine.html"))) == 2
     assert f"{place / name} exists and is not a report of this comparison" in capsys.readouterr().err
     assert (place / name).read_text() == '{"mine": 1}'
-    assert not (place / "cells").exists(), "refused before any work"
+    assert not (place / "specs").exists(), "refused before any work"
 
 
 def test_a_report_never_replaces_its_own_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -841,7 +837,7 @@ def test_the_answer_ends_with_the_command_that_learns_by_it(
         "\n".join(["user,item,click", *(f"{r['user']},{r['item']},{r['click']:g}" for r in rows)])
     )
     arguments = ["ab", "clicks.csv", "--label", "click", "--batch-size", "50", "--blocks", "24", "--seeds", "1"]
-    assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "cells"]) == 0
+    assert main([*arguments, "--lr", "0.03", "--output", "report.html", "--cache", "specs"]) == 0
     same = "cadam run clicks.csv --label click --batch-size 50"
     commands = {"CAdam": f"{same} --lr 0.03", "Adam": f"{same} --optimizer Adam --lr 0.03"}
     printed = capsys.readouterr().out
@@ -867,7 +863,7 @@ def test_the_answer_ends_with_the_command_that_learns_by_it(
 )
 def test_the_command_that_follows_is_that_of_what_is_recommended(kinds: list[Any], names: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_study_arguments(parser)
     options = parser.parse_args(["--data", "csv:a b.csv", "--label", "rating>=4", "--model", "m.py:build"])
     options.typed = None
     found = [
@@ -915,7 +911,7 @@ def test_what_the_command_cannot_do_is_said(
 ) -> None:
     assert main(command(place, *more)) == 2
     assert message in capsys.readouterr().err
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
 
 
 def test_the_help_has_the_exit_codes_that_can_occur(capsys: pytest.CaptureFixture[str]) -> None:
@@ -971,7 +967,7 @@ def test_names_that_do_not_fit_are_said_before_any_work(
     error = capsys.readouterr().err
     assert message.replace("PLACE", str(place)) in error
     assert error.count("\n") == 1
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
 
 
 def test_labels_that_are_no_clicks_are_said_once_before_any_work(
@@ -984,7 +980,7 @@ def test_labels_that_are_no_clicks_are_said_once_before_any_work(
     assert "labels must be 0 or 1 for GAUC, which decides the A/B on parquet:" in error
     assert "there is 0.3" in error
     assert error.count("\n") == 1
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
     schema = json.loads((place / "schema.json").read_text())
     (place / "schema.json").write_text(json.dumps({**schema, "binary": True}))
     main([*command(place), "--lr", "0.03", "--seeds", "1"])
@@ -1008,7 +1004,7 @@ def test_where_no_user_has_both_kinds_of_label_there_is_no_gauc(
     )
     assert main(command(place, "--lr", "0.03")) == 2
     assert capsys.readouterr().err.startswith(said)
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
     monkeypatch.setattr("cadam.ab.labelled.Labelled.check", lambda *given: None)  # as where labels come on their own
     assert main(command(place, "--lr", "0.03")) == 1
     assert said in capsys.readouterr().err
@@ -1025,7 +1021,7 @@ def test_labels_that_begin_too_late_to_choose_learning_rates_are_said(
     assert main(command(place, "--lr", "0.03")) == 2
     assert "cadam ab: 0 of the first 600 events of parquet:" in (error := capsys.readouterr().err)
     assert "Leave out the events before labels begin" in error
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
 
 
 def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
@@ -1034,7 +1030,7 @@ def test_events_that_cannot_be_used_are_said_once_with_the_first_reason(
     table = pq.read_table(place / "clicks.parquet").to_pydict()
     wrong = [900 if row in (5, 700) else user for row, user in enumerate(table["user"])]
     pq.write_table(pa.table({**table, "user": wrong}), place / "clicks.parquet")
-    runs.compute(cell(place, events=2998))
+    runs.compute(spec(place, events=2998))
     assert "rejected" not in caplog.text
     arguments = [*command(place), "--lr", "0.03", "--seeds", "1"]
     main(arguments)
@@ -1076,20 +1072,20 @@ def test_without_pyarrow_the_command_says_what_to_install(
     assert capsys.readouterr().err.endswith("need pyarrow: pip install pyarrow\n")
     monkeypatch.setenv("CADAM_DATA", str(place))
     (place / "elec2.parquet").touch()
-    assert main(["reproduce", "ab-electricity", "--cache", str(place / "cells")]) == 5
+    assert main(["reproduce", "ab-electricity", "--cache", str(place / "specs")]) == 5
     assert capsys.readouterr().err == "cadam reproduce: pyarrow missing: pip install pyarrow\n"
-    assert not (place / "cells").exists()
+    assert not (place / "specs").exists()
 
 
 def test_a_number_of_events_is_said_as_whole_batches(place: Path) -> None:
     options = argparse.ArgumentParser()
-    add_arguments(options)
+    add_study_arguments(options)
     options.add_argument("--seeds", type=int, default=1)
     for name in ("--cache", "--output"):
         options.add_argument(name)
     study, _ = experiment(options.parse_args(command(place, "--events", "1480")[1:]))
-    assert study.events == {"quick": 1500, "full": 1500}
-    outcome = runs.compute(study.cell(Plan("full", 1), "Adam", 0.03, 0, "as it is"))
+    assert study.events == 1500
+    outcome = runs.compute(study.spec("Adam", 0.03, 0, "as it is"))
     assert outcome.metrics["events"] == 1500 - 300
 
 
@@ -1109,7 +1105,7 @@ def test_with_batches_of_one_a_ready_made_model_is_compiled_and_exact(
 ) -> None:
     arguments = ["ab", str(place / "clicks.parquet"), "--label", "click", "--user", "user", "--model", "linear"]
     arguments += ["--batch-size", "1", "--lr", "0.03", "--seeds", "1", "--blocks", "20", "--events", "1999"]
-    arguments += ["--cache", str(place / "cells"), "--output", str(place / "one.html"), "--json"]
+    arguments += ["--cache", str(place / "specs"), "--output", str(place / "one.html"), "--json"]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommendations"][0]["measured_events"] == 1999 - 399
@@ -1117,7 +1113,7 @@ def test_with_batches_of_one_a_ready_made_model_is_compiled_and_exact(
 
 def test_the_command_that_follows_has_the_options_of_the_arm() -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_study_arguments(parser)
     options = parser.parse_args(["--data", "csv:a.csv", "--label", "click"])
     options.typed = "a.csv"
     arm = "CAdam:betas=(0.9, 0.99):moments=int8"
@@ -1130,11 +1126,11 @@ def test_with_one_learning_rate_none_is_said_to_decide() -> None:
     """What one seed says is not what their mean says."""
 
     def turned(result: Result) -> Result:
-        first = result.cell.seed == 0 and result.cell.optimizer == "CAdam"
+        first = result.spec.seed == 0 and result.spec.optimizer == "CAdam"
         metrics = {**result.outcome.metrics, **({"gauc_by_impressions": 0.1} if first else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
-    results = Results([turned(r) for r in everything(0.5) if r.cell.lr == STUDY.grid[0]])
+    results = Results([turned(r) for r in everything(0.5) if r.spec.lr == STUDY.grid[0]])
     one = replace(STUDY, grid=STUDY.grid[:1])
     assert study.rate_warnings(one, results, "CAdam", 0.3) == []
 
@@ -1228,9 +1224,9 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     board = Scoreboard("ab", "", ("Adam", "CAdam"), {"auc": "AUC"})
 
     def came(optimizer: str, lr: float, seed: int, auc: float) -> tuple[str, ...] | None:
-        cell = Cell("ab", "model", "data", optimizer, lr, "as it is", seed)
-        result = Result(cell, Outcome({"auc": auc}), Provenance(0.0, 0, "cpu", {}))
-        return board.note(Event("computed", catalog.find("demo-stream"), cell, result))
+        spec = RunSpec("ab", "model", "data", optimizer, lr, "as it is", seed)
+        result = Result(spec, Outcome({"auc": auc}), Provenance(0.0, 0, "cpu", {}))
+        return board.note(Event("computed", catalog.find("demo-stream"), spec, result))
 
     assert came("Adam", 0.1, 0, 0.70) is None
     assert came("CAdam", 0.1, 0, 0.75) == ("0", "0.7000", "0.7500", "+0.0500")
@@ -1246,36 +1242,3 @@ def test_the_head_of_a_scoreboard_is_broken_where_options_begin() -> None:
     line = board.text(["0", "0.7000", "0.7500", "+0.0500"])
     assert len(first) == len(second) == len(line)
     assert line.index("0.7500") + 6 == second.index("moments=int8 AUC") + 16
-
-
-def test_the_status_page_of_a_comparison_has_the_numbers_of_its_runs(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
-    pages: list[dict[str, float]] = []
-    closed: list[bool] = []
-
-    class Told:
-        """In place of the server: what it would be told."""
-
-        def __init__(self, address: str, title: str) -> None:
-            self.url = f"http://127.0.0.1:{address}/"
-
-        def tell(self, families: Any, point: Any) -> None:
-            found = parser.text_string_to_metric_families(prometheus_metrics.text(families))
-            pages.append({f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for f in found for s in f.samples})
-
-        def close(self) -> None:
-            closed.append(True)
-
-    monkeypatch.setattr("cadam.ab.watch.StatusServer", Told)
-    monkeypatch.chdir(place)
-    assert main([*command(place, "--lr", "0.03", "--events", "1500"), "--serve", "8000", "--json"]) == 0
-    assert closed == [True]
-    first, last = pages[0], pages[-1]
-    assert (first["cadam_ab_cells_done"], first["cadam_ab_seeds CAdam"]) == (0, 0)
-    assert last["cadam_ab_cells_done"] == last["cadam_ab_cells"] == last["cadam_ab_cells_computed_total"]
-    assert last["cadam_ab_cells_running"] == last["cadam_ab_cells_failed_total"] == 0
-    assert last["cadam_ab_seeds Adam"] == last["cadam_ab_seeds CAdam"] == 2
-    assert 0 < last["cadam_log_loss CAdam"] < 1
-    assert 0.5 < last["cadam_gauc_by_impressions CAdam"] < 1

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
-from cadam.trials.report import duration
 
+from ..harness.report import duration
 from . import criteo_parser
 from .criteo_dataset import cache_folder, find_source
 from .criteo_writer import write

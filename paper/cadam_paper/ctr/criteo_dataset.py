@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .data import Batch, Part, Reading, flip_, noise_limit, read, shuffled
 from .fields import FIELDS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cadam.native import build
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .fields import CATEGORIES, FIELDS, INTEGERS
 

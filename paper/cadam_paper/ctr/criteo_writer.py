@@ -16,7 +16,7 @@ from typing import IO, cast
 import numpy as np
 import torch
 
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .data import key, keyed
 from .fields import FIELDS, INTEGERS, OOV, offsets

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from cadam.online.metrics.auc import auc
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .data import GOLDEN, Batch, Part, Reading, buffers, flip_, key, keyed, mix, noise_limit, read, shuffled, signed
 from .fields import FIELDS, OOV, VOCABULARY, offsets

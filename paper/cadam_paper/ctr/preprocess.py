@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .criteo_parser import BadLine, count_lines, parse, require_pyarrow
 from .fields import FIELDS, INTEGERS, offsets

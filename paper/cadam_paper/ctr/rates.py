@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.trials import rate_pairs
-from cadam.trials.experiment import Cell, Experiment, Plan, Results, Summary
-from cadam.trials.rate_pairs import Pair
-from cadam.trials.rates import RateCurve
+from cadam.ab.results import Results, RunSpec
+from cadam.ab.summary import Summary
 
+from ..harness import rate_pairs
+from ..harness.experiment import Experiment, Plan
+from ..harness.rate_pairs import Pair
+from ..harness.rates import RateCurve
 from . import study
 from .study import Condition
 
@@ -33,18 +35,18 @@ CAPTION = (
 )
 
 
-def cells(plan: Plan, found: Results) -> list[Cell]:
+def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
     """Both arms at every rate under every condition and seed."""
-    named: list[Cell] = []
+    named: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
-        here, curves = partial(_cells, plan, condition), partial(_curves, condition=condition)
+        here, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
         named += rate_pairs.grown(study.GRIDS[plan.scale], here, curves, found.where(condition=condition.name))
     return named
 
 
-def _cells(plan: Plan, condition: Condition, grid: Sequence[float]) -> list[Cell]:
+def _specs(plan: Plan, condition: Condition, grid: Sequence[float]) -> list[RunSpec]:
     return [
-        study.cell(plan, MODEL, arm, rate, condition, seed)
+        study.spec(plan, MODEL, arm, rate, condition, seed)
         for seed in plan.test_seeds()
         for rate in grid
         for arm in study.ARMS
@@ -82,7 +84,7 @@ FIG_RATES_CLICKS = Experiment(
     title="AUC over learning rates: DeepFM on clicks",
     shows="Adam and CAdam over learning rates, on clicks that drift in three ways, and without drift and with noise.",
     claim="The paper gives each optimizer the best of five rates on test data; it has no numbers for streams.",
-    cells=cells,
+    run_specs=run_specs,
     summary=summary,
     figures=figures,
     seconds={"quick": 60, "full": 3300},

@@ -1,4 +1,4 @@
-"""From a cell of the click study to its outcome."""
+"""From a spec of the click study to its outcome."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cadam.trials.experiment import OWN_DATA, Array, Cell, Finished, Outcome
+from cadam.ab.results import Outcome, RunSpec
+from cadam.statistics.intervals import Array
 
+from ..harness.experiment import OWN_DATA, Finished
 from .data import Clicks
 from .fields import VOCABULARY
 from .generator import Generated
@@ -32,17 +34,17 @@ READING = 1
 """Raise it when `criteo` or `split` gives other rows."""
 
 
-def compute(cell: Cell) -> Outcome:
-    """One run over the data that the cell names."""
-    settings = cell.settings
-    if on_gpu(cell) and not torch.cuda.is_available():
-        raise RuntimeError(f"{cell} needs a CUDA device, and torch finds none; --quick runs on the CPU")
-    clicks, device = clicks_of(cell), torch.device(settings["device"])
+def compute(spec: RunSpec) -> Outcome:
+    """One run over the data that the spec names."""
+    settings = spec.settings
+    if on_gpu(spec) and not torch.cuda.is_available():
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch finds none; --quick runs on the CPU")
+    clicks, device = clicks_of(spec), torch.device(settings["device"])
     task = Task(
-        cell.model,
-        cell.optimizer,
-        cell.lr,
-        cell.seed,
+        spec.model,
+        spec.optimizer,
+        spec.lr,
+        spec.seed,
         settings["batch"],
         settings["noise"],
         settings["width"],
@@ -56,15 +58,15 @@ def compute(cell: Cell) -> Outcome:
     return outcome(read_table(task, clicks, device))
 
 
-def compute_many(cells: Iterator[Cell]) -> Iterator[Finished]:
+def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
     """Runs on a GPU, one after the other: each fills it. They share the data that lies there."""
-    for cell in cells:
+    for spec in specs:
         start = time.perf_counter()
-        yield Finished(cell, compute(cell), time.perf_counter() - start)
+        yield Finished(spec, compute(spec), time.perf_counter() - start)
 
 
-def on_gpu(cell: Cell) -> bool:
-    return bool(cell.settings["device"] == "cuda")
+def on_gpu(spec: RunSpec) -> bool:
+    return bool(spec.settings["device"] == "cuda")
 
 
 # Data ----------------------------------------------------------------------------------------------------------
@@ -90,19 +92,19 @@ def read_by(criteo: Criteo) -> str:
     return f"{criteo.manifest.made_by} {READING}"
 
 
-def clicks_of(cell: Cell) -> Clicks:
-    """The data of a cell, if it is still what the cell says it is."""
-    settings = cell.settings
+def clicks_of(spec: RunSpec) -> Clicks:
+    """The data of a spec, if it is still what the spec says it is."""
+    settings = spec.settings
     clicks: Clicks
     if settings["source"] == "file":
         path = os.environ.get(OWN_DATA)
         if path is None:
-            raise ValueError(f"the cell is about {cell.data!r}: set {OWN_DATA} to where that is, or use --data")
+            raise ValueError(f"the spec is about {spec.data!r}: set {OWN_DATA} to where that is, or use --data")
         clicks = own(path, settings["rows"])
     else:
         clicks = generated(settings["rows"], settings["most_ids"], settings["drift"])
-    if clicks.description != cell.data:
-        raise ValueError(f"the cell is about {cell.data!r}, and what is there is {clicks.description!r}")
+    if clicks.description != spec.data:
+        raise ValueError(f"the spec is about {spec.data!r}, and what is there is {clicks.description!r}")
     return clicks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from .data import Part
 

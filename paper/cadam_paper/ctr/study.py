@@ -1,7 +1,7 @@
 """The paper's two tables on click-through rates, the row of its ablation, and the same models on a stream.
 
 Every optimizer gets the learning rate that is best for it and for the model: by validation AUC, on tuning seeds.
-Results are test AUC, from other seeds. Experiments share cells: what two of them need is computed once.
+Results are test AUC, from other seeds. Experiments share specs: what two of them need is computed once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cadam.ab.report import palette
+from cadam.ab.report.palette import panels
+from cadam.ab.results import Results, RunSpec, tuning_seeds
+from cadam.ab.summary import Row, Summary, comparison_row
+from cadam.ab.verdict import verdict_over_seeds
 from cadam.statistics import comparison as statistics
-from cadam.statistics.comparison import Choice, Comparison
-from cadam.trials import palette, rate_pairs
-from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from cadam.trials.palette import panels
-from cadam.trials.rates import RateCurve
+from cadam.statistics.comparison import Comparison
+from cadam.statistics.intervals import Array
+from cadam.statistics.learning_rates import RateChoice, choose_lr
 
+from ..harness import rate_pairs
+from ..harness.comparisons import tally
+from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.rates import RateCurve
 from . import runs
 from .generator import ROWS
 
@@ -87,7 +94,7 @@ COMMON: dict[str, Any] = {
     "max_norm": 10.0,
     "table_l2": 0.0,
 }
-"""Settings of every cell unless its condition says otherwise."""
+"""Settings of every spec unless its condition says otherwise."""
 DRIFTS = ("gradual", "sudden", "hours")
 
 
@@ -112,7 +119,7 @@ STREAMS = [
 ]
 
 
-def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition, seed: int) -> Cell:
+def spec(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition, seed: int) -> RunSpec:
     settings = {**SETTINGS[plan.scale], **COMMON, **condition.settings, "rows": rows_wanted(plan)}
     if plan.data:
         criteo = runs.own(plan.data, settings["rows"])
@@ -120,7 +127,7 @@ def cell(plan: Plan, model: str, optimizer: str, lr: float, condition: Condition
         data = criteo.description
     else:
         data = runs.generated(settings["rows"], settings["most_ids"], settings["drift"]).description
-    return Cell("ctr", model, data, optimizer, lr, condition.name, seed, settings)
+    return RunSpec("ctr", model, data, optimizer, lr, condition.name, seed, settings)
 
 
 def rows_wanted(plan: Plan) -> int | None:
@@ -146,9 +153,9 @@ def unread(plan: Plan) -> str | None:
     return f"the numbers of {source} are not in {folder}: run `cadam criteo {shlex.quote(plan.data)}{first}`"
 
 
-def tuning_cells(
+def tuning_specs(
     plan: Plan, optimizers: Sequence[str], condition: Condition, found: Results, models: Sequence[str] = MODELS
-) -> list[Cell]:
+) -> list[RunSpec]:
     """Every learning rate of the grid, and rates beyond it as long as the best one stands at its end.
 
     High rates do well with one seed and fail with the next: where the grid had to grow, a rate is chosen on three.
@@ -156,50 +163,50 @@ def tuning_cells(
     """
     alone = [(optimizer,) for optimizer in optimizers if not any(optimizer in pair for pair in PAIRS)]
     alike = [pair for pair in PAIRS if set(pair) <= set(optimizers)]
-    named: list[Cell] = []
+    named: list[RunSpec] = []
     for model, arms in product(models, [*alone, *alike]):
         grid = (SGDM_GRIDS if "SGDM" in arms else GRIDS)[plan.scale]
-        cells = partial(_tuning_cells, plan, model, arms, condition)
+        specs = partial(_tuning_specs, plan, model, arms, condition)
         curves = partial(_tuning_curves, model, arms, condition)
         mine = found.tuning().where(model=model, condition=condition.name)
-        of_arms = rate_pairs.grown(grid, partial(cells, tuning_seeds(1)), curves, mine)
+        of_arms = rate_pairs.grown(grid, partial(specs, tuning_seeds(1)), curves, mine)
         rates = sorted({each.lr for each in of_arms})
         if len(rates) > len(grid) and mine.has(of_arms):
-            of_arms = rate_pairs.grown(rates, partial(cells, tuning_seeds(3)), curves, mine)
+            of_arms = rate_pairs.grown(rates, partial(specs, tuning_seeds(3)), curves, mine)
         named += of_arms
     return named
 
 
-def _tuning_cells(
+def _tuning_specs(
     plan: Plan, model: str, arms: Sequence[str], condition: Condition, seeds: Iterable[int], grid: Sequence[float]
-) -> list[Cell]:
-    return [cell(plan, model, arm, lr, condition, seed) for arm in arms for lr in grid for seed in seeds]
+) -> list[RunSpec]:
+    return [spec(plan, model, arm, lr, condition, seed) for arm in arms for lr in grid for seed in seeds]
 
 
 def _tuning_curves(model: str, arms: Sequence[str], condition: Condition, found: Results) -> list[RateCurve]:
     curves = []
     for arm in arms:
         mine = found.where(optimizer=arm)
-        scores = {each.cell.lr: mine.where(lr=each.cell.lr).metric(condition.tuned_by) for each in mine}
+        scores = {each.spec.lr: mine.where(lr=each.spec.lr).metric(condition.tuned_by) for each in mine}
         curves.append(RateCurve(f"{arm} on {model}", "higher", scores))
     return curves
 
 
-def choice(found: Results, model: str, optimizer: str, condition: Condition) -> Choice:
+def choice(found: Results, model: str, optimizer: str, condition: Condition) -> RateChoice:
     """The learning rate that is best for an optimizer on a model."""
     tuning = found.tuning().where(model=model, optimizer=optimizer, condition=condition.name)
-    return statistics.choose_lr(f"{optimizer} on {model}", tuning, condition.tuned_by, "higher")
+    return choose_lr(f"{optimizer} on {model}", tuning.metric_by_rate(condition.tuned_by), "higher")
 
 
-def test_cells(
+def test_specs(
     plan: Plan, rates: Mapping[tuple[str, str], float], condition: Condition, baselines: Sequence[str]
-) -> list[Cell]:
+) -> list[RunSpec]:
     """Each (model, optimizer) at its learning rate; baselines once more on other seeds, for A/A."""
-    cells = []
+    specs = []
     for (model, optimizer), lr in rates.items():
         seeds = [*plan.test_seeds(), *(plan.repeat_seeds() if optimizer in baselines else ())]
-        cells += [cell(plan, model, optimizer, lr, condition, seed) for seed in seeds]
-    return cells
+        specs += [spec(plan, model, optimizer, lr, condition, seed) for seed in seeds]
+    return specs
 
 
 Rates = Mapping[tuple[str, str], float]
@@ -212,17 +219,17 @@ def chosen(
     return {(m, o): choice(found, m, o, condition).lr for m in models for o in optimizers}
 
 
-def criteo_cells(plan: Plan, found: Results) -> list[Cell]:
-    tuning = tuning_cells(plan, OPTIMIZERS, TABLE, found)
+def criteo_specs(plan: Plan, found: Results) -> list[RunSpec]:
+    tuning = tuning_specs(plan, OPTIMIZERS, TABLE, found)
     if not found.has(tuning):
         return tuning
-    return [*tuning, *test_cells(plan, chosen(found, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
+    return [*tuning, *test_specs(plan, chosen(found, OPTIMIZERS, TABLE), TABLE, ("Adam", "AmsGrad"))]
 
 
 def readings(found: Results) -> dict[str, Rates]:
     """At which learning rates the noisy data is learned: the paper does not say."""
     clean = chosen(found, ARMS, TABLE)
-    default = GRIDS["full" if found[0].cell.settings["hidden"] is None else "quick"][2]
+    default = GRIDS["full" if found[0].spec.settings["hidden"] is None else "quick"][2]
     return {
         "lr best on clean data": clean,
         f"default lr {default:g}": dict.fromkeys(clean, default),
@@ -230,34 +237,34 @@ def readings(found: Results) -> dict[str, Rates]:
     }
 
 
-def noise_cells(plan: Plan, found: Results) -> list[Cell]:
-    tuning = [each for c in (TABLE, TABLE_NOISY) for each in tuning_cells(plan, ARMS, c, found)]
+def noise_specs(plan: Plan, found: Results) -> list[RunSpec]:
+    tuning = [each for c in (TABLE, TABLE_NOISY) for each in tuning_specs(plan, ARMS, c, found)]
     if not found.has(tuning):
         return tuning
-    cells = [*tuning, *test_cells(plan, chosen(found, ARMS, TABLE), TABLE, ("Adam",))]
+    specs = [*tuning, *test_specs(plan, chosen(found, ARMS, TABLE), TABLE, ("Adam",))]
     for rates in readings(found).values():
-        cells += test_cells(plan, rates, TABLE_NOISY, ("Adam",))
-    return cells
+        specs += test_specs(plan, rates, TABLE_NOISY, ("Adam",))
+    return specs
 
 
-def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
+def ablation_specs(plan: Plan, found: Results) -> list[RunSpec]:
     optimizers = [optimizer for pair in PAIRS for optimizer in pair]
-    tuning = tuning_cells(plan, optimizers, TABLE, found)
+    tuning = tuning_specs(plan, optimizers, TABLE, found)
     if not found.has(tuning):
         return tuning
-    return [*tuning, *test_cells(plan, chosen(found, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
+    return [*tuning, *test_specs(plan, chosen(found, optimizers, TABLE), TABLE, [base for _, base in PAIRS])]
 
 
 STREAMED = ("DeepFM",)
 
 
-def stream_cells(plan: Plan, found: Results) -> list[Cell]:
+def stream_specs(plan: Plan, found: Results) -> list[RunSpec]:
     conditions = [STREAM] if plan.data else STREAMS
-    tuning = [each for condition in conditions for each in tuning_cells(plan, ARMS, condition, found, STREAMED)]
+    tuning = [each for condition in conditions for each in tuning_specs(plan, ARMS, condition, found, STREAMED)]
     if not found.has(tuning):
         return tuning
-    tests = [test_cells(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
-    return [*tuning, *(each for cells in tests for each in cells)]
+    tests = [test_specs(plan, chosen(found, ARMS, c, STREAMED), c, ("Adam",)) for c in conditions]
+    return [*tuning, *(each for specs in tests for each in specs)]
 
 
 # What they say -------------------------------------------------------------------------------------------------
@@ -287,11 +294,11 @@ def compared(
 
 
 def _row(what: str, paper: str, comparison: Comparison, part: Results) -> Row:
-    return statistics.row(what, paper, comparison, part.seconds)
+    return comparison_row(what, paper, comparison, part.seconds)
 
 
 def _verdict(comparison: Comparison) -> str:
-    return f"{comparison.arm} against {comparison.baseline}: {comparison.verdict}"
+    return f"{comparison.arm} against {comparison.baseline}: {verdict_over_seeds(comparison)}"
 
 
 def _paper(pair: tuple[str, str], table: Mapping[str, Sequence[float]], models: Sequence[str]) -> str:
@@ -313,16 +320,16 @@ def _of(
     """The runs that a row's numbers come from."""
     wanted = {(m, o, rates[m, o]) for m in models for o in optimizers}
     tests = results.tests().where(condition=condition.name)
-    return Results([r for r in tests if (r.cell.model, r.cell.optimizer, r.cell.lr) in wanted])
+    return Results([r for r in tests if (r.spec.model, r.spec.optimizer, r.spec.lr) in wanted])
 
 
 def about(results: Results) -> str:
     """What must be said first: which data this is, and where it is not the paper's, or not its models."""
-    cell = results[0].cell
-    small = "" if cell.settings["hidden"] is None else "small models on "
-    if cell.settings["source"] == "file" and not small and f", {ROWS:,} rows" in cell.data:
-        return f"On {cell.data}: the paper's data, if the file is Criteo's own. "
-    data = cell.data.replace(f"drift {cell.settings['drift']}", "drift")
+    spec = results[0].spec
+    small = "" if spec.settings["hidden"] is None else "small models on "
+    if spec.settings["source"] == "file" and not small and f", {ROWS:,} rows" in spec.data:
+        return f"On {spec.data}: the paper's data, if the file is Criteo's own. "
+    data = spec.data.replace(f"drift {spec.settings['drift']}", "drift")
     return f"Not the paper's run: {small}{data}; its numbers do not compare with the paper's. "
 
 
@@ -355,7 +362,7 @@ def criteo_summary(results: Results) -> Summary:
             for o in pair
         }
         rows.append(replace(row, values={**row.values, **values}))
-    over_models = statistics.tally([mine[i] for i in range(len(mine)) if i % 6], "comparisons", "higher", "lower")
+    over_models = tally([mine[i] for i in range(len(mine)) if i % 6], "comparisons", "higher", "lower")
     verdict = (
         f"{about(results)}Test AUC, {MEAN}: {_verdict(mine[0])}; {_verdict(mine[6])}. Model by model, with confidence "
         f"against without: {over_models}."
@@ -373,12 +380,12 @@ def noise_summary(results: Results) -> Summary:
                 _row(f"{reading}: {label}: CAdam against Adam", _paper(ARMS, PAPER_NOISY, models), comparison, part)
             )
             if label == MEAN:
-                verdicts.append(f"{reading}: {comparison.verdict}")
+                verdicts.append(f"{reading}: {verdict_over_seeds(comparison)}")
     drop, rates = _drop(results), chosen(results, ARMS, TABLE)
     part = Results([r for c in (TABLE, TABLE_NOISY) for r in _of(results, ARMS, MODELS, c, rates)])
     rows.append(_row(f"lost by noise, {MEAN}, lr best on clean data", "CAdam 0.12, Adam 0.39", drop, part))
     verdict = f"{about(results)}Test AUC with noisy training labels, {MEAN}, CAdam against Adam. {'; '.join(verdicts)}."
-    tail = f" AUC lost by noise at the lr best on clean data: {drop.verdict}."
+    tail = f" AUC lost by noise at the lr best on clean data: {verdict_over_seeds(drop)}."
     ends = [w for c in (TABLE, TABLE_NOISY) for w in _warnings(results, ARMS, c, MODELS)]
     return Summary(verdict + tail, rows, ends)
 
@@ -422,7 +429,7 @@ def stream_summary(results: Results) -> Summary:
         rates_text = ", ".join(f"{arm} lr {rates['DeepFM', arm]:g}" for arm in ARMS)
         part = _of(results, ARMS, STREAMED, condition, rates)
         rows.append(_row(f"{condition.name}: AUC over the stream ({rates_text})", "", comparison, part))
-        verdicts.append(f"{condition.name.removeprefix('stream, ')}: {comparison.verdict}")
+        verdicts.append(f"{condition.name.removeprefix('stream, ')}: {verdict_over_seeds(comparison)}")
     ends = [warning for c in streams_of(results) for warning in _warnings(results, ARMS, c, STREAMED)]
     return Summary(f"{about(results)}{'; '.join(verdicts)}.", rows, ends)
 
@@ -549,7 +556,7 @@ TAB_CRITEO = Experiment(
     title="Click-through rates: eight optimizers on five models (table 1)",
     shows="Test AUC of DeepFM, WideDeep, DNN, PNN and DCN after one epoch, with each optimizer at its own best lr.",
     claim="CAdam and its AMSGrad variant outperform other optimizers across different models.",
-    cells=criteo_cells,
+    run_specs=criteo_specs,
     summary=criteo_summary,
     figures=criteo_figures,
     seconds={"quick": 70, "full": 9600},
@@ -567,7 +574,7 @@ TAB_CRITEO_NOISE = Experiment(
     title="Click-through rates: noisy labels (table 2)",
     shows="Test AUC of Adam and CAdam when 1% of the training negatives are shown as clicks.",
     claim="CAdam outperforms Adam both in AUC and in how little it loses (0.12 against 0.39).",
-    cells=noise_cells,
+    run_specs=noise_specs,
     summary=noise_summary,
     figures=noise_figures,
     seconds={"quick": 50, "full": 5000},
@@ -586,7 +593,7 @@ TAB_ABLATION_CRITEO = Experiment(
     title="Click-through rates: confidence for other optimizers (ablation table)",
     shows="SGDM, Adam and AMSGrad with and without confidence, mean over the five models.",
     claim="Adding confidence consistently improves performance: CSGDM, CAdam and CAmsGrad beat their counterparts.",
-    cells=ablation_cells,
+    run_specs=ablation_specs,
     summary=ablation_summary,
     figures=ablation_figures,
     seconds={"quick": 60, "full": 9000},
@@ -609,7 +616,7 @@ STREAM_CRITEO = Experiment(
         "The paper's text trains on data up to each timestamp to simulate online learning; its tables are of a "
         "shuffled split. It has no numbers for this reading."
     ),
-    cells=stream_cells,
+    run_specs=stream_specs,
     summary=stream_summary,
     figures=stream_figures,
     seconds={"quick": 25, "full": 3300},

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 import cadam
 from cadam.online.metrics import auc as metrics
 from cadam.optim.alignment import Ratio
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from ..images.train import Captured
 from . import models

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadam.trials.experiment import Array, Data
+from cadam.statistics.intervals import Array
+
+from ..harness.experiment import Data
 
 SITE = "https://www.cs.toronto.edu/~kriz"
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")

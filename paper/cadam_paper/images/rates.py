@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cadam.trials import rate_pairs
-from cadam.trials.experiment import Cell, Experiment, Plan, Results, Scale, Summary
-from cadam.trials.rate_pairs import Pair
-from cadam.trials.rates import RateCurve
+from cadam.ab.results import Results, RunSpec
+from cadam.ab.summary import Summary
 
+from ..harness import rate_pairs
+from ..harness.experiment import Experiment, Plan, Scale
+from ..harness.rate_pairs import Pair
+from ..harness.rates import RateCurve
 from . import streams, study
 
 if TYPE_CHECKING:
@@ -50,18 +52,18 @@ class Curves:
         return GRIDS[self.arms[1]][scale] if self.family == "vgg" else FEWER[scale]
 
 
-def cells(plan: Plan, found: Results, what: Curves) -> list[Cell]:
+def run_specs(plan: Plan, found: Results, what: Curves) -> list[RunSpec]:
     """Both arms at every rate under every condition and seed."""
-    named: list[Cell] = []
+    named: list[RunSpec] = []
     for stream in CONDITIONS.values():
-        here = partial(_cells, plan, what, stream)
+        here = partial(_specs, plan, what, stream)
         named += rate_pairs.grown(what.grid(plan.scale), here, partial(_curves, what=what), _under(found, stream))
     return named
 
 
-def _cells(plan: Plan, what: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[Cell]:
+def _specs(plan: Plan, what: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[RunSpec]:
     return [
-        study.cell(plan, what.family, arm, rate, stream, seed)
+        study.spec(plan, what.family, arm, rate, stream, seed)
         for seed in plan.test_seeds()
         for rate in grid
         for arm in what.arms
@@ -76,12 +78,12 @@ def _curves(results: Results, what: Curves) -> list[RateCurve]:
     return [RateCurve.of(results, arm, "accuracy", "higher") for arm in what.arms]
 
 
-def pairs(results: Results, what: Curves, missing: Iterable[Cell] = ()) -> dict[str, Pair]:
+def pairs(results: Results, what: Curves, missing: Iterable[RunSpec] = ()) -> dict[str, Pair]:
     """The curves of the treatment and of the baseline by condition, beside what the paper has for VGG.
 
     Conditions that lack one of the `missing` runs are left out.
     """
-    found, lacking = {}, {cell.condition for cell in missing}
+    found, lacking = {}, {spec.condition for spec in missing}
     for name, stream in CONDITIONS.items():
         if str(stream) in lacking:
             continue
@@ -108,7 +110,7 @@ def _experiment(suffix: str, what: Curves, seconds: Mapping[Scale, float], seeds
         title=f"Accuracy over learning rates, {model}: {baseline} and {treatment}",
         shows=f"{baseline} and {treatment} over learning rates, without change and under the paper's three conditions.",
         claim="The paper compares at one rate for both, which it does not give.",
-        cells=partial(cells, what=what),
+        run_specs=partial(run_specs, what=what),
         summary=partial(summary, what=what),
         figures=partial(figures, what=what),
         seconds=seconds,

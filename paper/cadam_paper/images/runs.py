@@ -1,4 +1,4 @@
-"""From a cell of the image study to its outcome."""
+"""From a spec of the image study to its outcome."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from cadam.trials.experiment import Array, Cell, Finished, Outcome
+from cadam.ab.results import Outcome, RunSpec
+from cadam.statistics.intervals import Array
 
+from ..harness.experiment import Finished
 from . import data, streams
 from .train import Record, Run, Task, side_by_side
 
@@ -19,58 +21,58 @@ RECOVERED = 0.95
 """The share of the accuracy before a shift that counts as having recovered from it."""
 
 
-def compute(cell: Cell) -> Outcome:
+def compute(spec: RunSpec) -> Outcome:
     """One run, alone."""
-    run = _run(cell)
+    run = _run(spec)
     while run.advance():
         pass
-    return outcome(cell, run.record(), run.schedule.steps_per_epoch)
+    return outcome(spec, run.record(), run.schedule.steps_per_epoch)
 
 
-def compute_many(cells: Iterator[Cell]) -> Iterator[Finished]:
+def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
     """Runs side by side on one GPU."""
-    cell_of: dict[Run, Cell] = {}
+    spec_of: dict[Run, RunSpec] = {}
 
     def begin() -> Iterator[Run]:
-        for cell in cells:
-            run = _run(cell)
-            cell_of[run] = cell
+        for spec in specs:
+            run = _run(spec)
+            spec_of[run] = spec
             yield run
 
     for run, seconds in side_by_side(begin(), LANES):
-        cell, record = cell_of.pop(run), run.record()
+        spec, record = spec_of.pop(run), run.record()
         run.release()
-        yield Finished(cell, outcome(cell, record, run.schedule.steps_per_epoch), seconds)
+        yield Finished(spec, outcome(spec, record, run.schedule.steps_per_epoch), seconds)
 
 
-def on_gpu(cell: Cell) -> bool:
-    return bool(cell.settings["device"] == "cuda")
+def on_gpu(spec: RunSpec) -> bool:
+    return bool(spec.settings["device"] == "cuda")
 
 
-def _run(cell: Cell) -> Run:
-    settings = cell.settings
-    if on_gpu(cell) and not torch.cuda.is_available():
-        raise RuntimeError(f"{cell} needs a CUDA device, and torch finds none; --quick runs on the CPU")
+def _run(spec: RunSpec) -> Run:
+    settings = spec.settings
+    if on_gpu(spec) and not torch.cuda.is_available():
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch finds none; --quick runs on the CPU")
     task = Task(
-        cell.model,
-        cell.optimizer,
-        cell.lr,
-        cell.seed,
-        streams.parse(cell.condition),
+        spec.model,
+        spec.optimizer,
+        spec.lr,
+        spec.seed,
+        streams.parse(spec.condition),
         settings["epochs"],
         settings["batch"],
         settings["weight_decay"],
         settings["precision"],
         settings["compiled"],
     )
-    return Run(task, data.load(cell.data, torch.device(settings["device"])))
+    return Run(task, data.load(spec.data, torch.device(settings["device"])))
 
 
-def outcome(cell: Cell, record: Record, steps_per_epoch: int) -> Outcome:
+def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
     """Accuracies in percent. A run that diverged (non-finite loss) has none."""
     diverged = not np.isfinite(record.loss).all()
     test = 100 * record.test_accuracy
-    window = cell.settings["window"]
+    window = spec.settings["window"]
     recovery = recovery_steps(record.accuracy, steps_per_epoch)
     return Outcome(
         {

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 OWN = -1
 """In place of a label: the sample's own counts."""

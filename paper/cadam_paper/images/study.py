@@ -1,7 +1,7 @@
-"""The figures and the table of the image study: which cells they need, what these say, and how they are drawn.
+"""The figures and the table of the image study: which specs they need, what these say, and how they are drawn.
 
 Learning rates are chosen for the optimizer without confidence, on tuning seeds, at the strength of the ablation
-table; the one with confidence and all other strengths use the same. Experiments share cells, runs without any change
+table; the one with confidence and all other strengths use the same. Experiments share specs, runs without any change
 too where conditions have chosen the same rate: strength 0 of a condition is run at the rate of that condition.
 """
 
@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cadam.ab.verdict import KINDS, Better
+from cadam.ab.report import palette
+from cadam.ab.report.palette import panels
+from cadam.ab.results import Results, RunSpec, tuning_seeds
+from cadam.ab.summary import Row, Summary, comparison_row
+from cadam.ab.verdict import floor_qualifier, verdict_over_seeds
 from cadam.statistics import comparison as statistics
-from cadam.statistics.comparison import Choice, Comparison, Interval
-from cadam.trials import palette
-from cadam.trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from cadam.trials.palette import panels
+from cadam.statistics.comparison import KINDS, Better, Comparison
+from cadam.statistics.intervals import Array, Interval, interval
+from cadam.statistics.learning_rates import RateChoice, choose_lr
 
+from ..harness.comparisons import tally
+from ..harness.experiment import Experiment, Plan, Scale
 from . import runs, streams
 from .data import CIFAR10, DIGITS
 
@@ -139,14 +144,14 @@ WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
 # Cells ---------------------------------------------------------------------------------------------------------
 
 
-def cell(
+def spec(
     plan: Plan, family: str, optimizer: str, lr: float, stream: streams.Stream, seed: int, **settings: Any
-) -> Cell:
+) -> RunSpec:
     condition = str(stream)
     window = 1 if condition == str(streams.sudden(DETAIL)) else WINDOWS[plan.scale]
     settings = {**SETTINGS[plan.scale], "window": window, **settings}
     model = MODELS[family][plan.scale]
-    return Cell("images", model, DATA[plan.scale], optimizer, lr, condition, seed, settings)
+    return RunSpec("images", model, DATA[plan.scale], optimizer, lr, condition, seed, settings)
 
 
 def strengths(condition: Condition, family: str, scale: Scale) -> tuple[float, ...]:
@@ -154,21 +159,21 @@ def strengths(condition: Condition, family: str, scale: Scale) -> tuple[float, .
     return condition.strengths[scale] if family == "vgg" else (0, condition.reference)
 
 
-def tuning_cells(plan: Plan, family: str, condition: Condition, arms: Sequence[str]) -> list[Cell]:
-    stream, cells = condition.make(condition.reference), []
+def tuning_specs(plan: Plan, family: str, condition: Condition, arms: Sequence[str]) -> list[RunSpec]:
+    stream, specs = condition.make(condition.reference), []
     fewer = FEWER_RATES.get((family, plan.scale))
     for arm in arms:
         if fewer and arm != "Adam":
             continue
         grid = fewer or (SGDM_GRIDS if "SGDM" in arm else GRIDS)[plan.scale]
         epochs, seeds = TUNING_EPOCHS[plan.scale], tuning_seeds(TUNING_RUNS.get((family, plan.scale), 1))
-        cells += [cell(plan, family, arm, lr, stream, seed, epochs=epochs) for lr in grid for seed in seeds]
-    return cells
+        specs += [spec(plan, family, arm, lr, stream, seed, epochs=epochs) for lr in grid for seed in seeds]
+    return specs
 
 
-def choice(found: Results, condition: Condition, arm: str) -> Choice:
+def choice(found: Results, condition: Condition, arm: str) -> RateChoice:
     """The learning rate that is best for an arm at the reference strength of a condition."""
-    return statistics.choose_lr(arm, _tuning(found, condition, arm), "accuracy", "higher")
+    return choose_lr(arm, _tuning(found, condition, arm).metric_by_rate("accuracy"), "higher")
 
 
 def _tuning(found: Results, condition: Condition, arm: str) -> Results:
@@ -180,15 +185,15 @@ def _tuned(found: Results, condition: Condition, arms: Sequence[str]) -> list[st
     return [arm for arm in arms if len(_tuning(found, condition, arm))]
 
 
-def condition_cells(plan: Plan, found: Results, family: str, name: str) -> list[Cell]:
+def condition_specs(plan: Plan, found: Results, family: str, name: str) -> list[RunSpec]:
     """Learning rates for both arms; then both at Adam's, at each strength, and Adam once more at the reference."""
     condition = CONDITIONS[name]
-    tuning = tuning_cells(plan, family, condition, ARMS)
+    tuning = tuning_specs(plan, family, condition, ARMS)
     if not found.has(tuning):
         return tuning
     lr = choice(found, condition, "Adam").lr
     tests = [
-        cell(plan, family, arm, lr, condition.make(strength), seed)
+        spec(plan, family, arm, lr, condition.make(strength), seed)
         for strength in strengths(condition, family, plan.scale)
         for arm in ARMS
         for seed in plan.test_seeds()
@@ -196,51 +201,51 @@ def condition_cells(plan: Plan, found: Results, family: str, name: str) -> list[
     return [*tuning, *tests, *_repeats(plan, family, "Adam", lr, condition)]
 
 
-def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition) -> list[Cell]:
+def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition) -> list[RunSpec]:
     stream = condition.make(condition.reference)
-    return [cell(plan, family, arm, lr, stream, seed) for seed in plan.repeat_seeds()]
+    return [spec(plan, family, arm, lr, stream, seed) for seed in plan.repeat_seeds()]
 
 
-def detail_cells(plan: Plan, found: Results) -> list[Cell]:
+def detail_specs(plan: Plan, found: Results) -> list[RunSpec]:
     """Both arms at 60 degrees; and the noise floor of the whole figure, Adam twice over at the reference strength."""
     condition = CONDITIONS["sudden"]
-    tuning = tuning_cells(plan, "vgg", condition, ARMS)
+    tuning = tuning_specs(plan, "vgg", condition, ARMS)
     if not found.has(tuning):
         return tuning
     lr = choice(found, condition, "Adam").lr
     wanted = [*((arm, DETAIL) for arm in ARMS), ("Adam", condition.reference)]
-    tests = [cell(plan, "vgg", arm, lr, condition.make(s), seed) for arm, s in wanted for seed in plan.test_seeds()]
+    tests = [spec(plan, "vgg", arm, lr, condition.make(s), seed) for arm, s in wanted for seed in plan.test_seeds()]
     return [*tuning, *tests, *_repeats(plan, "vgg", "Adam", lr, condition)]
 
 
-def ablation_cells(plan: Plan, found: Results) -> list[Cell]:
+def ablation_specs(plan: Plan, found: Results) -> list[RunSpec]:
     """A learning rate for each optimizer without confidence under each condition; then it and its pair at that."""
     bases = [base for _, base in PAIRS]
-    tuning = [each for c in CONDITIONS.values() for each in tuning_cells(plan, "vgg", c, bases)]
+    tuning = [each for c in CONDITIONS.values() for each in tuning_specs(plan, "vgg", c, bases)]
     if not found.has(tuning):
         return tuning
-    cells = list(tuning)
+    specs = list(tuning)
     for condition in CONDITIONS.values():
         stream = condition.make(condition.reference)
         for pair in PAIRS:
             lr = choice(found, condition, pair[1]).lr
-            cells += [cell(plan, "vgg", arm, lr, stream, seed) for arm in pair for seed in plan.test_seeds()]
-            cells += _repeats(plan, "vgg", pair[1], lr, condition)
-    return cells
+            specs += [spec(plan, "vgg", arm, lr, stream, seed) for arm in pair for seed in plan.test_seeds()]
+            specs += _repeats(plan, "vgg", pair[1], lr, condition)
+    return specs
 
 
-def rates_cells(plan: Plan, found: Results, family: str) -> list[Cell]:
+def rates_specs(plan: Plan, found: Results, family: str) -> list[RunSpec]:
     """Learning rates for both arms under each condition; then Adam at its own, CAdam at its own and at Adam's."""
-    tuning = [each for condition in CONDITIONS.values() for each in tuning_cells(plan, family, condition, ARMS)]
+    tuning = [each for condition in CONDITIONS.values() for each in tuning_specs(plan, family, condition, ARMS)]
     if not found.has(tuning):
         return tuning
-    cells = list(tuning)
+    specs = list(tuning)
     for condition in CONDITIONS.values():
         stream, rates = condition.make(condition.reference), own_rates(found, condition)
         wanted = dict.fromkeys([("Adam", rates["Adam"]), ("CAdam", rates["Adam"]), ("CAdam", rates["CAdam"])])
-        cells += [cell(plan, family, arm, lr, stream, seed) for arm, lr in wanted for seed in plan.test_seeds()]
-        cells += _repeats(plan, family, "Adam", rates["Adam"], condition)
-    return cells
+        specs += [spec(plan, family, arm, lr, stream, seed) for arm, lr in wanted for seed in plan.test_seeds()]
+        specs += _repeats(plan, family, "Adam", rates["Adam"], condition)
+    return specs
 
 
 def own_rates(found: Results, condition: Condition) -> dict[str, float]:
@@ -334,7 +339,7 @@ def gains(results: Results, condition: Condition, at: Sequence[float], base: flo
     )
     what = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
     row = _row(what, "larger", comparison, results.tests())
-    return replace(row, verdict=comparison.verdict.said("larger", "smaller"))
+    return replace(row, verdict=verdict_over_seeds(comparison).describe("larger", "smaller"))
 
 
 def _range(condition: Condition, at: Sequence[float]) -> str:
@@ -342,7 +347,7 @@ def _range(condition: Condition, at: Sequence[float]) -> str:
 
 
 def _row(what: str, paper: str, comparison: Comparison, results: Results) -> Row:
-    return statistics.row(what, paper, comparison, results.seconds, digits=2)
+    return comparison_row(what, paper, comparison, results.seconds, digits=2)
 
 
 def _paper(condition: Condition, strength: float, family: str, pair: tuple[str, str]) -> str:
@@ -377,19 +382,19 @@ def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
     for kind in KINDS:
         for comparison, label in zip(comparisons, labels, strict=True):
             if comparison.kind == kind:
-                words = replace(comparison.verdict, detail="").said("more accurate", "less accurate")
-                groups.setdefault((words, comparison.qualifier), []).append(label)
+                words = replace(verdict_over_seeds(comparison), detail="").describe("more accurate", "less accurate")
+                groups.setdefault((words, floor_qualifier(comparison)), []).append(label)
     parts = [f"{words} at {', '.join(names)}{less}" for (words, less), names in groups.items()]
     return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
 
 
 def rehearsal(results: Results) -> str:
     """What must be said first where the results are not those of the paper's network and images."""
-    cell = results[0].cell
-    if cell.data == CIFAR10.name:
+    spec = results[0].spec
+    if spec.data == CIFAR10.name:
         return ""
     return (
-        f"A rehearsal, not the paper's run: {cell.model} on {cell.data}; its numbers do not compare with the paper's. "
+        f"A rehearsal, not the paper's run: {spec.model} on {spec.data}; its numbers do not compare with the paper's. "
     )
 
 
@@ -426,13 +431,13 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
         if name == "continuous":
             of_all.append(gains(results, condition, changed[-1:], changed[0]))
     rows[len(at) : len(at)] = of_all
-    told += f" {whole.what}: {whole.verdict} ({whole.interval})."
+    told += f" {whole.label}: {whole.verdict} ({whole.interval})."
     verdict = f"{rehearsal(results)}{told} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
 def _strengths(results: Results, condition: Condition) -> list[float]:
-    there = {result.cell.condition for result in results.tests()}
+    there = {result.spec.condition for result in results.tests()}
     return [s for s in condition.strengths["full"] if str(condition.make(s)) in there]
 
 
@@ -460,14 +465,14 @@ def detail_summary(results: Results) -> Summary:
                 values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
-    verdict = f"{rehearsal(results)}Recovery: {recovery.verdict}. {_own_rate(results, condition)}"
+    verdict = f"{rehearsal(results)}Recovery: {verdict_over_seeds(recovery)}. {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
 def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:
     """Mean alignment before shifts, and its highest and lowest in the tenth of an epoch after them."""
     curve = results.where(optimizer=arm).curve("alignment").astype(float)
-    epochs = curve.reshape(len(curve), results[0].cell.settings["epochs"], -1)
+    epochs = curve.reshape(len(curve), results[0].spec.settings["epochs"], -1)
     near = max(2, epochs.shape[2] // 10)
     before, after = epochs[:, :-1, -near:].mean(), epochs[:, 1:, :near].mean((0, 1))
     return float(before), float(after.max()), float(after.min())
@@ -481,12 +486,12 @@ def ablation_summary(results: Results) -> Summary:
         for pair in PAIRS:
             comparison = compared(results, condition, condition.reference, pair)
             part = results.tests().where(condition=str(condition.make(condition.reference)))
-            both = Results([r for r in part if r.cell.optimizer in pair])
+            both = Results([r for r in part if r.spec.optimizer in pair])
             lr = choice(results, condition, pair[1]).lr
             what = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
             rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
             comparisons.append(comparison)
-    counts = statistics.tally(comparisons, "comparisons", "higher", "lower")
+    counts = tally(comparisons, "comparisons", "higher", "lower")
     verdict = f"{rehearsal(results)}Mean test accuracy with confidence, against without: {counts}."
     return Summary(verdict, rows, warnings)
 
@@ -495,7 +500,7 @@ def compared_at(
     results: Results, condition: Condition, rates: Mapping[str, float], metric: str = "accuracy"
 ) -> Comparison:
     """CAdam and Adam at the reference strength, at these rates."""
-    there = Results([r for r in results if r.cell.lr == rates[r.cell.optimizer]])
+    there = Results([r for r in results if r.spec.lr == rates[r.spec.optimizer]])
     return compared(there, condition, condition.reference, metric=metric)
 
 
@@ -540,9 +545,7 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
     strength_panel, rate_panel = axes[0]
     for arm in reversed(ARMS):
         means = [
-            statistics.interval(
-                list(tests.where(optimizer=arm, condition=str(condition.make(s))).metric("accuracy").values())
-            )
+            interval(list(tests.where(optimizer=arm, condition=str(condition.make(s))).metric("accuracy").values()))
             for s in at
         ]
         errors = [mean.half_width if mean.count > 1 else 0.0 for mean in means]
@@ -592,7 +595,7 @@ def _thinned(curve: Array, points: int) -> Array:
 
 def detail_figures(results: Results) -> dict[str, Figure]:
     part = results.tests().where(condition=str(streams.sudden(DETAIL)))
-    epochs = part[0].cell.settings["epochs"]
+    epochs = part[0].spec.settings["epochs"]
     total = part.curve("loss").shape[1]
     length = total // epochs
     start, end = DETAIL_STEPS if total > DETAIL_STEPS[1] else (length // 2, total)
@@ -652,8 +655,8 @@ def _difference(panel: Axes, place: int, found: Interval, **style: Any) -> None:
 # Experiments ---------------------------------------------------------------------------------------------------
 
 
-def _epochs(cell: Cell) -> float:
-    return float(cell.settings["epochs"])
+def _epochs(spec: RunSpec) -> float:
+    return float(spec.settings["epochs"])
 
 
 SHARED: dict[str, Any] = {
@@ -713,7 +716,7 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
         title=f"{title}, {shown} ({figure if family == 'vgg' else 'appendix'})",
         shows=f"Test accuracy of Adam and CAdam, {shown} on CIFAR-10, as the change grows stronger.",
         claim=claim,
-        cells=partial(condition_cells, family=family, name=condition),
+        run_specs=partial(condition_specs, family=family, name=condition),
         summary=partial(condition_summary, family=family, name=condition),
         figures=partial(condition_figures, name=condition),
         seconds=seconds,
@@ -741,7 +744,7 @@ FIG_SUDDEN_DETAIL = Experiment(
         "When the images turn, the alignment ratio falls and recovers; CAdam's accuracy drops more slowly and "
         "recovers faster than Adam's."
     ),
-    cells=detail_cells,
+    run_specs=detail_specs,
     summary=detail_summary,
     figures=detail_figures,
     seconds={"quick": 8, "full": 300},
@@ -758,7 +761,7 @@ TAB_ABLATION = Experiment(
     title="Confidence for other optimizers, VGG-16 (ablation table)",
     shows="SGDM, Adam and AMSGrad with and without confidence under the three conditions.",
     claim="Adding confidence consistently improves performance: CSGDM, CAdam and CAmsGrad beat their counterparts.",
-    cells=ablation_cells,
+    run_specs=ablation_specs,
     summary=ablation_summary,
     figures=ablation_figures,
     seconds={"quick": 35, "full": 1700},
@@ -778,7 +781,7 @@ def _rates(name: str, family: str, seconds: Mapping[Scale, float]) -> Experiment
         title=f"Each optimizer at its own best learning rate, {MODELS[family]['full']}",
         shows="CAdam against Adam under the three conditions, both at Adam's best rate and each at its own.",
         claim="Both run at the rate that is best for Adam; it has no numbers for this reading.",
-        cells=partial(rates_cells, family=family),
+        run_specs=partial(rates_specs, family=family),
         summary=rates_summary,
         figures=rates_figures,
         seconds=seconds,

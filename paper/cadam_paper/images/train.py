@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import cadam
-from cadam.trials.experiment import Array
+from cadam.statistics.intervals import Array
 
 from . import models
 from .data import Images

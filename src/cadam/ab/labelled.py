@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from cadam.ab.results import Results
+
 from ..online.data.events import Batch
-from ..trials.experiment import Results
 from .runs import Parts
 from .study import MAIN
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..statistics.comparison import Comparison
+from ..statistics.comparison import Comparison, position
 from ..statistics.intervals import Interval
-from .verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict, place
+from .verdict import SAME_ARM, SAME_RUNS, Recommendation, Verdict
 
 PAIRS = 1000
 """The effect is said as so many pairs of events."""
@@ -129,7 +129,7 @@ def _but(verdict: Verdict, intervals: Mapping[str, Interval], matters: float) ->
         return ""
     if verdict.conflicting:
         return ", but the intervals conflict"
-    places = {over: place(interval, matters) for over, interval in intervals.items()}
+    places = {over: position(interval, matters) for over, interval in intervals.items()}
     undecided = [over for over in places if places[over] == "open"]
     undecided = undecided or [over for over in places if places[over] == "within"]  # some are ahead, by more
     unknown = [over for over in undecided if not math.isfinite(intervals[over].half_width)]
@@ -157,7 +157,7 @@ def _holds(verdict: Verdict, intervals: Mapping[str, Interval], matters: float, 
     }
     parts = []
     for where, words in places.items():
-        there = {over: i for over, i in known.items() if place(i, matters) == where}
+        there = {over: i for over, i in known.items() if position(i, matters) == where}
         ends = [f"{over} ({100 * i.low:+.2f} to {100 * i.high:+.2f})" for over, i in there.items()]
         if ends:
             parts.append(f"{words} over {listed(ends)}.")

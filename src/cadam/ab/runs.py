@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from cadam.ab.results import Outcome, RunSpec
+
 from ..online.data import simulation
 from ..online.data.events import Array, Batch, Events, Labels
 from ..online.data.limit import LimitedSource
@@ -27,7 +29,6 @@ from ..online.metrics.stream import clicks, measure, user_auc
 from ..online.models.model_file import LOG_LOSS, OptimizerSpec
 from ..online.per_event import CHUNK
 from ..online.run_config import builder
-from ..trials.experiment import Cell, Outcome
 from .study import BY_CHANCE
 
 METRICS = ("gauc_by_impressions", "gauc_by_user", "auc", "log_loss", "normalised_entropy", "calibration")
@@ -108,14 +109,14 @@ class Subject:
     loss: Loss = LOG_LOSS
 
 
-def subject(cell: Cell) -> Subject:
+def subject(spec: RunSpec) -> Subject:
     """A stream of the user's, read by a schema, with a model of theirs."""
-    settings = cell.settings
+    settings = spec.settings
     schema = Schema(**settings["schema"])
     fields = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     size = CHUNK if settings["batch_size"] == 1 and schema.id is None else settings["batch_size"]
-    opened = open_source(cell.data, schema, batch_size=size, patience=None)
-    build, loss = builder(cell.model, schema, settings)
+    opened = open_source(spec.data, schema, batch_size=size, patience=None)
+    build, loss = builder(spec.model, schema, settings)
     return Subject(Usable(opened), settings["events"], fields, build, loss)
 
 
@@ -159,17 +160,17 @@ def by_chance(labels: Array, users: Array) -> float:
     return float(1.96 * np.sqrt((n**2 * (n + 1) / (12 * p * (n - p))).sum()) / n.sum()) if len(n) else math.nan
 
 
-def compute(cell: Cell, given: Subject | None = None) -> Outcome:
-    """Run an arm along the stream that the cell names, unless another is given; or along its tuning part."""
-    settings = cell.settings
-    given = given or subject(cell)
+def compute(spec: RunSpec, given: Subject | None = None) -> Outcome:
+    """Run an arm along the stream that the spec names, unless another is given; or along its tuning part."""
+    settings = spec.settings
+    given = given or subject(spec)
     parts = Parts.of(given.events, settings)
     recorder = Recorder()
     source = planted(given.source, given.fields, settings, parts)
     try:
-        with seeded(cell.seed):
+        with seeded(spec.seed):
             model = given.build()
-            optimizer = OptimizerSpec.of(cell.optimizer).build(model, cell.lr)
+            optimizer = OptimizerSpec.of(spec.optimizer).build(model, spec.lr)
             one_by_one, events = settings["batch_size"] == 1, parts.tuning if settings["tuning"] else parts.events
             learner = Learner(model, optimizer, given.loss, one_by_one=one_by_one, metrics=[recorder])
             learner.run(LimitedSource(source, events) if one_by_one else source, events=events)

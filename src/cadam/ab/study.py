@@ -1,4 +1,4 @@
-"""The A/B of two optimizers on a stream: its cells, what they say together, and the real streams it was tried on.
+"""The A/B of two optimizers on a stream: its specs, what they say together, and the real streams it was tried on.
 
 Both arms meet the same events from the same start, each with the learning rate that was best for it on the first part
 of the stream. The verdict is about GAUC and comes from three intervals for the paired difference, which answer
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..statistics.comparison import Choice, Comparison, NoLearningRateError, choose_lr, compare, row, without_seeds
+from ..statistics.comparison import Better, Comparison, compare, judge, position, sign, without_seeds
 from ..statistics.confidence_sequence import (
     FIRST_LOOK,
     changes,
@@ -30,11 +30,14 @@ from ..statistics.confidence_sequence import (
     recovery,
     relatedness,
 )
-from ..statistics.intervals import Interval
-from ..trials import palette
-from ..trials.experiment import Array, Cell, Experiment, Plan, Results, Row, Scale, Summary, tuning_seeds
-from .recommendation import listed, recommend
-from .verdict import SAME_ARM, Better, Recommendation, Verdict, judge, place, sign
+from ..statistics.intervals import Array, Interval
+from ..statistics.learning_rates import NoLearningRateError, RateChoice, choose_lr
+from .recommendation import recommend
+from .report import palette
+from .results import Results, RunSpec, evaluation_seeds, repeat_seeds, tuning_seeds
+from .summary import Row, Summary, comparison_row
+from .text import join_words
+from .verdict import SAME_ARM, Recommendation, Verdict, floor_qualifier, verdict_over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,24 +74,24 @@ class Study:
     tuning_seeds: int = 2
     tuning_share: float = 0.2
     blocks: int = 50
-    events: Mapping[Scale, int] = field(default_factory=dict, hash=False)
-    """How many of the first events are used; all where it does not say."""
+    events: int | None = None
+    """How many of the first events are used; all of them if None."""
     planted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """What is done to the stream, by condition; see `runs.source`."""
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Whatever else a result depends on."""
     matters: float = 0.001
     """The least difference of GAUC that is of any use: arms that differ by less are equivalent."""
-    paper: str = ""
-    """What the paper says of the difference of GAUC, where the study stands in for one of the paper's."""
+    reference: str = ""
+    """The difference of GAUC that a paper reports, for studies that repeat one of a paper."""
 
     @property
     def baseline(self) -> str:
         return self.arms[0]
 
-    def cell(self, plan: Plan, arm: str, lr: float, seed: int, condition: str, tuning: bool = False) -> Cell:
+    def spec(self, arm: str, lr: float, seed: int, condition: str, tuning: bool = False) -> RunSpec:
         settings = {
-            "events": self.events.get(plan.scale),
+            "events": self.events,
             "batch_size": self.batch_size,
             "tuning_share": self.tuning_share,
             "blocks": self.blocks,
@@ -96,16 +99,16 @@ class Study:
             **self.planted.get(condition, {}),
             **self.more,
         }
-        return Cell(self.name, self.model, self.data, arm, lr, condition, seed, settings)
+        return RunSpec(self.name, self.model, self.data, arm, lr, condition, seed, settings)
 
 
-def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
+def run_specs(study: Study, seeds: int, found: Results) -> Sequence[RunSpec]:
     """Every learning rate on tuning seeds; then each arm at its best, in every condition, and the baseline's A/A.
 
     The other learning rates run along the stream as it is too, under one seed: to see whether the choice held.
     """
     tuning = [
-        study.cell(plan, arm, lr, seed, AS_IT_IS, tuning=True)
+        study.spec(arm, lr, seed, AS_IT_IS, tuning=True)
         for arm in study.arms
         for lr in study.grid
         for seed in tuning_seeds(study.tuning_seeds)
@@ -114,14 +117,14 @@ def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
         return tuning
     best = {arm: choice.lr for arm, choice in choices(study, found).items()}
     tests = [
-        study.cell(plan, arm, best[arm], seed, condition)
+        study.spec(arm, best[arm], seed, condition)
         for condition in (AS_IT_IS, *study.planted)
-        for seed in plan.test_seeds()
+        for seed in evaluation_seeds(seeds)
         for arm in study.arms
     ]
-    again = [study.cell(plan, study.baseline, best[study.baseline], s, AS_IT_IS) for s in plan.repeat_seeds()]
+    again = [study.spec(study.baseline, best[study.baseline], s, AS_IT_IS) for s in repeat_seeds(seeds)]
     looking_back = [
-        study.cell(plan, arm, lr, plan.test_seeds()[0], AS_IT_IS)
+        study.spec(arm, lr, evaluation_seeds(seeds)[0], AS_IT_IS)
         for arm in study.arms
         for lr in study.grid
         if lr != best[arm]
@@ -129,25 +132,25 @@ def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
     return [*tuning, *tests, *again, *looking_back]
 
 
-def choices(study: Study, results: Results) -> dict[str, Choice]:
+def choices(study: Study, results: Results) -> dict[str, RateChoice]:
     """The learning rate of each arm: the least log loss on the tuning part."""
     tuning = results.tuning()
-    return {arm: choose_lr(arm, tuning.where(optimizer=arm), "log_loss", "lower") for arm in study.arms}
+    return {arm: choose_lr(arm, tuning.where(optimizer=arm).metric_by_rate("log_loss"), "lower") for arm in study.arms}
 
 
 def at_their_best(study: Study, results: Results) -> Results:
     """The test runs at the learning rates that were chosen."""
     rates = {arm: choice.lr for arm, choice in choices(study, results).items()}
-    return Results([result for result in results.tests() if result.cell.lr == rates[result.cell.optimizer]])
+    return Results([result for result in results.tests() if result.spec.lr == rates[result.spec.optimizer]])
 
 
 def looking_back(
     study: Study, results: Results, metric: str = "log_loss", better: Better = "lower"
-) -> dict[str, Choice]:
+) -> dict[str, RateChoice]:
     """What the choice by a metric would have been, had one known the measured part: by one seed."""
-    seed = min(result.cell.seed for result in results.tests())
+    seed = min(result.spec.seed for result in results.tests())
     tests = results.tests().where(condition=AS_IT_IS, seed=seed)
-    return {arm: choose_lr(arm, tests.where(optimizer=arm), metric, better) for arm in study.arms}
+    return {arm: choose_lr(arm, tests.where(optimizer=arm).metric_by_rate(metric), better) for arm in study.arms}
 
 
 # Evidence ------------------------------------------------------------------------------------------------------
@@ -214,21 +217,21 @@ def verdict(seeds: Comparison, found: Evidence | None, matters: float = 0.0, eve
     """
     make = partial(Verdict, arm=seeds.arm, baseline=seeds.baseline)
     if seeds.kind == "diverged":
-        return seeds.verdict
+        return verdict_over_seeds(seeds)
     if found is None:
         return make(kind="diverged", detail=": the arms did not meet the same events")
     if math.isnan(seeds.difference.low) and not seeds.same_runs:
-        return seeds.verdict
+        return verdict_over_seeds(seeds)
     intervals = told(seeds, found)
     kind, conflicting = judge(list(intervals.values()), seeds.better, matters)
     detail, next_step, more_events = "", "", None
     if kind == "equivalent":
-        detail = f": less than {matters:g} over {listed(intervals)}"
+        detail = f": less than {matters:g} over {join_words(intervals)}"
     elif kind == "inconclusive":
         detail = f": {_undecided(seeds, intervals, found.silent, matters)}"
         next_step, more_events = _next_step(intervals, conflicting, matters, events)
     else:
-        detail = f", known after block {found.alarm} of {found.sequence.count}{seeds.qualifier}"
+        detail = f", known after block {found.alarm} of {found.sequence.count}{floor_qualifier(seeds)}"
     return make(kind=kind, conflicting=conflicting, detail=detail, next_step=next_step, more_events=more_events)
 
 
@@ -253,7 +256,7 @@ class Decision:
     def row(self, what: str, paper: str, seconds: float) -> Row:
         """As a line whose verdict is that of all intervals, not only of that over seeds."""
         v = self.verdict
-        line = row(what, paper, self.seeds, seconds, digits=4)
+        line = comparison_row(what, paper, self.seeds, seconds, digits=4)
         return replace(line, verdict=str(v), verdict_kind=v.kind, conflicting=v.conflicting)
 
 
@@ -275,12 +278,12 @@ def _undecided(seeds: Comparison, intervals: Mapping[str, Interval], silent: str
         "within": f"within {matters:g}",
         "open": "open",
     }
-    groups = {where: [over for over, i in intervals.items() if place(i, matters) == where] for where in words}
+    groups = {where: [over for over, i in intervals.items() if position(i, matters) == where] for where in words}
     if silent:
         groups["open"].remove(TIME)
     if len(groups["open"]) == len(intervals):
-        return f"none of the intervals over {listed(intervals)} excludes 0"
-    parts = [f"{words[where]} over {listed(overs)}" for where, overs in groups.items() if overs]
+        return f"none of the intervals over {join_words(intervals)} excludes 0"
+    parts = [f"{words[where]} over {join_words(overs)}" for where, overs in groups.items() if overs]
     return "; ".join(filter(None, (", ".join(parts), silent)))
 
 
@@ -345,9 +348,9 @@ def summary(study: Study, results: Results) -> Summary:
             for metric in measured:
                 what = f"{condition}: {NAMES[metric]} ({BETTER[metric]} is better)"
                 if metric == MAIN:
-                    rows.append(decision.row(what, study.paper if plain else "", seconds))
+                    rows.append(decision.row(what, study.reference if plain else "", seconds))
                 else:
-                    rows.append(row(what, "", others[metric], seconds, digits=4))
+                    rows.append(comparison_row(what, "", others[metric], seconds, digits=4))
                 if metric in floors:
                     more = found if metric == MAIN else evidence(*pair, metric)
                     rows += evidence_rows(condition, more, len(pair[0]), floors[metric] if plain else None)
@@ -402,7 +405,7 @@ def compared(pair: tuple[Results, Results], metric: str, repeats: Results | None
     found = compare(
         pair[0].metric(metric),
         pair[1].metric(metric),
-        names=(pair[0][0].cell.optimizer, pair[1][0].cell.optimizer),
+        names=(pair[0][0].spec.optimizer, pair[1][0].spec.optimizer),
         better=BETTER[metric],
         repeat=None if repeats is None else repeats.metric(metric),
     )
@@ -472,7 +475,7 @@ def reach_of_chance(baseline: Results) -> float:
 
 def _first_seed(results: Results, rates: Mapping[str, float]) -> dict[str, float]:
     """The main metric of arms at some learning rates, on the stream as it is, under the seed that has all of them."""
-    seed = min(result.cell.seed for result in results.tests())
+    seed = min(result.spec.seed for result in results.tests())
     return {
         name: results.where(optimizer=name, lr=lr, seed=seed, condition=AS_IT_IS).metric(MAIN)[seed]
         for name, lr in rates.items()
@@ -489,10 +492,11 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
     chosen, hindsight = choices(study, results), in_hindsight(study, results, arm)[0]
     others = {"with the best learning rates in hindsight": hindsight}
     for left_out in sorted({chosen[name].lr for name in names}):
-        grid = Results([result for result in tuning if result.cell.lr != left_out])
+        grid = Results([result for result in tuning if result.spec.lr != left_out])
         with suppress(NoLearningRateError):
             others[f"without {left_out:g} in the grid"] = {
-                name: choose_lr(name, grid.where(optimizer=name), "log_loss", "lower").lr for name in names
+                name: choose_lr(name, grid.where(optimizer=name).metric_by_rate("log_loss"), "lower").lr
+                for name in names
             }
     turned = []
     for what, rates in others.items():
@@ -506,7 +510,7 @@ def rate_warnings(study: Study, results: Results, arm: str, difference: float) -
         return []
     return [
         f"the choice of learning rates decides which arm is ahead: {arm} minus {study.baseline} is {difference:+.4f} "
-        f"at those chosen, but under one seed {listed(turned)}"
+        f"at those chosen, but under one seed {join_words(turned)}"
     ]
 
 
@@ -543,7 +547,7 @@ def recovery_times(study: Study, results: Results, arm: str, condition: str) -> 
         for start, end in pairwise(moments):
             blocks = recovery(better[:end], start)
             taken.append(end - start if blocks is None else blocks)
-        times[changed.cell.seed] = float(np.mean(taken)) * changed.outcome.metrics["events"] / study.blocks
+        times[changed.spec.seed] = float(np.mean(taken)) * changed.outcome.metrics["events"] / study.blocks
     return times
 
 
@@ -564,7 +568,7 @@ def _recovery_row(study: Study, results: Results, arm: str, condition: str) -> R
             "",
             measured,
             "",
-            len({result.cell.seed for result in results.tests()}),
+            len({result.spec.seed for result in results.tests()}),
             0.0,
             "nothing to recover from",
             "",
@@ -575,7 +579,7 @@ def _recovery_row(study: Study, results: Results, arm: str, condition: str) -> R
     tests = at_their_best(study, results).where(condition=condition)
     if all(is_same_run(tests.where(optimizer=name)) for name in (arm, study.baseline)):
         compared = without_seeds(compared)
-    return row(what, "", compared, 0.0, digits=0)
+    return comparison_row(what, "", compared, 0.0, digits=0)
 
 
 # Figures -------------------------------------------------------------------------------------------------------
@@ -687,33 +691,13 @@ MEASURE = (
 )
 
 
-def experiment_of(
-    study: Study, title: str, shows: str, seconds: Mapping[Scale, float], seeds: Mapping[Scale, int], **more: Any
-) -> Experiment:
-    """The study as an experiment."""
-    return Experiment(
-        name=study.name,
-        title=title,
-        shows=shows,
-        measure=MEASURE,
-        cells=partial(cells, study),
-        compute=more.pop("compute", runs_compute),
-        summary=partial(summary, study),
-        figures=partial(figures, study),
-        weight=length,
-        seconds=seconds,
-        seeds=seeds,
-        **more,
-    )
-
-
-def length(cell: Cell) -> float:
+def length(spec: RunSpec) -> float:
     """How much of the stream a run meets."""
-    return float(cell.settings["tuning_share"]) if cell.settings["tuning"] else 1.0
+    return float(spec.settings["tuning_share"]) if spec.settings["tuning"] else 1.0
 
 
-def runs_compute(cell: Cell) -> Any:
+def runs_compute(spec: RunSpec) -> Any:
     """`runs.compute`, imported only where something is computed."""
     from . import runs
 
-    return runs.compute(cell)
+    return runs.compute(spec)

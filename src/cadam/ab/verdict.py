@@ -1,16 +1,14 @@
-"""What a comparison comes to: one set of kinds for the A/B, the studies, their reports and `--json`."""
+"""Verdicts and recommendations: the conclusion of a comparison, in words that console, page and JSON share."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from ..statistics.intervals import Interval
+from ..statistics.comparison import Comparison, Kind
 
-Better = Literal["lower", "higher"]
-Kind = Literal["better", "worse", "equivalent", "inconclusive", "diverged"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Action = Literal["switch", "stay", "no practical difference", "undecided", "not comparable"]
 ACTIONS: Mapping[Kind, Action] = {
     "better": "switch",
@@ -19,73 +17,105 @@ ACTIONS: Mapping[Kind, Action] = {
     "inconclusive": "undecided",
     "diverged": "not comparable",
 }
-"""What each kind of verdict recommends."""
+"""The recommended action for each kind of verdict."""
 MORE_SEEDS = "run more seeds (--seeds)"
-ONE_SEED = f"undecided: one seed; {MORE_SEEDS}"
-SAME_RUNS = "every seed gives the same run, so seeds tell nothing"
+ONE_SEED = f"undecided: there is one seed; {MORE_SEEDS}"
+SAME_RUNS = "every seed gives the same run, so seeds are no evidence"
 SAME_ARM = "every metric is equal to the last bit under every seed"
 
 
-def called(better: str, worse: str) -> dict[Kind, str]:
-    """What each kind of verdict is called, with these for better and worse."""
+def kind_names(better: str, worse: str) -> dict[Kind, str]:
+    """Return a name for each kind of verdict, with these names for "better" and "worse"."""
     return {**ACTIONS, "better": better, "worse": worse}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An arm against its baseline, as a kind; everything that is said of it in words follows from the kind."""
+    """The conclusion about an arm and its baseline. All wording follows from its kind."""
 
     kind: Kind
     arm: str
     baseline: str
     same: bool = False
-    """Do both arms compute the same?"""
+    """Whether both arms compute the same, to the last bit."""
     conflicting: bool = False
-    """Do intervals of the same difference exclude 0 on different sides?"""
+    """Whether intervals of the same difference exclude 0 on different sides."""
     detail: str = ""
-    """What the kind does not say, put behind it."""
+    """Text that follows the name of the kind, such as which intervals support it."""
     next_step: str = ""
-    """What would decide an inconclusive comparison."""
+    """For an inconclusive comparison: how to reach a conclusion."""
     more_events: int | None = None
-    """About how many more events would decide, where that can be estimated."""
+    """The estimated number of further events that would give a conclusion, if it can be estimated."""
 
     def __str__(self) -> str:
-        return self.said(f"{self.arm} better", f"{self.arm} worse")
+        return self.describe(f"{self.arm} better", f"{self.arm} worse")
 
-    def said(self, better: str, worse: str) -> str:
-        """In words, with these for better and worse."""
-        conflicting = self.kind == "inconclusive" and self.conflicting
-        return f"{'conflicting' if conflicting else called(better, worse)[self.kind]}{self.detail}"
+    def describe(self, better: str, worse: str) -> str:
+        """Return the verdict in words, with these words for "better" and "worse"."""
+        if self.kind == "inconclusive" and self.conflicting:
+            return f"conflicting{self.detail}"
+        return f"{kind_names(better, worse)[self.kind]}{self.detail}"
 
     @property
     def action(self) -> Action:
+        """The action that this kind of verdict recommends."""
         return ACTIONS[self.kind]
+
+
+def verdict_over_seeds(comparison: Comparison) -> Verdict:
+    """Return the verdict that the interval over seeds gives alone."""
+    is_unknown = comparison.kind == "inconclusive" and math.isnan(comparison.difference.low)
+    next_step = MORE_SEEDS if is_unknown and not comparison.same_runs else ""
+    detail = _seed_detail(comparison)
+    return Verdict(comparison.kind, comparison.arm, comparison.baseline, detail=detail, next_step=next_step)
+
+
+def _seed_detail(c: Comparison) -> str:
+    if c.kind == "diverged":
+        return f": {c.arm} diverged in {c.diverged} of {c.seeds}, {c.baseline} in {c.baseline_diverged}"
+    if c.same_runs:
+        return f": {SAME_RUNS}"
+    if c.kind == "inconclusive":
+        return ONE_SEED.removeprefix("undecided") if math.isnan(c.difference.low) else ""
+    if c.kind == "equivalent":
+        return ": exactly equal"
+    if not c.random:
+        return " (exact: nothing is random)"
+    if c.difference.half_width == 0:
+        return ", by the same amount under every seed: seeds may have no effect here"
+    return floor_qualifier(c)
+
+
+def floor_qualifier(comparison: Comparison) -> str:
+    """Return the text to add to a verdict whose difference is smaller than the noise floor."""
+    return ", below the noise floor" if comparison.is_below_floor else ""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do, for someone who reads one line; the reasons are for someone who reads five."""
+    """The recommended action with its reasons."""
 
     verdict: Verdict
     effect: str
-    """What was measured, in one clause: "GAUC is 0.30 points higher (85.20 -> 85.50)"."""
+    """The measured effect in one clause: "GAUC is 0.30 points higher (85.20 -> 85.50)"."""
     reasons: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers behind it, for `--json`."""
-    useless: str = ""
-    """Why nothing is to be recommended, whatever the verdict, in one clause."""
+    """The numbers behind the recommendation, for JSON."""
+    objection: str = ""
+    """Why nothing can be recommended although there is a verdict, in one clause; empty if there is no objection."""
 
     @property
     def action(self) -> Action:
-        return "undecided" if self.useless else self.verdict.action
+        """The recommended action; "undecided" if there is an objection."""
+        return "undecided" if self.objection else self.verdict.action
 
     @property
     def headline(self) -> str:
-        """The first line of the console and of the page."""
+        """The first line of the console output and of the page."""
         verdict = self.verdict
-        if self.useless:
-            return f"Undecided: {self.useless}."
-        step = verdict.next_step or "more data would tell"
+        if self.objection:
+            return f"Undecided: {self.objection}."
+        step = verdict.next_step or "more data would give a conclusion"
         texts: dict[Kind, str] = {
             "better": f"Switch to {verdict.arm}: {self.effect}.",
             "worse": f"Stay with {verdict.baseline}: {self.effect}.",
@@ -96,6 +126,7 @@ class Recommendation:
         return texts[verdict.kind]
 
     def as_json(self) -> dict[str, Any]:
+        """Return the recommendation as plain values, for JSON."""
         verdict = self.verdict
         return {
             "action": self.action,
@@ -108,38 +139,3 @@ class Recommendation:
             "reasons": list(self.reasons),
             **self.values,
         }
-
-
-def sign(interval: Interval) -> int:
-    """On which side of 0 an interval lies; 0 if it holds 0, or if there is none."""
-    return int(interval.low > 0) - int(interval.high < 0)
-
-
-def within(interval: Interval, matters: float) -> bool:
-    """Does all of an interval lie within `matters` of 0?"""
-    return -matters <= interval.low and interval.high <= matters
-
-
-Place = Literal["above", "below", "within", "open"]
-
-
-def place(interval: Interval, matters: float) -> Place:
-    """Where an interval lies: on one side of 0; else around it within `matters`, or further."""
-    if sign(interval):
-        return "above" if sign(interval) > 0 else "below"
-    return "within" if within(interval, matters) else "open"
-
-
-def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -> tuple[Kind, bool]:
-    """The kind that intervals of one difference come to together, and whether they conflict.
-
-    `equivalent` where all lie within `matters` of 0, whether they hold 0 or not; else `better` or `worse` where all
-    exclude 0 on one side; else `inconclusive`.
-    """
-    signs = {sign(interval) for interval in intervals}
-    conflicting = {-1, 1} <= signs
-    if all(within(interval, matters) for interval in intervals):
-        return "equivalent", conflicting
-    if len(signs) == 1 and 0 not in signs:
-        return ("better" if signs == {1 if better == "higher" else -1} else "worse"), False
-    return "inconclusive", conflicting

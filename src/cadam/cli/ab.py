@@ -12,20 +12,30 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cadam_paper.harness import command
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import Experiment, Plan
+from cadam_paper.harness.report import Heading
+from cadam_paper.harness.runner import Request
+from cadam_paper.harness.scoreboard import Scoreboard
+
 from ..ab import runs
+from ..ab import study as studies
 from ..ab.labelled import Labelled, has_gauc, no_gauc
-from ..ab.recommendation import listed
+from ..ab.report import palette
+from ..ab.results import Results, RunSpec
 from ..ab.study import AS_IT_IS as AS_IT_IS
-from ..ab.study import MAIN, Study, experiment_of
+from ..ab.study import MAIN, MEASURE, Study
+from ..ab.text import join_words
 from ..ab.verdict import ACTIONS
-from ..ab.watch import Watch
 from ..atomic_write import replace_file
 from ..online import run_config as given
 from ..online.data.events import Batch
@@ -35,15 +45,8 @@ from ..online.data.validation import check_columns, check_uri
 from ..online.metrics.stream import clicks
 from ..online.models.model_file import OptimizerSpec
 from ..online.monitoring import reject_limit
-from ..online.monitoring.status_page import HELP
 from ..online.per_event import EventByEvent
-from ..statistics.comparison import NoLearningRateError
-from ..trials import command, palette
-from ..trials.cache import Cache
-from ..trials.experiment import Experiment
-from ..trials.report import Heading
-from ..trials.runner import Request
-from ..trials.scoreboard import Scoreboard
+from ..statistics.learning_rates import NoLearningRateError
 from . import arguments
 from . import run as online
 from .exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
@@ -94,7 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the report, as .html; its numbers and schema go beside it as JSON (default: ab/NAME/report.html)",
     )
-    parser.add_argument("--serve", metavar="[HOST:]PORT", help=HELP)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -122,16 +124,9 @@ def run(options: argparse.Namespace) -> int:
     title = f"{' against '.join(study.arms)} on {study.data}: predict, then learn"
     board = Scoreboard(asked.name, title, study.arms, SHOWN, AS_IT_IS)
     request = Request(replace(asked, again=again(options)), asked.plan("full", options.seeds))
-    try:
-        watch = Watch(options.serve, study, request, options.left_out) if options.serve else nullcontext()
-    except (ValueError, ImportError) as error:
-        print(f"cadam ab: {error}", file=sys.stderr)
-        return NO_PACKAGE if isinstance(error, ImportError) else USAGE
-    with redirect_stdout(said), watch as told:  # what a model prints, too
-        if told is not None:
-            print(f"status page: {told.server.url}")
+    with redirect_stdout(said):  # what a model prints, too
         try:
-            code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json, told)
+            code = command.with_scoreboard([request], board, Cache(options.cache), options.force, options.json)
             numbers = command.as_json(request)
         except NoLearningRateError as error:
             why = f"{error}; compare again with lower ones (--lr)"
@@ -182,7 +177,7 @@ def check_free(output: Path, mark: str, schema: Schema, data: Sequence[Path]) ->
     if beside.exists() and not same and not _is_schema(beside, schema):
         taken.append(beside)
     if taken:
-        names = listed(map(str, taken))
+        names = join_words(map(str, taken))
         what = "exists and is not a report" if len(taken) == 1 else "exist and are not reports"
         raise ValueError(f"{names} {what} of this comparison: move what is there, or name another --output")
 
@@ -295,7 +290,7 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
         grid=grid,
         tuning_share=options.tuning_share,
         blocks=options.blocks,
-        events={"quick": events, "full": events},
+        events=events,
         planted=planted,
         more=more,
         matters=options.matters,
@@ -303,9 +298,25 @@ def experiment(options: argparse.Namespace) -> tuple[Study, Experiment]:
     seconds = 1e-4 * events * options.seeds * (len(arms) * (1 + len(study.planted)) + 1)
     title = f"{' against '.join(reversed(arms))} on {options.data}"
     shows = f"{events:,} events, predicted by the model {asked.model} and then learnt from."
-    return study, experiment_of(
-        study, title, shows, {"quick": seconds, "full": seconds}, {"quick": 5, "full": 5}, claim="", notes=NOTES
+    return study, Experiment(
+        name=study.name,
+        title=title,
+        shows=shows,
+        claim="",
+        measure=MEASURE,
+        run_specs=partial(_specs, study),
+        compute=studies.runs_compute,
+        summary=partial(studies.summary, study),
+        figures=partial(studies.figures, study),
+        weight=studies.length,
+        seconds={"quick": seconds, "full": seconds},
+        seeds={"quick": 5, "full": 5},
+        notes=NOTES,
     )
+
+
+def _specs(study: Study, plan: Plan, found: Results) -> Sequence[RunSpec]:
+    return studies.run_specs(study, plan.seeds, found)
 
 
 def again(options: argparse.Namespace) -> str:

@@ -1,9 +1,9 @@
-"""Are two optimizers different, and by how much? Once, for all experiments.
+"""Paired comparison of two optimizers over seeds.
 
-Seeds are paired: both arms meet the same initial weights, batches and noise under one seed, and it is their
-difference, seed by seed, whose mean and 95% t interval are given. Beside it stands the A/A noise floor: how far two
-means of one and the same optimizer may lie apart when only the seeds differ. There the true difference is 0, so the
-floor reaches as far to either side of it, however far apart the two happened to be.
+Under one seed both arms start from the same weights and meet the same batches and noise. The comparison is therefore
+about the difference seed by seed: its mean and 95% t interval. Beside it stands the A/A noise floor, which says how far
+apart two means of the same optimizer lie when only the seeds differ. The true A/A difference is 0, so the noise floor
+is symmetric around 0 and does not depend on how far apart the two means happened to be.
 """
 
 from __future__ import annotations
@@ -11,22 +11,68 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
-from ..ab.verdict import KINDS, MORE_SEEDS, ONE_SEED, SAME_RUNS, Better, Kind, Verdict, judge
-from ..trials.experiment import Results, Row
-from .intervals import Interval as Interval
-from .intervals import interval as interval
-from .intervals import t_quantile as t_quantile
+from .intervals import Interval, interval, t_quantile
+
+Better = Literal["lower", "higher"]
+"""Whether lower or higher values of a metric are better."""
+Kind = Literal["better", "worse", "equivalent", "inconclusive", "diverged"]
+"""The possible conclusions of a comparison."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Position = Literal["above", "below", "within", "open"]
+"""Where an interval lies relative to 0 and to the smallest difference that matters."""
 
 
-class NoLearningRateError(ValueError):
-    """An optimizer that diverged at every learning rate of its grid."""
+def sign(interval: Interval) -> int:
+    """Return the side of 0 on which an interval lies: 1, -1, or 0 if it contains 0 or has no ends."""
+    return int(interval.low > 0) - int(interval.high < 0)
+
+
+def is_within(interval: Interval, matters: float) -> bool:
+    """Return whether the whole interval lies within `matters` of 0."""
+    return -matters <= interval.low and interval.high <= matters
+
+
+def position(interval: Interval, matters: float) -> Position:
+    """Return "above" or "below" for an interval that excludes 0, otherwise "within" or "open"."""
+    if side := sign(interval):
+        return "above" if side > 0 else "below"
+    return "within" if is_within(interval, matters) else "open"
+
+
+def judge(intervals: Sequence[Interval], better: Better, matters: float = 0.0) -> tuple[Kind, bool]:
+    """Combine several intervals of one difference into one conclusion.
+
+    Args:
+        intervals: Intervals of the same difference, for example over seeds, users and time.
+        better: Whether lower or higher values are better.
+        matters: The smallest difference of practical use.
+
+    Returns:
+        The kind, and whether intervals exclude 0 on different sides. The kind is "equivalent" if all intervals lie
+        within `matters` of 0, "better" or "worse" if all of them exclude 0 on the same side, otherwise "inconclusive".
+    """
+    signs = {sign(each) for each in intervals}
+    is_conflicting = {-1, 1} <= signs
+    if all(is_within(each, matters) for each in intervals):
+        return "equivalent", is_conflicting
+    if len(signs) == 1 and 0 not in signs:
+        return ("better" if signs == {1 if better == "higher" else -1} else "worse"), False
+    return "inconclusive", is_conflicting
 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The difference of the means of two independent sets with equal variance, with its 95% interval."""
+    """Return the difference of the means of two independent samples of equal variance, with its 95% interval.
+
+    This is the classical two-sample interval of Student's t with a pooled variance.
+
+    Args:
+        first: Values under one set of seeds.
+        second: Values of the same optimizer under other seeds.
+    """
     if not first or not second:
         return Interval(math.nan, math.nan, math.nan, 0)
     n, m = len(first), len(second)
@@ -40,7 +86,7 @@ def noise_floor(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm against its baseline, over paired seeds."""
+    """The comparison of an arm with its baseline over paired seeds."""
 
     arm: str
     baseline: str
@@ -53,53 +99,30 @@ class Comparison:
     baseline_diverged: int
     seeds: int
     random: bool
+    """Whether seeds are a random sample. If False, the difference is exact."""
     noise: Interval | None
-    """A/A: the baseline's test seeds minus as many others."""
+    """The A/A difference: the baseline's test seeds minus as many other seeds."""
     same_runs: bool = False
-    """Do seeds change nothing? Then they are no evidence; see `without_seeds`."""
+    """Whether every seed gives the same run. Seeds are then no evidence; see `without_seeds`."""
 
     @property
     def floor(self) -> float:
-        """Two means of the baseline under other seeds lie within it 19 times in 20; nan where that is not known."""
+        """The A/A noise floor: 19 of 20 A/A differences are smaller. It is nan if it is unknown."""
         return math.nan if self.noise is None else self.noise.half_width
 
     @property
-    def qualifier(self) -> str:
-        """What has to be added where a difference is smaller than the floor."""
-        if self.kind in ("better", "worse") and abs(self.difference.mean) < self.floor:
-            return ", below the noise floor"
-        return ""
+    def is_below_floor(self) -> bool:
+        """Whether the difference excludes 0 but is smaller than the noise floor."""
+        return self.kind in ("better", "worse") and abs(self.difference.mean) < self.floor
 
     @property
     def kind(self) -> Kind:
+        """The conclusion from the interval over seeds alone."""
         if self.diverged or self.baseline_diverged:
             return "diverged"
         d = self.difference
         exact = d if self.random else Interval(d.mean, d.mean, d.mean, d.count)
         return judge([exact], self.better)[0]
-
-    @property
-    def verdict(self) -> Verdict:
-        unknown = self.kind == "inconclusive" and math.isnan(self.difference.low)
-        step = MORE_SEEDS if unknown and not self.same_runs else ""
-        return Verdict(self.kind, self.arm, self.baseline, detail=self._detail(), next_step=step)
-
-    def _detail(self) -> str:
-        if self.kind == "diverged":
-            return (
-                f": {self.arm} diverged in {self.diverged} of {self.seeds}, {self.baseline} in {self.baseline_diverged}"
-            )
-        if self.same_runs:
-            return f": {SAME_RUNS}"
-        if self.kind == "inconclusive":
-            return ONE_SEED.removeprefix("undecided") if math.isnan(self.difference.low) else ""
-        if self.kind == "equivalent":
-            return ": exactly equal"
-        if not self.random:
-            return " (exact: nothing is random)"
-        if self.difference.half_width == 0:
-            return ", by the same in every seed: they may not matter here"
-        return self.qualifier
 
 
 def compare(
@@ -111,16 +134,26 @@ def compare(
     repeat: Mapping[int, float] | None = None,
     random: bool = True,
 ) -> Comparison:
-    """Compare a metric by seed with that of a baseline; `repeat` is the baseline under other seeds, for A/A."""
+    """Compare a metric of an arm with that of its baseline, seed by seed.
+
+    Args:
+        arm: The metric of the arm by seed.
+        baseline: The metric of the baseline by seed.
+        names: The names of the arm and of the baseline.
+        better: Whether lower or higher values are better.
+        repeat: The metric of the baseline under other seeds, for the A/A noise floor.
+        random: Whether seeds are a random sample.
+
+    Raises:
+        ValueError: If arm and baseline have different seeds, or `repeat` shares seeds with the baseline.
+    """
     if set(arm) != set(baseline):
-        alone = sorted(set(arm) ^ set(baseline))
-        raise ValueError(f"{names[0]} and {names[1]} must have the same seeds; only one of them has {alone}")
+        unpaired = sorted(set(arm) ^ set(baseline))
+        raise ValueError(f"{names[0]} and {names[1]} must have the same seeds; only one of them has {unpaired}")
     if repeat is not None and (common := sorted(set(repeat) & set(baseline))):
-        raise ValueError(f"A/A needs other seeds than the comparison; both have {common}")
+        raise ValueError(f"the A/A test needs other seeds than the comparison; both have {common}")
     both = [seed for seed in arm if math.isfinite(arm[seed]) and math.isfinite(baseline[seed])]
-    noise = None
-    if repeat is not None:
-        noise = noise_floor(_finite(baseline), _finite(repeat))
+    noise = None if repeat is None else noise_floor(_finite(baseline), _finite(repeat))
     return Comparison(
         *names,
         better,
@@ -136,109 +169,10 @@ def compare(
 
 
 def without_seeds(comparison: Comparison) -> Comparison:
-    """The comparison where every seed gives the same run: an interval over seeds and a noise floor are not known."""
+    """Return a comparison without interval over seeds and noise floor, for arms whose seeds all give the same run."""
     d = comparison.difference
     return replace(comparison, difference=Interval(d.mean, math.nan, math.nan, d.count), noise=None, same_runs=True)
 
 
 def _finite(values: Mapping[int, float]) -> list[float]:
     return [value for value in values.values() if math.isfinite(value)]
-
-
-def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str) -> str:
-    """How comparisons came out, none left out, as in "lower in 3 of 8 problems, higher in 0, undecided in 5"."""
-    kinds, seeds = [c.kind for c in comparisons], max(c.seeds for c in comparisons)
-    if seeds == 1 and all(c.random for c in comparisons):
-        return ONE_SEED
-    won, lost = kinds.count("better"), kinds.count("worse")
-    few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
-    total = len(kinds)
-    small = sum(bool(c.qualifier) for c in comparisons)
-    less = f"; {small} of these {won + lost} below the noise floor" if small else ""
-    return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}{less}"
-
-
-def family_row(what: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
-    """Many problems in one line: where the arm is better and where worse, and how many of each kind there are."""
-    kinds: tuple[str, ...] = KINDS
-    places = {kind: [name for name, c in comparisons.items() if c.kind == kind] for kind in kinds}
-    seeds = max(c.seeds for c in comparisons.values())
-    counts = ", ".join(f"{kind} {len(names)}" for kind, names in places.items())
-    named = "; ".join(f"{kind} in {', '.join(places[kind])}" for kind in ("better", "worse") if places[kind])
-    return Row(
-        what,
-        "",
-        named or f"{len(comparisons)} problems",
-        "",
-        seeds,
-        seconds,
-        ONE_SEED if seeds == 1 else counts,
-        values={**{kind: float(len(names)) for kind, names in places.items()}, "problems": float(len(comparisons))},
-    )
-
-
-def row(what: str, paper: str, comparison: Comparison, seconds: float, digits: int = 3) -> Row:
-    """A comparison as a line of the table."""
-    c, spec = comparison, f".{digits}f"
-    values = {
-        c.arm: c.mean,
-        c.baseline: c.baseline_mean,
-        "difference": c.difference.mean,
-        "low": c.difference.low,
-        "high": c.difference.high,
-        f"{c.arm} diverged": float(c.diverged),
-        f"{c.baseline} diverged": float(c.baseline_diverged),
-    }
-    floor = ""
-    if c.noise is not None:
-        values |= {"noise floor": c.floor, "A/A difference": c.noise.mean}
-        seen = f"{abs(c.noise.mean):{spec}} seen"
-        floor = seen if math.isnan(c.floor) else f"±{c.floor:{spec}} ({seen})"
-    return Row(
-        what,
-        paper,
-        f"{c.arm} {c.mean:{spec}}, {c.baseline} {c.baseline_mean:{spec}}",
-        "none: all diverged" if c.difference.count == 0 else f"{c.difference:+{spec}}",
-        c.seeds,
-        seconds,
-        str(c.verdict),
-        floor,
-        values,
-        c.kind,
-    )
-
-
-# Learning rates ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The best learning rate of a grid, on tuning seeds."""
-
-    arm: str
-    lr: float
-    means: Mapping[float, float]
-    """The metric at each learning rate; nan where a run diverged."""
-
-    @property
-    def warning(self) -> str | None:
-        """What the grid leaves open."""
-        if len(self.means) == 1:
-            return f"{self.arm}: one learning rate ({self.lr:g}), nothing was chosen"
-        if self.lr in (min(self.means), max(self.means)):
-            end = "lowest" if self.lr == min(self.means) else "highest"
-            return f"{self.arm}: the best learning rate, {self.lr:g}, is the {end} of its grid; look beyond it"
-        return None
-
-
-def choose_lr(arm: str, tuning: Results, metric: str, better: Better) -> Choice:
-    """The learning rate with the best mean over tuning seeds. One at which any run diverged is not chosen."""
-    means = {
-        lr: float(np.mean(list(tuning.where(lr=lr).metric(metric).values())))
-        for lr in sorted({result.cell.lr for result in tuning})
-    }
-    usable = {lr: mean for lr, mean in means.items() if math.isfinite(mean)}
-    if not usable:
-        raise NoLearningRateError(f"{arm} diverged at every learning rate of its grid: {sorted(means)}")
-    sign = 1 if better == "lower" else -1
-    return Choice(arm, min(usable, key=lambda lr: (sign * usable[lr], lr)), {**means, **usable})

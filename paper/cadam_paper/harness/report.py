@@ -1,7 +1,7 @@
 """The report: one HTML file that holds everything, in the order a reader asks.
 
 At the top a table of verdicts with a small picture of each; then for every experiment what to do, the first figure, the
-verdict, the other figures, and, folded, all numbers and the choices made. Every number on it comes from the cells of a
+verdict, the other figures, and, folded, all numbers and the choices made. Every number on it comes from the specs of a
 cache or an archive.
 """
 
@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..ab.verdict import Kind, Recommendation, called
-from . import palette
-from .experiment import Experiment, Plan, Row, Summary
+from cadam.ab.report import palette
+from cadam.ab.summary import Row, Summary
+from cadam.ab.verdict import Recommendation, kind_names
+from cadam.statistics.comparison import Kind
+
+from .experiment import Experiment, Plan
 from .runner import Request
 
 if TYPE_CHECKING:
@@ -106,20 +109,21 @@ def _overview(found: Iterable[tuple[Request, Summary | None]]) -> str:
 
 def _advice(recommendation: Recommendation) -> str:
     chip = _chip(recommendation.verdict.kind, recommendation.action)
-    return f"{chip} {escape(recommendation.useless or recommendation.effect)}"
+    return f"{chip} {escape(recommendation.objection or recommendation.effect)}"
 
 
 def _main_rows(rows: Sequence[Row]) -> list[Row]:
-    """The comparisons by the measure that comes first, where rows are called "condition: measure"; else all of them."""
+    """The comparisons by the first measure, if rows are labeled "condition: measure"; otherwise all comparisons."""
     compared = [row for row in rows if row.verdict_kind is not None]
-    named = [row.what.partition(": ") for row in compared]
+    named = [row.label.partition(": ") for row in compared]
     measure = named[0][2] if named else ""
     alike = [row for row, (_, _, of) in zip(compared, named, strict=True) if of == measure]
     conditions = {condition for condition, _, of in named if of}
-    return alike if measure and {row.what.partition(": ")[0] for row in alike} == conditions else compared
+    has_all = {row.label.partition(": ")[0] for row in alike} == conditions
+    return alike if measure and has_all else compared
 
 
-_WORDS = called("better", "worse")
+_WORDS = kind_names("better", "worse")
 
 
 def _chip(kind: Kind, text: str) -> str:
@@ -142,7 +146,7 @@ def _forest(rows: Sequence[Row]) -> str:
             low,
             row.values.get("difference", (low + high) / 2),
             high,
-            f"{row.what}: {row.interval}",
+            f"{row.label}: {row.interval}",
         )
         for row, low, high in ends
     ]
@@ -174,7 +178,7 @@ def _state(request: Request) -> str:
     if request.unknown:
         return f"Not known: {request.unknown}."
     done, missing = len(request.results), len(request.missing)
-    return f"Not complete: {done} of at least {done + missing} cells are there, the others failed or were not run."
+    return f"Not complete: {done} of at least {done + missing} specs are there, the others failed or were not run."
 
 
 def _section(request: Request, summary: Summary | None, title: str) -> str:
@@ -258,15 +262,15 @@ _COLUMNS = {
 
 def _table(rows: Sequence[Row]) -> str:
     """All rows; the column of the paper's numbers only where the paper has one."""
-    columns = {name: label for name, label in _COLUMNS.items() if name != "paper" or any(row.paper for row in rows)}
+    columns = {name: label for name, label in _COLUMNS.items() if name != "paper" or any(row.reference for row in rows)}
     lines = []
     for row in rows:
         texts = dict(
             zip(
                 _COLUMNS,
                 (
-                    row.what,
-                    row.paper or "no number",
+                    row.label,
+                    row.reference or "no number",
                     row.measured,
                     row.interval,
                     row.noise_floor,
@@ -276,13 +280,13 @@ def _table(rows: Sequence[Row]) -> str:
                 strict=True,
             )
         )
-        cells = (
+        specs = (
             f'<td data-label="{label}">{_dot(row.verdict_kind) if name == "verdict" else ""}{escape(texts[name])}</td>'
             if texts[name]
             else '<td class="empty"></td>'
             for name, label in columns.items()
         )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+        lines.append(f"<tr>{''.join(specs)}</tr>")
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     wide = "" if "paper" in columns else " own"
     return (
@@ -304,9 +308,9 @@ def _facts(request: Request) -> str:
     devices = _distinct(r.provenance.device for r in results)
     memory = max(r.provenance.peak_memory for r in results) / 1e6
     beside = request.experiment.side_by_side
-    each = "at once" if beside is not None and any(beside(r.cell) for r in results) else "each"
+    each = "at once" if beside is not None and any(beside(r.spec) for r in results) else "each"
     return (
-        f"{len(results)} cells, {duration(results.seconds)} of computing in all, at most {memory:.0f} MB {each}; "
+        f"{len(results)} specs, {duration(results.seconds)} of computing in all, at most {memory:.0f} MB {each}; "
         f"{devices}; {versions}."
     )
 
@@ -421,7 +425,7 @@ summary{{cursor:pointer}} footer{{margin-top:3rem;color:var(--muted);font-size:.
  td:nth-child(n+3):nth-child(-n+6),.own td:nth-child(3){{white-space:normal}}
  td::before{{content:attr(data-label);position:absolute;left:0;color:var(--muted)}}
  td:first-child,.overview td{{font-weight:600;padding-left:0}} .overview td{{font-weight:inherit}}
- .recommendation .overview tr{{display:table-row}} .recommendation .overview td{{display:table-cell}}
+ .recommendation .overview tr{{display:table-row}} .recommendation .overview td{{display:table-spec}}
  .recommendation .forest{{width:8rem}}
  figure svg{{min-width:52rem}} .hint{{display:block;color:var(--accent)}}
  figure div{{border-right:3px dotted var(--accent)}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cadam.trials.rate_pairs import Pair, summary
-from cadam.trials.rates import RateCurve
+from cadam_paper.harness.rate_pairs import Pair, summary
+from cadam_paper.harness.rates import RateCurve
 
 RATES = (1e-4, 1e-3, 1e-2)
 
@@ -30,9 +30,9 @@ def test_the_rate_that_explains_a_margin_is_the_lowest_at_which_the_difference_r
 
 
 def test_the_explanation_is_a_row_beside_the_papers_margin() -> None:
-    rows = {row.what: row for row in summary({"wind": pair(2.0)}, near=1.0, same_data=True).rows}
+    rows = {row.label: row for row in summary({"wind": pair(2.0)}, near=1.0, same_data=True).rows}
     row = rows["wind: the rate at which the difference is the paper's"]
     assert row.values["times the best"] == pytest.approx(10**0.5)
-    assert row.paper == "+2.00"
-    other = [row.what for row in summary({"wind": pair(2.0)}, near=1.0, same_data=False).rows]
+    assert row.reference == "+2.00"
+    other = [row.label for row in summary({"wind": pair(2.0)}, near=1.0, same_data=False).rows]
     assert not any("the paper's" in what for what in other), "on other data a margin is not to be explained"

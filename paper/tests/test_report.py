@@ -1,4 +1,4 @@
-"""The report: every number from the cells, one file, and a real browser finds nothing wrong with it."""
+"""The report: every number from the specs, one file, and a real browser finds nothing wrong with it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from walks import TUNED, WALK, make_spec
 
-from cadam.ab.verdict import Kind
-from cadam.trials import palette, report, runner
-from cadam.trials.cache import Cache
-from cadam.trials.experiment import Outcome, Plan, Row, Summary
-from cadam.trials.runner import Request
+from cadam.ab.report import palette
+from cadam.ab.results import Outcome
+from cadam.ab.summary import Row, Summary
+from cadam.statistics.comparison import Kind
 from cadam_paper import catalog
-from tests.trials.walks import TUNED, WALK, make_cell
+from cadam_paper.harness import report, runner
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.runner import Request
 
 HEADING = report.Heading("Walks", ("Where they lead.",))
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    cache = Cache(tmp_path / "cells")
+    cache = Cache(tmp_path / "specs")
     runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], cache, jobs=1, tell=lambda event: None)
     return cache
 
@@ -39,8 +42,8 @@ def test_the_same_cells_give_the_same_page(cache: Cache) -> None:
 
 def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
     before = page(cache)
-    cell = make_cell("CAdam", 0.1, 1)
-    old = cache.load(WALK, cell)
+    spec = make_spec("CAdam", 0.1, 1)
+    old = cache.load(WALK, spec)
     assert old is not None
     moved = {**old.outcome.metrics, "loss": old.outcome.metrics["loss"] + 3.0}
     walk = {"walk": -old.outcome.curves["walk"]}
@@ -53,7 +56,7 @@ def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
 def test_memory_is_that_of_all_where_cells_ran_side_by_side(cache: Cache) -> None:
     request = runner.read(cache, WALK, Plan("quick", 3))
     assert re.search(r"at most \d+ MB each;", report.page([request], HEADING))
-    request.experiment = dataclasses.replace(WALK, side_by_side=lambda cell: cell.seed == 1)
+    request.experiment = dataclasses.replace(WALK, side_by_side=lambda spec: spec.seed == 1)
     assert re.search(r"at most \d+ MB at once;", report.page([request], HEADING))
 
 
@@ -81,7 +84,7 @@ def test_the_order_is_figure_verdict_table_command_versions(cache: Cache) -> Non
 def test_an_incomplete_experiment_shows_no_numbers(cache: Cache) -> None:
     text = page(cache, seeds=4)
     section = text.partition('<section id="walk">')[2].partition("</section>")[0]
-    assert "Not complete: 6 of at least 8 cells" in section
+    assert "Not complete: 6 of at least 8 specs" in section
     assert "cadam reproduce walk --quick --seeds 4" in section
     assert "<table>" not in section
     assert "mean loss is" not in section

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .experiment import Array
+    from cadam.statistics.intervals import Array
 
 NEEDS = "figures need matplotlib: in a clone of the project, pip install '.[online]'"
 """What to say where it is not installed."""

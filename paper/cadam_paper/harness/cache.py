@@ -1,14 +1,14 @@
 """The cache: results on the user's disk, a file each, named by a hash of what was computed.
 
-The name covers the cell, the version of its experiment, and the versions of cadam and torch. Editing code changes none
+The name covers the spec, the version of its experiment, and the versions of cadam and torch. Editing code changes none
 of them: whoever changes what an experiment computes raises its version.
 
 A file is either whole or not there: it is written beside its place, flushed to the disk and renamed. It carries a
 checksum of its content, and its name follows from its content, so a file that was cut short, edited or put in another
 file's place is found out.
 
-Processes that share a cache claim a cell before they compute it: a lock on one byte of the file `.claims`, at a place
-given by the cell's hash. The system releases it when the process ends, however it ends.
+Processes that share a cache claim a spec before they compute it: a lock on one byte of the file `.claims`, at a place
+given by the spec's hash. The system releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -29,33 +29,36 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic_write import replace_file
+from cadam.ab.results import Outcome, Provenance, Result, RunSpec
+from cadam.atomic_write import replace_file
+from cadam.statistics.intervals import Array
+
 from .archive import Archive, DamagedResultsError
-from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result, Scale
+from .experiment import Experiment, Plan, Scale
 
-FORMAT = "cadam cell 2"
+FORMAT = "cadam spec 2"
 
 
-class DamagedCellError(ValueError):
+class DamagedResultError(ValueError):
     """A file of the cache that cannot be believed."""
 
 
-class BusyCellError(RuntimeError):
-    """A cell that another process is computing."""
+class RunInProgressError(RuntimeError):
+    """A spec that another process is computing."""
 
 
-def identity(experiment: Experiment, cell: Cell) -> str:
-    """The name of a cell's file: a hash of the cell, its experiment's version, and the versions of cadam and torch."""
+def identity(experiment: Experiment, spec: RunSpec) -> str:
+    """The name of a spec's file: a hash of the spec, its experiment's version, and the versions of cadam and torch."""
     import torch
 
     import cadam
 
-    return _identity(cell, experiment.version, {"cadam": cadam.__version__, "torch": torch.__version__})
+    return _identity(spec, experiment.version, {"cadam": cadam.__version__, "torch": torch.__version__})
 
 
-def _identity(cell: Cell, version: int, versions: Mapping[str, str]) -> str:
+def _identity(spec: RunSpec, version: int, versions: Mapping[str, str]) -> str:
     by = f"version {version}, cadam {versions['cadam']}, torch {versions['torch']}"
-    return hashlib.sha256(f"{by}\n{cell.key()}".encode()).hexdigest()[:40]
+    return hashlib.sha256(f"{by}\n{spec.key()}".encode()).hexdigest()[:40]
 
 
 class Cache:
@@ -70,56 +73,56 @@ class Cache:
         self.archive = archive
         self.any_versions = any_versions
 
-    def path(self, experiment: Experiment, cell: Cell) -> Path:
-        return self.root / cell.experiment / f"{identity(experiment, cell)}.json"
+    def path(self, experiment: Experiment, spec: RunSpec) -> Path:
+        return self.root / spec.experiment / f"{identity(experiment, spec)}.json"
 
-    def load(self, experiment: Experiment, cell: Cell) -> Result | None:
-        """The result of a cell, or None if neither the cache nor the archive has one."""
-        path = self.path(experiment, cell)
+    def load(self, experiment: Experiment, spec: RunSpec) -> Result | None:
+        """The result of a spec, or None if neither the cache nor the archive has one."""
+        path = self.path(experiment, spec)
         if self.any_versions and not path.exists():
-            path = self._by_cell.get((cell.key(), experiment.version), path)
+            path = self._by_cell.get((spec.key(), experiment.version), path)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            return self._archived(experiment, cell)
+            return self._archived(experiment, spec)
         except OSError as error:
-            raise DamagedCellError(f"{path}: {error}") from error
+            raise DamagedResultError(f"{path}: {error}") from error
         result = _read(path, content)
-        if result.cell != cell:
-            raise DamagedCellError(f"{path}: holds {result.cell}, not {cell}")
+        if result.spec != spec:
+            raise DamagedResultError(f"{path}: holds {result.spec}, not {spec}")
         return result
 
     @cached_property
     def _by_cell(self) -> dict[tuple[str, int], Path]:
-        """Where the result of each cell and version is, whatever computed it; a damaged file is nowhere."""
+        """Where the result of each spec and version is, whatever computed it; a damaged file is nowhere."""
         found = {}
         for path in self.root.glob("*/*.json"):
             with suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
                 body = json.loads(path.read_bytes())
-                found[Cell(**body["cell"]).key(), body["version"]] = path
+                found[RunSpec(**body["spec"]).key(), body["version"]] = path
         return found
 
-    def _archived(self, experiment: Experiment, cell: Cell) -> Result | None:
+    def _archived(self, experiment: Experiment, spec: RunSpec) -> Result | None:
         try:
-            return self.archive.find(experiment, cell) if self.archive is not None else None
+            return self.archive.find(experiment, spec) if self.archive is not None else None
         except DamagedResultsError as error:
-            raise DamagedCellError(str(error)) from error
+            raise DamagedResultError(str(error)) from error
 
     def save(self, experiment: Experiment, result: Result) -> Path:
-        """Cache a result, in the place of an older one if there is one. The caller has claimed the cell."""
-        path = self.path(experiment, result.cell)
+        """Cache a result, in the place of an older one if there is one. The caller has claimed the spec."""
+        path = self.path(experiment, result.spec)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _write(result, experiment.version), temporary=f".{path.stem}.new")
         return path
 
     @contextmanager
     def claim(self, name: str, *, wait: bool) -> Iterator[None]:
-        """Have the cell of this identity alone. Without `wait`, raise `BusyCellError` if another process has it."""
+        """Lock the run of this identity. Without `wait`, raise `RunInProgressError` if another process has it."""
         place, claims = int(name[:15], 16), _claims(self.root)
         try:
             fcntl.lockf(claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
         except (BlockingIOError, PermissionError) as error:
-            raise BusyCellError(name) from error
+            raise RunInProgressError(name) from error
         try:
             yield
         finally:
@@ -136,7 +139,7 @@ class Cache:
                 with self.claim(name, wait=False):
                     path.unlink(missing_ok=True)
                     removed.append(path)
-            except BusyCellError:
+            except RunInProgressError:
                 continue
         return removed
 
@@ -157,7 +160,7 @@ class Cache:
         except FileNotFoundError:
             plan = None
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedCellError(f"{path}: {error}; run `cadam reproduce {experiment.name}` again") from error
+            raise DamagedResultError(f"{path}: {error}; run `cadam reproduce {experiment.name}` again") from error
         if self.archive is not None and (plan is None or scale not in (None, plan.scale)):
             plan = self.archive.plan(experiment)
         return None if plan is None or scale not in (None, plan.scale) else plan
@@ -180,7 +183,7 @@ def _claims(root: Path) -> int:
 
 def _write(result: Result, version: int) -> bytes:
     body = {
-        "cell": asdict(result.cell),
+        "spec": asdict(result.spec),
         "version": version,
         "metrics": {name: _number(value) for name, value in result.outcome.metrics.items()},
         "curves": {name: _pack(np.asarray(curve)) for name, curve in result.outcome.curves.items()},
@@ -196,14 +199,14 @@ def _read(path: Path, content: bytes) -> Result:
             raise ValueError(f"not in the format {FORMAT!r}")
         if body.pop("checksum") != _checksum(body):
             raise ValueError("the checksum does not fit the content")
-        cell, provenance = Cell(**body["cell"]), Provenance(**body["provenance"])
-        if _identity(cell, body["version"], provenance.versions) != path.stem:
+        spec, provenance = RunSpec(**body["spec"]), Provenance(**body["provenance"])
+        if _identity(spec, body["version"], provenance.versions) != path.stem:
             raise ValueError("the name of the file does not fit its content")
         metrics = {name: float(value) for name, value in body["metrics"].items()}
         curves = {name: _unpack(packed) for name, packed in body["curves"].items()}
-        return Result(cell, Outcome(metrics, curves), provenance)
+        return Result(spec, Outcome(metrics, curves), provenance)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
-        raise DamagedCellError(f"{path}: {error}") from error
+        raise DamagedResultError(f"{path}: {error}") from error
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

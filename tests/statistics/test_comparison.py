@@ -1,27 +1,18 @@
-"""Intervals and verdicts, also where there is little or nothing to say."""
+"""Intervals, paired comparisons and the choice of a learning rate, also from few or diverged runs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cadam.ab.verdict import ONE_SEED
-from cadam.statistics.comparison import (
-    Comparison,
-    choose_lr,
-    compare,
-    family_row,
-    interval,
-    noise_floor,
-    row,
-    t_quantile,
-    tally,
-)
-from cadam.trials.experiment import TUNING_SEEDS, Outcome, Plan, Provenance, Result, Results, tuning_seeds
-from tests.trials.walks import make_cell
+from cadam.ab.results import evaluation_seeds, repeat_seeds, tuning_seeds
+from cadam.ab.summary import comparison_row
+from cadam.ab.verdict import ONE_SEED, floor_qualifier, verdict_over_seeds
+from cadam.statistics.comparison import compare, noise_floor
+from cadam.statistics.intervals import interval, t_quantile
+from cadam.statistics.learning_rates import choose_lr
 
 NAMES = ("CAdam", "Adam")
 
@@ -77,7 +68,7 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
     baseline = seeds(10.0, 20.0, 30.0, 40.0)
     arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
     found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
-    assert (found.kind, found.qualifier) == ("better", ", below the noise floor")
+    assert (found.kind, floor_qualifier(found)) == ("better", ", below the noise floor")
     assert found.difference.mean == pytest.approx(-1.015)
     assert compare(arm, baseline, names=NAMES, better="higher").kind == "worse"
 
@@ -102,30 +93,30 @@ def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() ->
             arm = {seed: value + ahead + 1e-4 * seed for seed, value in baseline.items()}
             found = compare(arm, baseline, names=NAMES, better="higher", repeat=repeat)
             assert found.floor == pytest.approx(half, abs=1e-6)
-            assert (found.kind, found.qualifier) == ("better", words)
-            line = row("loss", "", found, 1.0, 2)
+            assert (found.kind, floor_qualifier(found)) == ("better", words)
+            line = comparison_row("loss", "", found, 1.0, 2)
             assert line.noise_floor == f"±2.27 ({abs(shift):.2f} seen)"
             assert line.values["A/A difference"] == pytest.approx(-shift)
     undecided = compare(seeds(1.5, 1.9, 3.0), baseline, names=NAMES, better="higher", repeat=seeds(1, 9, 5, first=9))
-    assert (undecided.kind, undecided.qualifier) == ("inconclusive", "")
+    assert (undecided.kind, floor_qualifier(undecided)) == ("inconclusive", "")
 
 
 def test_two_single_runs_are_apart_without_a_floor() -> None:
     found = compare(seeds(3.0), seeds(1.0), names=NAMES, better="higher", repeat=seeds(4.0, first=100))
     assert math.isnan(found.floor)
-    assert row("loss", "", found, 1.0, 1).noise_floor == "3.0 seen"
+    assert comparison_row("loss", "", found, 1.0, 1).noise_floor == "3.0 seen"
 
 
 def test_an_interval_that_holds_0_is_inconclusive() -> None:
     found = compare(seeds(1.0, 2.0, 3.0), seeds(1.2, 1.9, 2.9), names=NAMES, better="lower")
     assert found.kind == "inconclusive"
-    assert row("loss", "", found, 1.0).verdict_kind == "inconclusive"
+    assert comparison_row("loss", "", found, 1.0).verdict_kind == "inconclusive"
 
 
 def test_one_seed_gives_no_verdict() -> None:
     found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower")
-    assert (found.kind, str(found.verdict)) == ("inconclusive", ONE_SEED)
-    assert row("loss", "", found, 1.0, 1).interval == "-4.0"
+    assert (found.kind, str(verdict_over_seeds(found))) == ("inconclusive", ONE_SEED)
+    assert comparison_row("loss", "", found, 1.0, 1).interval == "-4.0"
 
 
 def test_without_randomness_one_run_decides() -> None:
@@ -137,7 +128,10 @@ def test_without_randomness_one_run_decides() -> None:
 
 def test_without_variance_the_verdict_says_so() -> None:
     found = compare(seeds(1.0, 2.0), seeds(2.0, 3.0), names=NAMES, better="lower")
-    assert str(found.verdict) == "CAdam better, by the same in every seed: they may not matter here"
+    assert (
+        str(verdict_over_seeds(found))
+        == "CAdam better, by the same amount under every seed: seeds may have no effect here"
+    )
     same = compare(seeds(1.0, 2.0), seeds(1.0, 2.0), names=NAMES, better="lower")
     assert same.kind == "equivalent"
 
@@ -146,15 +140,15 @@ def test_without_variance_the_verdict_says_so() -> None:
 def test_a_diverged_run_is_not_averaged_away(bad: float) -> None:
     found = compare(seeds(1.0, 1.1, bad), seeds(2.0, 2.1, 2.0), names=NAMES, better="lower")
     assert found.kind == "diverged"
-    assert str(found.verdict) == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
+    assert str(verdict_over_seeds(found)) == "not comparable: CAdam diverged in 1 of 3, Adam in 0"
     assert found.difference.count == 2
-    assert row("loss", "", found, 1.0).values["CAdam diverged"] == 1
+    assert comparison_row("loss", "", found, 1.0).values["CAdam diverged"] == 1
 
 
 def test_all_diverged() -> None:
     found = compare(seeds(math.nan), seeds(math.nan), names=NAMES, better="lower", repeat=seeds(math.nan, first=9))
-    assert "diverged in 1 of 1" in str(found.verdict)
-    assert row("loss", "", found, 1.0).interval == "none: all diverged"
+    assert "diverged in 1 of 1" in str(verdict_over_seeds(found))
+    assert comparison_row("loss", "", found, 1.0).interval == "none: all diverged"
 
 
 def test_seeds_must_pair_and_a_a_must_not() -> None:
@@ -165,20 +159,12 @@ def test_seeds_must_pair_and_a_a_must_not() -> None:
 
 
 def test_the_kinds_of_seeds_never_meet() -> None:
-    plan = Plan("full", 1000)
-    kinds = [set(plan.test_seeds()), set(tuning_seeds(1000)), set(plan.repeat_seeds())]
+    kinds = [set(evaluation_seeds(1000)), set(tuning_seeds(1000)), set(repeat_seeds(1000))]
     assert len(set().union(*kinds)) == 3000
 
 
-def tuning(losses: dict[float, list[float]]) -> Results:
-    cost = Provenance(0, 0, "", {})
-    return Results(
-        [
-            Result(make_cell("CAdam", lr, TUNING_SEEDS + i), Outcome({"loss": loss}), cost)
-            for lr, values in losses.items()
-            for i, loss in enumerate(values)
-        ]
-    )
+def by_seed(losses: dict[float, list[float]]) -> dict[float, dict[int, float]]:
+    return {lr: dict(enumerate(values)) for lr, values in losses.items()}
 
 
 @pytest.mark.parametrize(
@@ -189,48 +175,22 @@ def tuning(losses: dict[float, list[float]]) -> Results:
         ({0.1: [1.0], 0.2: [2.0], 0.3: [3.0]}, 0.1, "lowest of its grid"),
         ({0.1: [3.0], 0.2: [2.0], 0.3: [1.0]}, 0.3, "highest of its grid"),
         ({0.1: [3.0, 3.0], 0.2: [2.0, 2.0], 0.3: [0.0, math.nan]}, 0.2, None),
-        ({0.1: [1.0]}, 0.1, "nothing was chosen"),
+        ({0.1: [1.0]}, 0.1, "only one learning rate"),
     ],
 )
 def test_the_best_learning_rate_and_the_edge_of_the_grid(
     losses: dict[float, list[float]], lr: float, warning: str | None
 ) -> None:
-    choice = choose_lr("CAdam", tuning(losses), "loss", "lower")
+    choice = choose_lr("CAdam", by_seed(losses), "lower")
     assert choice.lr == lr
     assert (choice.warning or "").find(warning or "") >= 0
     assert (choice.warning is None) == (warning is None)
 
 
 def test_higher_can_be_better() -> None:
-    assert choose_lr("CAdam", tuning({0.1: [3.0], 0.2: [1.0]}), "loss", "higher").lr == 0.1
+    assert choose_lr("CAdam", by_seed({0.1: [3.0], 0.2: [1.0]}), "higher").lr == 0.1
 
 
 def test_a_grid_that_only_diverges_is_an_error() -> None:
     with pytest.raises(ValueError, match="CAdam diverged at every"):
-        choose_lr("CAdam", tuning({0.1: [math.nan], 0.2: [math.inf]}), "loss", "lower")
-
-
-def test_a_tally_leaves_nothing_out() -> None:
-    def against(shift: float, seeds: int, spread: float = 0.01) -> Comparison:
-        adam = {seed: float(seed) for seed in range(seeds)}
-        cadam = {seed: value + shift + spread * (-1) ** seed for seed, value in adam.items()}
-        return compare(cadam, adam, names=("CAdam", "Adam"), better="lower")
-
-    mixed = [against(-1, 4), against(1, 4), against(0, 4), against(math.inf, 4)]
-    assert tally(mixed, "problems", "lower", "higher") == "lower in 1 of 4 problems, higher in 1, undecided in 2"
-    named = dict(zip(("a", "b", "c", "d"), mixed, strict=True))
-    line = family_row("CAdam against Adam", named, 1.0)
-    assert line.verdict == "better 1, worse 1, equivalent 0, inconclusive 1, diverged 1"
-    assert line.measured == "better in a; worse in b"
-    few = [against(0, 2)]
-    assert tally(few, "panels", "lower", "higher") == (
-        "lower in 0 of 1 panels, higher in 0, undecided in 1 (2 seeds; --full for more)"
-    )
-    spread_out = {seed: 40.0 * seed for seed in range(100, 104)}
-    small = [replace(each, noise=noise_floor([0.0, 1.0], list(spread_out.values()))) for each in mixed]
-    assert tally(small, "problems", "lower", "higher") == (
-        "lower in 1 of 4 problems, higher in 1, undecided in 2; 2 of these 2 below the noise floor"
-    )
-    one = against(-1, 1)
-    assert tally([one], "problems", "lower", "higher") == ONE_SEED
-    assert family_row("", {"a": one}, 1.0).verdict == ONE_SEED
+        choose_lr("CAdam", by_seed({0.1: [math.nan], 0.2: [math.inf]}), "lower")

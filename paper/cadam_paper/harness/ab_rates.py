@@ -7,15 +7,15 @@ judged by what is measured, under other seeds: what each arm can reach, and how 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..statistics.comparison import row
-from ..trials import palette
-from ..trials.experiment import Cell, Experiment, Plan, Results, Row, Scale, Summary
-from ..trials.rate_pairs import grown
-from ..trials.rates import RateCurve, draw, tolerance_row
-from .study import AS_IT_IS, BETTER, MAIN, MEASURE, NAMES, Study, compared, decide, evidence_rows, runs_compute
+from cadam.ab.report import palette
+from cadam.ab.results import Results, RunSpec, evaluation_seeds
+from cadam.ab.study import AS_IT_IS, BETTER, MAIN, NAMES, Study, compared, decide, evidence_rows
+from cadam.ab.summary import Row, Summary, comparison_row
+
+from .rate_pairs import grown
+from .rates import RateCurve, draw, tolerance_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,12 +28,12 @@ HIGHEST_LOSS = 1.4
 """The figure shows log losses up to so many times the least: the highest rates are far off."""
 
 
-def cells(study: Study, plan: Plan, found: Results) -> Sequence[Cell]:
+def run_specs(study: Study, seeds: int, found: Results) -> Sequence[RunSpec]:
     """Both arms at every rate of the grid, seed by seed, and at rates beyond it while the best one is at its end."""
 
-    def named(grid: Sequence[float]) -> list[Cell]:
+    def named(grid: Sequence[float]) -> list[RunSpec]:
         return [
-            study.cell(plan, arm, lr, seed, AS_IT_IS) for seed in plan.test_seeds() for lr in grid for arm in study.arms
+            study.spec(arm, lr, seed, AS_IT_IS) for seed in evaluation_seeds(seeds) for lr in grid for arm in study.arms
         ]
 
     def judged(results: Results) -> list[RateCurve]:
@@ -55,7 +55,7 @@ def pairs(study: Study, results: Results, arm: str, metric: str = MAIN) -> dict[
 
     def at(name: str, rates: Mapping[int, float]) -> Results:
         mine = results.tests().where(optimizer=name)
-        return Results([result for result in mine if result.cell.lr == rates[result.cell.seed]])
+        return Results([result for result in mine if result.spec.lr == rates[result.spec.seed]])
 
     found = {"each at its own best rate": {name: both[name].chosen() for name in (arm, study.baseline)}}
     for words, lr in ((f"{study.baseline}'s best rate", rate), ("three times that", base.above(rate))):
@@ -71,7 +71,7 @@ def summary(study: Study, results: Results) -> Summary:
             for what, pair in pairs(study, results, arm, metric).items():
                 line, seconds = f"{NAMES[metric]}: {what}", pair[0].seconds + pair[1].seconds
                 if metric != MAIN:
-                    rows.append(row(line, "", compared(pair, metric), seconds, digits=4))
+                    rows.append(comparison_row(line, "", compared(pair, metric), seconds, digits=4))
                     continue
                 decision = decide(study, pair)
                 rows += [decision.row(line, "", seconds), *evidence_rows(what, decision.found, len(pair[0]))]
@@ -101,22 +101,3 @@ def figures(study: Study, results: Results) -> Mapping[str, Figure]:
             panel.set_ylim(0.97 * least, HIGHEST_LOSS * least)
     axes[0, 0].legend(loc="best", fontsize=8)
     return {"Over learning rates, with 95% intervals over seeds; a ring marks the best rate.": figure}
-
-
-def experiment_of(
-    study: Study, title: str, shows: str, seconds: Mapping[Scale, float], seeds: Mapping[Scale, int], **more: Any
-) -> Experiment:
-    """The rate curves of a study as an experiment. Its cells are those of the A/B, which has some of them."""
-    return Experiment(
-        name=study.name.replace("ab-", "rates-", 1),
-        title=title,
-        shows=shows,
-        measure=MEASURE,
-        cells=partial(cells, study),
-        compute=more.pop("compute", runs_compute),
-        summary=partial(summary, study),
-        figures=partial(figures, study),
-        seconds=seconds,
-        seeds=seeds,
-        **more,
-    )

@@ -1,7 +1,7 @@
-"""Computes the cells that cache and archive lack, in this process or in several, and tells what happens as it happens.
+"""Computes the specs that cache and archive lack, in this process or in several, and tells what happens as it happens.
 
-Each cell is claimed, looked up once more, computed and stored by one and the same process, so that any number of runs
-can share a cache. Killing a run loses the cells in work and nothing else; running again goes on from there.
+Each spec is claimed, looked up once more, computed and stored by one and the same process, so that any number of runs
+can share a cache. Killing a run loses the specs in work and nothing else; running again goes on from there.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..statistics.comparison import NoLearningRateError
+from cadam.ab.results import TUNING_SEEDS, Provenance, Result, Results, RunSpec
+from cadam.statistics.learning_rates import NoLearningRateError
+
 from .archive import Archive
-from .cache import BusyCellError, Cache, DamagedCellError, identity
-from .experiment import OWN_DATA, TUNING_SEEDS, Cell, Experiment, Finished, Plan, Provenance, Result, Results
+from .cache import Cache, DamagedResultError, RunInProgressError, identity
+from .experiment import OWN_DATA, Experiment, Finished, Plan
 
 Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a cell. `elsewhere`: another process computed it meanwhile."""
+    """Something that happened to a spec. `elsewhere`: another process computed it meanwhile."""
 
     kind: Kind
     experiment: Experiment
-    cell: Cell
+    spec: RunSpec
     result: Result | None = None
     message: str = ""
 
@@ -54,53 +56,53 @@ class Request:
     experiment: Experiment
     plan: Plan
     results: Results = field(default_factory=Results)
-    missing: Sequence[Cell] = ()
-    failed: dict[Cell, str] = field(default_factory=dict)
+    missing: Sequence[RunSpec] = ()
+    failed: dict[RunSpec, str] = field(default_factory=dict)
     unknown: str = ""
-    """Why its cells cannot be named, such as data that has to be read through first."""
+    """Why its specs cannot be named, such as data that has to be read through first."""
 
     @property
     def complete(self) -> bool:
         return not self.missing and not self.unknown
 
 
-def look_up(request: Request, find: Callable[[Experiment, Cell], Result | None]) -> None:
-    """Fill in the request's results and the cells that are still missing, phase by phase."""
-    found: dict[Cell, Result] = {}
+def look_up(request: Request, find: Callable[[Experiment, RunSpec], Result | None]) -> None:
+    """Fill in the request's results and the specs that are still missing, phase by phase."""
+    found: dict[RunSpec, Result] = {}
     while True:
-        cells = request.experiment.cells(request.plan, Results(list(found.values())))
-        new = [cell for cell in dict.fromkeys(cells) if cell not in found]
-        for cell in new:
-            result = find(request.experiment, cell)
+        specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
+        new = [spec for spec in dict.fromkeys(specs) if spec not in found]
+        for spec in new:
+            result = find(request.experiment, spec)
             if result is not None:
-                found[cell] = result
-        request.missing = [cell for cell in new if cell not in found]
-        request.results = Results([found[cell] for cell in dict.fromkeys(cells) if cell in found])
+                found[spec] = result
+        request.missing = [spec for spec in new if spec not in found]
+        request.results = Results([found[spec] for spec in dict.fromkeys(specs) if spec in found])
         if request.missing or not new:
             return
 
 
-def to_come(request: Request, example: Result) -> list[Cell]:
-    """What an experiment will name after the cells that it has named, should these come out like the example."""
-    found = {result.cell: result for result in request.results}
+def to_come(request: Request, example: Result) -> list[RunSpec]:
+    """What an experiment will name after the specs that it has named, should these come out like the example."""
+    found = {result.spec: result for result in request.results}
     new = list(request.missing)
     named = len(found) + len(new)
     while new:
-        found |= {cell: replace(example, cell=cell) for cell in new}
+        found |= {spec: replace(example, spec=spec) for spec in new}
         try:
-            cells = request.experiment.cells(request.plan, Results(list(found.values())))
+            specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
         except NoLearningRateError:  # the example has diverged
             return []
-        new = [cell for cell in dict.fromkeys(cells) if cell not in found]
+        new = [spec for spec in dict.fromkeys(specs) if spec not in found]
     return list(found)[named:]
 
 
 def read(cache: Cache, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:
-    """What there is of an experiment. A damaged cell is told and counts as missing."""
+    """What there is of an experiment. A damaged spec is told and counts as missing."""
     request = Request(experiment, plan)
 
-    def find(experiment: Experiment, cell: Cell) -> Result | None:
-        return _load(cache, experiment, cell, tell)
+    def find(experiment: Experiment, spec: RunSpec) -> Result | None:
+        return _load(cache, experiment, spec, tell)
 
     look_up(request, find)
     return request
@@ -118,17 +120,17 @@ def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, f
     cache.sweep()
     known: dict[str, Result] = {}
     asked: set[str] = set()
-    told: set[tuple[str, Cell]] = set()
+    told: set[tuple[str, RunSpec]] = set()
 
-    def find(experiment: Experiment, cell: Cell) -> Result | None:
-        name = identity(experiment, cell)
+    def find(experiment: Experiment, spec: RunSpec) -> Result | None:
+        name = identity(experiment, spec)
         if name not in known and not force:
-            result = _load(cache, experiment, cell, tell)
+            result = _load(cache, experiment, spec, tell)
             if result is not None:
                 known[name] = result
-        if name in known and (experiment.name, cell) not in told:
-            told.add((experiment.name, cell))
-            tell(Event("found", experiment, cell, known[name]))
+        if name in known and (experiment.name, spec) not in told:
+            told.add((experiment.name, spec))
+            tell(Event("found", experiment, spec, known[name]))
         return known.get(name)
 
     for request in requests:
@@ -141,11 +143,11 @@ def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, f
             for request in requests:
                 look_up(request, find)
                 # Seed by seed, those of A/A too: an experiment that is stopped can be reported with fewer of them.
-                for cell in sorted(request.missing, key=lambda cell: cell.seed % TUNING_SEEDS):
-                    name = identity(request.experiment, cell)
+                for spec in sorted(request.missing, key=lambda spec: spec.seed % TUNING_SEEDS):
+                    name = identity(request.experiment, spec)
                     if name not in asked:
                         asked.add(name)
-                        work.append(Work(request, cell))
+                        work.append(Work(request, spec))
             if not work:
                 return
             together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
@@ -155,31 +157,31 @@ def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, f
             one_by_one = _in_workers(alone, workers, force) if workers else _here(alone, cache, force)
             for request, event in chain(_together(together, cache, force), one_by_one):
                 if event.result is not None:
-                    known[identity(event.experiment, event.cell)] = event.result
-                    told.add((event.experiment.name, event.cell))
+                    known[identity(event.experiment, event.spec)] = event.result
+                    told.add((event.experiment.name, event.spec))
                 elif event.kind == "failed":
-                    request.failed[event.cell] = event.message
+                    request.failed[event.spec] = event.message
                 tell(event)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A cell to compute, for the request that needs it."""
+    """A spec to compute, for the request that needs it."""
 
     request: Request
-    cell: Cell
+    spec: RunSpec
 
     @property
     def side_by_side(self) -> bool:
         """Is it computed beside others?"""
         experiment = self.request.experiment
-        return experiment.side_by_side is not None and experiment.side_by_side(self.cell)
+        return experiment.side_by_side is not None and experiment.side_by_side(self.spec)
 
 
 def jobs_for(work: Sequence[Work]) -> int:
     """As many processes as there are cores, if there is more to do than starting them takes."""
-    cells = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
-    expected = sum(w.request.experiment.estimate(w.request.plan) / cells[id(w.request)] for w in work)
+    specs = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
+    expected = sum(w.request.experiment.estimate(w.request.plan) / specs[id(w.request)] for w in work)
     return min(cores(), len(work)) if expected > 10 else 1
 
 
@@ -188,24 +190,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def settle(cache: Cache, experiment: Experiment, cell: Cell, *, force: bool, wait: bool) -> Event:
-    """Bring one cell about: find it done, or compute and cache it. `BusyCellError` if another process is at it."""
-    with cache.claim(identity(experiment, cell), wait=wait):
+def settle(cache: Cache, experiment: Experiment, spec: RunSpec, *, force: bool, wait: bool) -> Event:
+    """Bring one spec about: find it done, or compute and cache it. `RunInProgressError` if another process is at it."""
+    with cache.claim(identity(experiment, spec), wait=wait):
         if not force:
-            done = _load(cache, experiment, cell, lambda event: None)
+            done = _load(cache, experiment, spec, lambda event: None)
             if done is not None:
-                return Event("elsewhere", experiment, cell, done)
+                return Event("elsewhere", experiment, spec, done)
         try:
-            result = measure(experiment, cell)
+            result = measure(experiment, spec)
             cache.save(experiment, result)
         except Exception:
-            return Event("failed", experiment, cell, message=traceback.format_exc())
+            return Event("failed", experiment, spec, message=traceback.format_exc())
         # What was stored is what counts: hand on what a later run will read.
-        return Event("computed", experiment, cell, cache.load(experiment, cell))
+        return Event("computed", experiment, spec, cache.load(experiment, spec))
 
 
-def measure(experiment: Experiment, cell: Cell) -> Result:
-    """Compute a cell on one thread, and what it took."""
+def measure(experiment: Experiment, spec: RunSpec) -> Result:
+    """Compute a spec on one thread, and what it took."""
     import torch
 
     _commit()  # of the code that computes, before it has had time to change
@@ -216,10 +218,10 @@ def measure(experiment: Experiment, cell: Cell) -> Result:
     _forget_peak()
     start = time.perf_counter()
     try:
-        outcome = experiment.compute(cell)
+        outcome = experiment.compute(spec)
     finally:
         torch.set_num_threads(threads)
-    return Result(cell, outcome, provenance(time.perf_counter() - start))
+    return Result(spec, outcome, provenance(time.perf_counter() - start))
 
 
 def provenance(seconds: float) -> Provenance:
@@ -251,7 +253,7 @@ def _commit() -> tuple[str | None, bool | None]:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         # Is this the repository of the project, or does the package lie in some other project's tree?
         top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True).stdout
-        if Path(__file__).resolve() != Path(top.strip(), "src", "cadam", "trials", "runner.py").resolve():
+        if Path(__file__).resolve() != Path(top.strip(), "paper", "cadam_paper", "harness", "runner.py").resolve():
             return None, None
         subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
         look = [*git, "status", "--porcelain", ":/src", ":/paper"]
@@ -288,11 +290,11 @@ def _peak() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def _load(cache: Cache, experiment: Experiment, cell: Cell, tell: Tell) -> Result | None:
+def _load(cache: Cache, experiment: Experiment, spec: RunSpec, tell: Tell) -> Result | None:
     try:
-        return cache.load(experiment, cell)
-    except DamagedCellError as error:
-        tell(Event("damaged", experiment, cell, message=str(error)))
+        return cache.load(experiment, spec)
+    except DamagedResultError as error:
+        tell(Event("damaged", experiment, spec, message=str(error)))
         return None
 
 
@@ -300,15 +302,15 @@ def _load(cache: Cache, experiment: Experiment, cell: Cell, tell: Tell) -> Resul
 
 
 def _here(work: Sequence[Work], cache: Cache, force: bool) -> Events:
-    """One cell after the other, in this process. Cells that another process is at come last; those are waited for."""
+    """One spec after the other, in this process. Cells that another process is at come last; those are waited for."""
     waiting = deque((item, False) for item in work)
     while waiting:
         item, tried = waiting.popleft()
         experiment = item.request.experiment
-        yield item.request, Event("start", experiment, item.cell)
+        yield item.request, Event("start", experiment, item.spec)
         try:
-            yield item.request, settle(cache, experiment, item.cell, force=force, wait=tried)
-        except BusyCellError:
+            yield item.request, settle(cache, experiment, item.spec, force=force, wait=tried)
+        except RunInProgressError:
             waiting.append((item, True))
 
 
@@ -317,7 +319,7 @@ def _together(work: Sequence[Work], cache: Cache, force: bool) -> Events:
     ways = dict.fromkeys(item.request.experiment.compute_many for item in work)
     for compute_many in ways:
         if compute_many is None:
-            raise ValueError("an experiment that says which cells run side by side must offer compute_many")
+            raise ValueError("an experiment that says which specs run side by side must offer compute_many")
         sharing = [item for item in work if item.request.experiment.compute_many is compute_many]
         device = _Device(deque(sharing), cache, force)
         while device.waiting:
@@ -335,49 +337,49 @@ def _together(work: Sequence[Work], cache: Cache, force: bool) -> Events:
 
 @dataclass
 class _Device:
-    """The cells that wait for a device, and those it is at."""
+    """The specs that wait for a device, and those it is at."""
 
     waiting: deque[Work]
     cache: Cache
     force: bool
     busy: list[Work] = field(default_factory=list)
     """Cells that another process is at."""
-    held: dict[Cell, tuple[Work, ExitStack]] = field(default_factory=dict)
+    held: dict[RunSpec, tuple[Work, ExitStack]] = field(default_factory=dict)
     """Cells in work, with their claims."""
     events: list[tuple[Request, Event]] = field(default_factory=list)
 
-    def turns(self) -> Iterator[Cell]:
-        """The cells as they get their turn; what another process has done meanwhile is left out."""
+    def turns(self) -> Iterator[RunSpec]:
+        """The specs as they get their turn; what another process has done meanwhile is left out."""
         while self.waiting:
             item = self.waiting.popleft()
-            experiment, cell, claim = item.request.experiment, item.cell, ExitStack()
+            experiment, spec, claim = item.request.experiment, item.spec, ExitStack()
             try:
-                claim.enter_context(self.cache.claim(identity(experiment, cell), wait=False))
-            except BusyCellError:
+                claim.enter_context(self.cache.claim(identity(experiment, spec), wait=False))
+            except RunInProgressError:
                 self.busy.append(item)
                 continue
-            done = None if self.force else _load(self.cache, experiment, cell, lambda event: None)
+            done = None if self.force else _load(self.cache, experiment, spec, lambda event: None)
             if done is not None:
                 claim.close()
-                self.events.append((item.request, Event("elsewhere", experiment, cell, done)))
+                self.events.append((item.request, Event("elsewhere", experiment, spec, done)))
                 continue
-            self.held[cell] = item, claim
-            self.events.append((item.request, Event("start", experiment, cell)))
-            yield cell
+            self.held[spec] = item, claim
+            self.events.append((item.request, Event("start", experiment, spec)))
+            yield spec
 
     def keep(self, finished: Finished) -> None:
-        item, claim = self.held.pop(finished.cell)
+        item, claim = self.held.pop(finished.spec)
         experiment = item.request.experiment
         with claim:
-            self.cache.save(experiment, Result(finished.cell, finished.outcome, provenance(finished.seconds)))
-            stored = self.cache.load(experiment, finished.cell)
-        self.events.append((item.request, Event("computed", experiment, finished.cell, stored)))
+            self.cache.save(experiment, Result(finished.spec, finished.outcome, provenance(finished.seconds)))
+            stored = self.cache.load(experiment, finished.spec)
+        self.events.append((item.request, Event("computed", experiment, finished.spec, stored)))
 
     def fail(self, message: str) -> None:
         """Whatever was in work is lost."""
         for item, _ in self.held.values():
             experiment = item.request.experiment
-            self.events.append((item.request, Event("failed", experiment, item.cell, message=message)))
+            self.events.append((item.request, Event("failed", experiment, item.spec, message=message)))
 
     def release(self) -> None:
         for _, claim in self.held.values():
@@ -402,7 +404,7 @@ class _Worker:
 
 @contextmanager
 def _workers(cache: Cache) -> Iterator[list[_Worker]]:
-    """Room for workers. Leaving it in any way ends them: an unfinished cell is lost, a finished one is stored."""
+    """Room for workers. Leaving it in any way ends them: an unfinished spec is lost, a finished one is stored."""
     workers: list[_Worker] = []
     try:
         yield workers
@@ -416,16 +418,16 @@ def _workers(cache: Cache) -> Iterator[list[_Worker]]:
 
 
 def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
-    """Several cells at once, each worker one at a time; no experiment more at once than it allows."""
+    """Several specs at once, each worker one at a time; no experiment more at once than it allows."""
     waiting = deque((item, False) for item in work)
     while True:
         for worker in workers:
             following = _next(waiting, workers) if worker.item is None else None
             if following is not None:
                 worker.item, tried = following
-                experiment, cell = worker.item.request.experiment, worker.item.cell
-                yield worker.item.request, Event("start", experiment, cell)
-                worker.line.send((experiment, cell, force, tried))
+                experiment, spec = worker.item.request.experiment, worker.item.spec
+                yield worker.item.request, Event("start", experiment, spec)
+                worker.line.send((experiment, spec, force, tried))
         busy = [worker for worker in workers if worker.item is not None]
         if not busy:
             return
@@ -438,7 +440,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
             except EOFError:
                 worker.process.join()
                 message = f"its process ended with exit code {worker.process.exitcode}"
-                event = Event("failed", item.request.experiment, item.cell, message=message)
+                event = Event("failed", item.request.experiment, item.spec, message=message)
                 workers[workers.index(worker)] = _start_worker(worker.cache)
             if event is None:
                 waiting.append((item, True))
@@ -447,7 +449,7 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
 
 
 def _next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tuple[Work, bool] | None:
-    """Take the first cell whose experiment may run once more now."""
+    """Take the first spec whose experiment may run once more now."""
     running = [worker.item.request.experiment.name for worker in workers if worker.item is not None]
     for position, (item, tried) in enumerate(waiting):
         experiment = item.request.experiment
@@ -468,19 +470,19 @@ def _start_worker(cache: Cache) -> _Worker:
 
 
 def _work(line: Connection, root: Path, archive: Path | None) -> None:
-    """What a worker does: settle the cells it is sent, until the line closes or its parent dies."""
+    """What a worker does: settle the specs it is sent, until the line closes or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.dup2(2, 1)  # what a cell prints is no output of the command
+    os.dup2(2, 1)  # what a spec prints is no output of the command
     cache = Cache(root, None if archive is None else Archive(archive))
     while True:
         try:
-            experiment, cell, force, wait = line.recv()
+            experiment, spec, force, wait = line.recv()
         except EOFError:
             return
         try:
-            line.send(settle(cache, experiment, cell, force=force, wait=wait))
-        except BusyCellError:
+            line.send(settle(cache, experiment, spec, force=force, wait=wait))
+        except RunInProgressError:
             line.send(None)
 
 

@@ -1,9 +1,9 @@
 """The archive: published results in the repository, one Parquet file per study, with where each row comes from.
 
-A row is a result. Its columns: the cell (`experiment` to `seed`, and `settings` as JSON), `version` of the experiment,
+A row is a result. Its columns: the spec (`experiment` to `seed`, and `settings` as JSON), `version` of the experiment,
 a column for each metric, `curve_NAME` for each curve as a list, and the provenance (`seconds` to `restamped`). A row
-counts as computed when cell and version match, whatever version of torch computed it. Rows are added at the end and
-never change; where two are of one cell and version, the later one supersedes the earlier.
+counts as computed when spec and version match, whatever version of torch computed it. Rows are added at the end and
+never change; where two are of one spec and version, the later one supersedes the earlier.
 
 `plans.json` beside the files says which experiments were archived, and at which scale.
 """
@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..atomic_write import replace_file
-from .experiment import Array, Cell, Experiment, Outcome, Plan, Provenance, Result
+from cadam.ab.results import Outcome, Provenance, Result, RunSpec
+from cadam.atomic_write import replace_file
+from cadam.statistics.intervals import Array
+
+from .experiment import Experiment, Plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,15 +56,15 @@ class Archive:
             self._studies[name] = Study(self.root / f"{name}.parquet")
         return self._studies[name]
 
-    def find(self, experiment: Experiment, cell: Cell) -> Result | None:
-        """The result of a cell as this version of the experiment gives it, or None if there is none."""
-        return self.study(cell.experiment).find(cell, experiment.version)
+    def find(self, experiment: Experiment, spec: RunSpec) -> Result | None:
+        """The result of a spec as this version of the experiment gives it, or None if there is none."""
+        return self.study(spec.experiment).find(spec, experiment.version)
 
     def add(self, experiment: Experiment, results: Iterable[Result]) -> int:
         """Add results at the end of their studies' files, each replaced in one go. How many rows are new."""
         by_study: dict[str, list[Result]] = {}
         for result in results:
-            by_study.setdefault(result.cell.experiment, []).append(result)
+            by_study.setdefault(result.spec.experiment, []).append(result)
         with self._alone():
             for name, found in by_study.items():
                 self._studies.pop(name, None)  # another process may have added to it since it was read
@@ -133,12 +136,12 @@ class Study:
 
     @cached_property
     def _places(self) -> dict[tuple[str, int], int]:
-        """Where the result of each cell and version is; of two the later one."""
+        """Where the result of each spec and version is; of two the later one."""
         if self.table is None:
             return {}
         rows = self.table.select([*CELL, "version"]).to_pylist()
         try:
-            return {(_cell(row).key(), row["version"]): place for place, row in enumerate(rows)}
+            return {(_spec(row).key(), row["version"]): place for place, row in enumerate(rows)}
         except (ValueError, TypeError) as error:
             raise DamagedResultsError(f"{self.path}: {error}") from error
 
@@ -149,8 +152,8 @@ class Study:
         """Every result that is not superseded, whatever its version."""
         return [self._result(place) for place in sorted(self._places.values())]
 
-    def find(self, cell: Cell, version: int) -> Result | None:
-        place = self._places.get((cell.key(), version))
+    def find(self, spec: RunSpec, version: int) -> Result | None:
+        place = self._places.get((spec.key(), version))
         return None if place is None else self._result(place)
 
     def _result(self, place: int) -> Result:
@@ -169,7 +172,7 @@ class Study:
         versions = {name: facts.pop(name) for name in VERSIONS}
         known = {field.name: facts[field.name] for field in fields(Provenance) if field.name != "versions"}
         provenance = Provenance(**known, versions={name: text for name, text in versions.items() if text is not None})
-        return Result(_cell(facts), Outcome(metrics, curves), provenance)
+        return Result(_spec(facts), Outcome(metrics, curves), provenance)
 
     def add(self, version: int, results: Sequence[Result]) -> None:
         """Write the file anew with more rows behind those it has."""
@@ -190,8 +193,8 @@ class Study:
         replace_file(self.path, sink.getvalue().to_pybytes())
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(**{name: row[name] for name in CELL if name != "settings"}, settings=json.loads(row["settings"]))
+def _spec(row: Mapping[str, Any]) -> RunSpec:
+    return RunSpec(**{name: row[name] for name in CELL if name != "settings"}, settings=json.loads(row["settings"]))
 
 
 def _kind(field: pa.Field) -> tuple[str, ...]:
@@ -223,10 +226,10 @@ def _table(version: int, results: Sequence[Result]) -> pa.Table:
         columns[name] = pa.array(values, kind)
         schema.append(pa.field(name, kind, metadata=metadata))
 
-    cells = [{**asdict(r.cell), "settings": json.dumps(r.cell.settings, sort_keys=True)} for r in results]
+    specs = [{**asdict(r.spec), "settings": json.dumps(r.spec.settings, sort_keys=True)} for r in results]
     kinds = {"lr": pa.float64(), "seed": pa.int64()}
     for name in CELL:
-        add(name, kinds.get(name, pa.string()), [cell[name] for cell in cells])
+        add(name, kinds.get(name, pa.string()), [spec[name] for spec in specs])
     add("version", pa.int64(), [version] * len(results))
     for name in dict.fromkeys(name for r in results for name in r.outcome.metrics):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.startswith(CURVE):

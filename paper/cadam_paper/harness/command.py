@@ -16,16 +16,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..atomic_write import replace_file
-from ..cli import writable_paths
-from ..cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
-from . import console, palette, report, runner
+from cadam.ab.report import palette
+from cadam.atomic_write import replace_file
+from cadam.cli import writable_paths
+from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
+
+from . import console, report, runner
 from .cache import Cache
 from .scoreboard import Scoreboard
 
 EXITS = {
     DONE: "everything asked for is there",
-    FAILED: "a cell failed, or is missing from a report; the others are cached",
+    FAILED: "a spec failed, or is missing from a report; the others are cached",
     USAGE: "the command was not understood: a name or an option that does not exist, a folder that cannot be written "
     "to",
     NO_DATA: "data or a CUDA device is missing; nothing was computed",
@@ -57,22 +59,10 @@ def cache_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where results are cached (default: $CADAM_CACHE, else results/cache)",
     )
-    parser.add_argument("--store", action=_Store, dest="cache", help=argparse.SUPPRESS)
-
-
-class _Store(argparse.Action):
-    """The old name of --cache, for one more release."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print("--store is now --cache; the old name works until version 0.3", file=sys.stderr)
-        namespace.cache = Path(values)
 
 
 @lru_cache
 def default_cache() -> Path:
-    if "CADAM_CACHE" not in os.environ and "CADAM_STORE" in os.environ:
-        print("CADAM_STORE is now CADAM_CACHE; the old name works until version 0.3", file=sys.stderr)
-        return Path(os.environ["CADAM_STORE"])
     return Path(os.environ.get("CADAM_CACHE", "results/cache"))
 
 
@@ -103,7 +93,7 @@ def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, forc
     try:
         runner.run(requests, cache, jobs=jobs, force=force, tell=tell)
     except KeyboardInterrupt:
-        for request in requests:  # count anew: cells were done since the run last looked
+        for request in requests:  # count anew: specs were done since the run last looked
             known = runner.read(cache, request.experiment, request.plan)
             request.results, request.missing = known.results, known.missing
         print("interrupted: what is done is cached, the same command goes on from there", file=sys.stderr)
@@ -130,7 +120,7 @@ def summary_lines(request: runner.Request, cache: Path) -> list[str]:
         lines = [""]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
-        lines += _wrapped("  ", f"not complete: {len(request.missing)} cells are missing{failed}; this goes on:")
+        lines += _wrapped("  ", f"not complete: {len(request.missing)} specs are missing{failed}; this goes on:")
         return [*lines, f"  {command_of(request, cache)}"]
     summary = experiment.summary(request.results)
     for recommendation in summary.recommendations:
@@ -150,7 +140,7 @@ def summary_lines(request: runner.Request, cache: Path) -> list[str]:
         return [*lines, *(line for name, verdict in others.items() for line in _wrapped("  ", f"{name}: {verdict}"))]
     for row in summary.rows:
         difference = f" ({row.interval})" if row.interval else ""
-        lines += _wrapped("  - ", f"{row.what}: {row.verdict or row.measured}{difference}")
+        lines += _wrapped("  - ", f"{row.label}: {row.verdict or row.measured}{difference}")
     return lines
 
 
@@ -162,8 +152,8 @@ def as_json(request: runner.Request) -> dict[str, Any]:
         "scale": request.plan.scale,
         "seeds": request.plan.seeds,
         "complete": request.complete,
-        "cells": len(request.results),
-        "failed": [str(cell) for cell in request.failed],
+        "specs": len(request.results),
+        "failed": [str(spec) for spec in request.failed],
         "seconds": request.results.seconds,
     }
     if not request.complete:
@@ -236,12 +226,11 @@ def with_scoreboard(
     cache: Cache,
     force: bool,
     quiet: bool = False,
-    watch: runner.Tell | None = None,
 ) -> int:
-    """Compute, with a line for each seed as it comes in; then say what came out. `watch` is told of every cell too."""
+    """Compute, with a line for each seed as it comes in; then say what came out."""
     if quiet:
         with console.silent(requests) as tell:
-            return run(requests, cache, None, force, _both(tell, watch))
+            return run(requests, cache, None, force, tell)
     on_terminal = console.on_terminal()
     with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
 
@@ -254,15 +243,6 @@ def with_scoreboard(
                 print(board.text(line), flush=True)
             tell(event)
 
-        code = run(requests, cache, None, force, _both(note, watch))
+        code = run(requests, cache, None, force, note)
     print_lines([line for request in requests for line in summary_lines(request, cache.root)])
     return code
-
-
-def _both(first: runner.Tell, second: runner.Tell | None) -> runner.Tell:
-    def tell(event: runner.Event) -> None:
-        first(event)
-        if second is not None:
-            second(event)
-
-    return tell

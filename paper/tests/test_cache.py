@@ -12,40 +12,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from walks import WALK, make_spec
 
 import cadam
-from cadam.trials import runner
-from cadam.trials.cache import Cache, DamagedCellError, identity
-from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result, Results
-from cadam.trials.runner import Request
-from tests.trials.walks import WALK, make_cell
+from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam_paper.harness import runner
+from cadam_paper.harness.cache import Cache, DamagedResultError, identity
+from cadam_paper.harness.experiment import Plan
+from cadam_paper.harness.runner import Request
 
 PROVENANCE = Provenance(
     0.5, 1000, "CPU", {"python": "3", "cadam": cadam.__version__, "torch": torch.__version__}, "abc", False
 )
-CELL = make_cell("CAdam", 0.1, 3, depth=2)
+CELL = make_spec("CAdam", 0.1, 3, depth=2)
 
 
-def result(cell: Cell = CELL) -> Result:
+def result(spec: RunSpec = CELL) -> Result:
     curves = {
         "double": np.array([[0.1, -0.0], [np.nan, 5e-324]]),
         "single": np.arange(3, dtype=np.float32) / 3,
         "counts": np.arange(4, dtype=np.int64),
         "empty": np.zeros((0, 2)),
     }
-    return Result(cell, Outcome({"loss": 0.1 + 0.2, "worst": math.inf, "lost": math.nan}, curves), PROVENANCE)
+    return Result(spec, Outcome({"loss": 0.1 + 0.2, "worst": math.inf, "lost": math.nan}, curves), PROVENANCE)
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cells")
+    return Cache(tmp_path / "specs")
 
 
 def test_what_is_saved_is_loaded_to_the_bit(cache: Cache) -> None:
     cache.save(WALK, result())
     loaded = cache.load(WALK, CELL)
     assert loaded is not None
-    assert loaded.cell == CELL
+    assert loaded.spec == CELL
     assert loaded.provenance == PROVENANCE
     for name, value in result().outcome.metrics.items():
         assert np.float64(loaded.outcome.metrics[name]).tobytes() == np.float64(value).tobytes()
@@ -71,7 +72,7 @@ def test_what_another_torch_computed_counts_only_where_any_version_does(
 
 def test_a_cell_that_was_not_saved_is_none(cache: Cache) -> None:
     cache.save(WALK, result())
-    assert cache.load(WALK, make_cell("CAdam", 0.1, 4, depth=2)) is None
+    assert cache.load(WALK, make_spec("CAdam", 0.1, 4, depth=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,15 @@ def test_every_part_of_a_cell_names_its_file(change: dict[str, object]) -> None:
 
 
 def test_the_order_of_settings_and_the_kind_of_a_number_do_not_matter() -> None:
-    a = Cell("walk", "", "", "Adam", 1, "", 0, {"a": [1, 2], "b": 2})
-    b = Cell("walk", "", "", "Adam", 1.0, "", 0, {"b": 2, "a": (1, 2)})
+    a = RunSpec("walk", "", "", "Adam", 1, "", 0, {"a": [1, 2], "b": 2})
+    b = RunSpec("walk", "", "", "Adam", 1.0, "", 0, {"b": 2, "a": (1, 2)})
     assert a == b
     assert identity(WALK, a) == identity(WALK, b)
 
 
 def test_settings_that_are_not_json_are_refused() -> None:
     with pytest.raises(ValueError, match="plain JSON"):
-        Cell("walk", "", "", "Adam", 1, "", 0, {"a": object()})
+        RunSpec("walk", "", "", "Adam", 1, "", 0, {"a": object()})
 
 
 def nested(path: Path) -> None:
@@ -151,7 +152,7 @@ def a_bit(path: Path) -> None:
 
 def renamed(path: Path) -> None:
     cache = Cache(path.parent.parent)
-    other = cache.save(WALK, result(make_cell("Adam", 0.1, 3, depth=2)))
+    other = cache.save(WALK, result(make_spec("Adam", 0.1, 3, depth=2)))
     other.replace(path)
 
 
@@ -161,7 +162,7 @@ def renamed(path: Path) -> None:
 def test_a_damaged_file_is_not_believed(cache: Cache, damage: Callable[[Path], None]) -> None:
     path = cache.save(WALK, result())
     damage(path)
-    with pytest.raises(DamagedCellError, match=path.name):
+    with pytest.raises(DamagedResultError, match=path.name):
         cache.load(WALK, CELL)
 
 
@@ -182,19 +183,19 @@ def test_a_curve_must_hold_numbers(cache: Cache) -> None:
 
 
 def test_results_are_picked_by_fields_and_settings() -> None:
-    results = Results([result(), result(make_cell("CAdam", 0.1, 4, depth=1))])
+    results = Results([result(), result(make_spec("CAdam", 0.1, 4, depth=1))])
     assert len(results.where(depth=2)) == 1
     assert results.metric("loss") == {3: 0.1 + 0.2, 4: 0.1 + 0.2}
-    with pytest.raises(ValueError, match="two results with seed 3"):
+    with pytest.raises(ValueError, match="seed 3"):
         Results([result(), result()]).metric("loss")
 
 
 MODULE = '''
 """An experiment."""
 from dataclasses import replace
-from tests.trials.walks import WALK as OTHER, make_cell, compute as walk
-def compute(cell):
-    outcome = walk(cell)
+from walks import WALK as OTHER, make_spec, compute as walk
+def compute(spec):
+    outcome = walk(spec)
     print("computed one")
     return outcome
 EXPERIMENT = replace(OTHER, compute=compute, version=1)
@@ -204,7 +205,7 @@ EXPERIMENT = replace(OTHER, compute=compute, version=1)
 @pytest.mark.parametrize(
     ("name", "change", "again"),
     [
-        ("walk_one", ("computed one", "one more cell is done"), False),
+        ("walk_one", ("computed one", "one more spec is done"), False),
         ("walk_one", ("outcome", "found"), False),
         ("walk_two", ("", ""), False),
         ("walk_one", ("version=1", "version=2"), True),
@@ -220,7 +221,7 @@ def test_only_a_raised_version_computes_again(
         (tmp_path / f"{module}.py").write_text(text)
         experiment = runpy.run_path(str(tmp_path / f"{module}.py"))["EXPERIMENT"]
         request = Request(experiment, Plan("quick", 2))
-        runner.run([request], Cache(tmp_path / "cells"), jobs=1, tell=lambda event: None)
+        runner.run([request], Cache(tmp_path / "specs"), jobs=1, tell=lambda event: None)
         assert request.complete
         counts.append(len((tmp_path / "log").read_text().splitlines()))
     assert counts == [4, 8 if again else 4]

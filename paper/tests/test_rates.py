@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from cadam.statistics.comparison import NoLearningRateError
-from cadam.trials.rates import RateCurve, at_one_rate, best_against_best, beyond, tolerance_row
+from cadam.statistics.learning_rates import NoLearningRateError
+from cadam_paper.harness.rates import RateCurve, at_one_rate, best_against_best, beyond, tolerance_row
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from walks import ARMS, TUNED, WALK, make_spec
 
-from cadam.trials import runner
-from cadam.trials.cache import Cache
-from cadam.trials.experiment import Cell, Experiment, Plan, Results
-from cadam.trials.runner import Event, Request
-from tests.trials.walks import ARMS, TUNED, WALK, make_cell
+from cadam.ab.results import Results, RunSpec
+from cadam_paper.harness import runner
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import Experiment, Plan
+from cadam_paper.harness.runner import Event, Request
 
 COMMAND = Path(__file__).parents[2] / "paper" / "tests" / "run_test_experiments.py"
 SEEDS = 25
@@ -37,7 +38,7 @@ def bits(folder: Path, seeds: int) -> dict[str, object]:
     request = runner.read(Cache(folder), WALK, Plan("quick", seeds))
     assert request.complete
     return {
-        r.cell.key(): (
+        r.spec.key(): (
             {name: value.hex() for name, value in r.outcome.metrics.items()},
             {name: (str(c.dtype), c.shape, c.tobytes()) for name, c in r.outcome.curves.items()},
         )
@@ -86,28 +87,28 @@ def test_more_seeds_compute_only_the_new_ones(tmp_path: Path) -> None:
 
 def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -> None:
     _, events = run(tmp_path)
-    done = [(event.cell.seed, event.cell.optimizer) for event in events if event.kind == "computed"]
+    done = [(event.spec.seed, event.spec.optimizer) for event in events if event.kind == "computed"]
     assert done == [(seed, arm) for seed in range(3) for arm in ARMS]
 
 
 def test_one_experiment_is_done_after_the_other(tmp_path: Path) -> None:
-    requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", cells=other_cells))]
+    requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", run_specs=other_specs))]
     events: list[Event] = []
     runner.run(requests, Cache(tmp_path), jobs=1, tell=events.append)
-    done = [(event.experiment.name, event.cell.seed) for event in events if event.kind == "computed"]
+    done = [(event.experiment.name, event.spec.seed) for event in events if event.kind == "computed"]
     assert done == [(name, seed) for name in ("walk", "again") for seed in (0, 0, 1, 1)]
 
 
-def other_cells(plan: Plan, found: Results) -> list[Cell]:
-    return [make_cell(arm, 0.2, seed) for arm in ARMS for seed in plan.test_seeds()]
+def other_specs(plan: Plan, found: Results) -> list[RunSpec]:
+    return [make_spec(arm, 0.2, seed) for arm in ARMS for seed in plan.test_seeds()]
 
 
 def test_the_first_run_of_a_a_is_among_the_first(tmp_path: Path) -> None:
-    def cells(plan: Plan, found: Results) -> list[Cell]:
-        return [make_cell(ARMS[0], 0.1, seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
+    def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
+        return [make_spec(ARMS[0], 0.1, seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
 
-    _, events = run(tmp_path, 2, replace(WALK, cells=cells))
-    assert [event.cell.seed for event in events if event.kind == "computed"] == [0, 20_000, 1, 20_001]
+    _, events = run(tmp_path, 2, replace(WALK, run_specs=run_specs))
+    assert [event.spec.seed for event in events if event.kind == "computed"] == [0, 20_000, 1, 20_001]
 
 
 def test_force_computes_all_again(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_force_computes_all_again(tmp_path: Path) -> None:
 def test_phases_follow_each_other_and_resume(tmp_path: Path) -> None:
     request, events = run(tmp_path, experiment=TUNED)
     assert count(events)["computed"] == 12 + 6
-    assert {r.cell.lr for r in request.results.tests()} == {0.01}, "the best on tuning seeds"
+    assert {r.spec.lr for r in request.results.tests()} == {0.01}, "the best on tuning seeds"
     assert count(run(tmp_path, experiment=TUNED)[1]) == {"found": 18}
 
 
@@ -141,8 +142,8 @@ def test_killed_twenty_times_the_results_are_the_same(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         again = set(log.read_text().splitlines()[begun:])
-        done = {make_cell(a, 0.1, s).key() for a in ARMS for s in range(SEEDS) if _name(broken, a, s) in stored}
-        assert not again & done, "a stored cell was computed again"
+        done = {make_spec(a, 0.1, s).key() for a in ARMS for s in range(SEEDS) if _name(broken, a, s) in stored}
+        assert not again & done, "a stored spec was computed again"
     assert 0 < len(cells_in(broken)) < 2 * SEEDS, "the kills came too early or too late"
     run(broken, SEEDS)
     assert bits(broken, SEEDS) == bits(whole, SEEDS)
@@ -150,12 +151,12 @@ def test_killed_twenty_times_the_results_are_the_same(
 
 
 def cells_in(folder: Path) -> set[str]:
-    """The names of the stored cells."""
+    """The names of the stored specs."""
     return {path.stem for path in folder.glob("walk/*.json") if path.name != "plan.json"}
 
 
 def _name(folder: Path, arm: str, seed: int) -> str:
-    return Cache(folder).path(WALK, make_cell(arm, 0.1, seed)).stem
+    return Cache(folder).path(WALK, make_spec(arm, 0.1, seed)).stem
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
@@ -184,8 +185,8 @@ def test_killed_while_writing_nothing_is_left_over(
 
 def test_a_living_process_keeps_what_it_is_writing(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    cell = make_cell("Adam", 0.1, 0)
-    name = cache.path(WALK, cell).stem
+    spec = make_spec("Adam", 0.1, 0)
+    name = cache.path(WALK, spec).stem
     half = tmp_path / "walk" / f".{name}.new"
     half.parent.mkdir()
     half.touch()
@@ -208,19 +209,19 @@ def test_a_living_process_keeps_what_it_is_writing(tmp_path: Path) -> None:
 
 def test_two_processes_share_the_work(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_TEST_SLEEP", "0.02")
-    for pid in [in_child(lambda: run(tmp_path / "cells", 10)) for _ in range(3)]:
+    for pid in [in_child(lambda: run(tmp_path / "specs", 10)) for _ in range(3)]:
         assert os.waitpid(pid, 0)[1] == 0
     computed = Counter(log.read_text().splitlines())
     assert len(computed) == 20
-    assert set(computed.values()) == {1}, "a cell was computed twice"
-    assert count(run(tmp_path / "cells", 10)[1]) == {"found": 20}
+    assert set(computed.values()) == {1}, "a spec was computed twice"
+    assert count(run(tmp_path / "specs", 10)[1]) == {"found": 20}
 
 
 def test_a_damaged_cell_is_told_and_computed_again(tmp_path: Path) -> None:
     run(tmp_path)
     before = bits(tmp_path, 3)
     cache = Cache(tmp_path)
-    damaged = [cache.path(WALK, make_cell("Adam", 0.1, seed)) for seed in (0, 1)]
+    damaged = [cache.path(WALK, make_spec("Adam", 0.1, seed)) for seed in (0, 1)]
     damaged[0].write_bytes(damaged[0].read_bytes()[:100])
     damaged[1].write_text(damaged[1].read_text().replace('"seconds": ', '"seconds": 1'))
     request, events = run(tmp_path)
@@ -234,8 +235,8 @@ def test_a_failing_cell_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LAB_TEST_FAIL", "CAdam 1")
     request, events = run(tmp_path)
     assert count(events) == {"start": 6, "computed": 5, "failed": 1}
-    assert [cell.seed for cell in request.missing] == [1]
-    assert "told to fail" in request.failed[make_cell("CAdam", 0.1, 1)]
+    assert [spec.seed for spec in request.missing] == [1]
+    assert "told to fail" in request.failed[make_spec("CAdam", 0.1, 1)]
     monkeypatch.delenv("LAB_TEST_FAIL")
     assert count(run(tmp_path)[1]) == {"found": 5, "start": 1, "computed": 1}
 
@@ -266,7 +267,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_run(tmp_path: Path, log: Path, how: signal.Signals) -> None:
     """Interrupted or killed, a run with workers leaves no process, no half-written file, and goes on later."""
-    folder = tmp_path / "cells"
+    folder = tmp_path / "specs"
     process = command(folder, "reproduce", "walk", "--jobs", "2", LAB_TEST_SLEEP="20")
     wait_for(lambda: log.read_text().count("\n") >= 2)
     children = _children(process.pid)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ab.verdict import Better
-from ..statistics.comparison import Comparison, NoLearningRateError, compare
-from ..statistics.intervals import Interval, interval
-from .experiment import Results, Row
+from cadam.ab.results import Results
+from cadam.ab.summary import Row
+from cadam.statistics.comparison import Better, Comparison, compare
+from cadam.statistics.intervals import Interval, interval
+from cadam.statistics.learning_rates import NoLearningRateError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ class RateCurve:
     def of(cls, results: Results, arm: str, metric: str, better: Better) -> RateCurve:
         """From the test seeds of an arm."""
         mine = results.tests().where(optimizer=arm)
-        rates = sorted({result.cell.lr for result in mine})
+        rates = sorted({result.spec.lr for result in mine})
         return cls(arm, better, {rate: mine.where(lr=rate).metric(metric) for rate in rates})
 
     @property

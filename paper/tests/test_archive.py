@@ -1,4 +1,4 @@
-"""The archive: rows that are added, found by cell and version, and never changed."""
+"""The archive: rows that are added, found by spec and version, and never changed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tables import begins_with
+from walks import WALK, make_spec
 
-from cadam.trials import runner
-from cadam.trials.archive import Archive, DamagedResultsError
-from cadam.trials.cache import Cache
-from cadam.trials.experiment import Cell, Outcome, Plan, Provenance, Result
-from tests.trials.tables import begins_with
-from tests.trials.walks import WALK, make_cell
+from cadam.ab.results import Outcome, Provenance, Result, RunSpec
+from cadam_paper.harness import runner
+from cadam_paper.harness.archive import Archive, DamagedResultsError
+from cadam_paper.harness.cache import Cache
+from cadam_paper.harness.experiment import Plan
 
-CELL = make_cell("CAdam", 0.1, 3, depth=2)
+CELL = make_spec("CAdam", 0.1, 3, depth=2)
 
 
-def result(cell: Cell = CELL, loss: float = 0.1 + 0.2) -> Result:
+def result(spec: RunSpec = CELL, loss: float = 0.1 + 0.2) -> Result:
     curves = {
         "double": np.array([[0.1, -0.0], [np.nan, 5e-324]]),
         "half": np.array([0.1, np.inf, 6e-8], np.float16),
@@ -30,12 +31,12 @@ def result(cell: Cell = CELL, loss: float = 0.1 + 0.2) -> Result:
     }
     versions = {"cadam": "0.1", "torch": "2.0", "numpy": "1.0", "python": "3.0"}
     provenance = Provenance(0.5, 1000, "CPU", versions, "abc", False)
-    return Result(cell, Outcome({"loss": loss, "worst": math.inf, "lost": math.nan}, curves), provenance)
+    return Result(spec, Outcome({"loss": loss, "worst": math.inf, "lost": math.nan}, curves), provenance)
 
 
 def assert_same(found: Result | None, expected: Result) -> None:
     assert found is not None
-    assert found.cell == expected.cell
+    assert found.spec == expected.spec
     assert found.provenance == expected.provenance
     assert found.outcome.metrics.keys() == expected.outcome.metrics.keys()
     for name, value in expected.outcome.metrics.items():
@@ -49,13 +50,13 @@ def assert_same(found: Result | None, expected: Result) -> None:
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
     found = Archive(tmp_path)
-    found.add(WALK, [result(), result(make_cell("Adam", 0.1, 3, depth=2))])
+    found.add(WALK, [result(), result(make_spec("Adam", 0.1, 3, depth=2))])
     return found
 
 
 def test_what_is_added_is_found_to_the_bit(archive: Archive) -> None:
     assert_same(archive.find(WALK, CELL), result())
-    assert archive.find(WALK, make_cell("CAdam", 0.1, 4, depth=2)) is None
+    assert archive.find(WALK, make_spec("CAdam", 0.1, 4, depth=2)) is None
 
 
 def test_another_version_of_the_experiment_is_another_result(archive: Archive) -> None:
@@ -75,19 +76,19 @@ def test_a_correction_supersedes_and_leaves_the_earlier_row(archive: Archive) ->
 
 
 def test_results_may_bring_new_metrics(archive: Archive) -> None:
-    cell = make_cell("CAdam", 0.1, 9)
-    new = dataclasses.replace(result(cell), outcome=Outcome({"auc": 0.5}))
+    spec = make_spec("CAdam", 0.1, 9)
+    new = dataclasses.replace(result(spec), outcome=Outcome({"auc": 0.5}))
     archive.add(WALK, [new])
-    assert_same(archive.find(WALK, cell), new)
+    assert_same(archive.find(WALK, spec), new)
     assert_same(archive.find(WALK, CELL), result())
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 0), (2, 3)])
 def test_a_curve_of_rows_keeps_its_dimensions_though_it_is_empty(archive: Archive, shape: tuple[int, int]) -> None:
-    cell = make_cell("CAdam", 0.1, 9)
-    new = dataclasses.replace(result(cell), outcome=Outcome({}, {"table": np.ones(shape)}))
+    spec = make_spec("CAdam", 0.1, 9)
+    new = dataclasses.replace(result(spec), outcome=Outcome({}, {"table": np.ones(shape)}))
     archive.add(WALK, [new])
-    assert_same(archive.find(WALK, cell), new)
+    assert_same(archive.find(WALK, spec), new)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_a_curve_of_rows_keeps_its_dimensions_though_it_is_empty(archive: Archiv
 def test_what_has_no_column_is_refused_and_nothing_is_written(archive: Archive, outcome: Outcome, message: str) -> None:
     before = (archive.root / "walk.parquet").read_bytes()
     with pytest.raises(ValueError, match=message):
-        archive.add(WALK, [dataclasses.replace(result(make_cell("Adam", 1, 1)), outcome=outcome)])
+        archive.add(WALK, [dataclasses.replace(result(make_spec("Adam", 1, 1)), outcome=outcome)])
     assert (archive.root / "walk.parquet").read_bytes() == before
 
 
@@ -127,7 +128,7 @@ def test_a_damaged_file_is_named(archive: Archive) -> None:
 
 def test_without_pyarrow_it_says_what_to_install(archive: Archive) -> None:
     code = (
-        f"import sys; sys.modules['pyarrow'] = None\nfrom cadam.trials.archive import Archive\n"
+        f"import sys; sys.modules['pyarrow'] = None\nfrom cadam_paper.harness.archive import Archive\n"
         f"Archive({str(archive.root)!r}).study('walk').table"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -139,8 +140,8 @@ def test_archived_results_are_not_computed_again(
 ) -> None:
     """Whatever version of torch computed them; `force` computes them all the same."""
     request = runner.Request(WALK, Plan("quick", 2))
-    cells = WALK.cells(request.plan, request.results)
-    archive.add(WALK, [result(cell) for cell in cells])
+    specs = WALK.run_specs(request.plan, request.results)
+    archive.add(WALK, [result(spec) for spec in specs])
     log = tmp_path / "log"
     monkeypatch.setenv("LAB_TEST_LOG", str(log))
     cache = Cache(tmp_path / "cache", archive)
@@ -149,16 +150,16 @@ def test_archived_results_are_not_computed_again(
     assert not log.exists()
     assert runner.read(cache, WALK, Plan("quick", 2)).results[0].outcome.metrics["loss"] == 0.1 + 0.2
     runner.run([request], cache, jobs=1, force=True, tell=lambda event: None)
-    assert len(log.read_text().splitlines()) == len(cells)
+    assert len(log.read_text().splitlines()) == len(specs)
 
 
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """Reading, adding and replacing belong together, across processes."""
     code = (
         "import sys; sys.path[:0] = {path!r}\n"
-        "from test_archive import Archive, WALK, make_cell, result\n"
+        "from test_archive import Archive, WALK, make_spec, result\n"
         "for seed in range({first}, {first} + 6):\n"
-        "    Archive({root!r}).add(WALK, [result(make_cell('Adam', 0.1, seed))])\n"
+        "    Archive({root!r}).add(WALK, [result(make_spec('Adam', 0.1, seed))])\n"
     )
     writers = [
         subprocess.Popen([sys.executable, "-c", code.format(path=sys.path, first=100 * n, root=str(tmp_path))])

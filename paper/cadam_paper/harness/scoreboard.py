@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .experiment import TUNING_SEEDS
+from cadam.ab.results import TUNING_SEEDS
+
 from .runner import Event
 
 if TYPE_CHECKING:
@@ -34,17 +35,17 @@ class Scoreboard:
 
     def note(self, event: Event) -> tuple[str, ...] | None:
         """Take in what happened; the line of a seed if that completes it."""
-        cell = event.cell
-        if event.result is None or cell.experiment != self.experiment or cell.seed >= TUNING_SEEDS:
+        spec = event.spec
+        if event.result is None or spec.experiment != self.experiment or spec.seed >= TUNING_SEEDS:
             return None
-        if self.condition not in (None, cell.condition):
+        if self.condition not in (None, spec.condition):
             return None
         # An arm's first test run is at its chosen learning rate; runs at others only look back at the choice.
-        if self.rates.setdefault(cell.optimizer, cell.lr) != cell.lr:
+        if self.rates.setdefault(spec.optimizer, spec.lr) != spec.lr:
             return None
-        arms = self.metrics.setdefault(cell.seed, {})
-        arms[cell.optimizer] = event.result.outcome.metrics
-        return self.line(cell.seed) if len(arms) == len(self.arms) else None
+        arms = self.metrics.setdefault(spec.seed, {})
+        arms[spec.optimizer] = event.result.outcome.metrics
+        return self.line(spec.seed) if len(arms) == len(self.arms) else None
 
     def line(self, seed: int) -> tuple[str, ...]:
         """One seed, with a gap where an arm is still running."""
@@ -60,9 +61,9 @@ class Scoreboard:
     def text(self, line: Sequence[str]) -> str:
         """A line for where there is no live display; each column as wide as its head, which is broken after colons."""
         widths = [max(8, *map(len, _broken(name))) for name in self.head]
-        cells = [_broken(text) for text in line]
-        most = max(map(len, cells))
-        rows = zip(*([""] * (most - len(cell)) + cell for cell in cells), strict=True)
+        specs = [_broken(text) for text in line]
+        most = max(map(len, specs))
+        rows = zip(*([""] * (most - len(spec)) + spec for spec in specs), strict=True)
         return "\n".join(" ".join(f"{text:>{n}}" for text, n in zip(row, widths, strict=True)) for row in rows)
 
     def table(self) -> RenderableType:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .experiment import Cell, Experiment
+from cadam.ab.results import RunSpec
+
+from .experiment import Experiment
 from .report import duration
 from .runner import Event, Request, Tell, to_come
 
@@ -31,7 +33,7 @@ class Progress:
         self.failed: Counter[str] = Counter()
         self.work: defaultdict[str, float] = defaultdict(float)
         """Done, or lost."""
-        self._to_come: dict[str, tuple[Sequence[Cell], list[Cell]]] = {}
+        self._to_come: dict[str, tuple[Sequence[RunSpec], list[RunSpec]]] = {}
         """Cells that an experiment will name later, with those it was waiting for when they were looked for."""
 
     def note(self, event: Event) -> None:
@@ -43,7 +45,7 @@ class Progress:
         if event.kind == "failed":
             self.failed[name] += 1
         if event.kind in ("found", "computed", "elsewhere", "failed"):
-            self.work[name] += event.experiment.weight(event.cell)
+            self.work[name] += event.experiment.weight(event.spec)
         if event.result is not None:
             for request in self.requests:
                 if request.experiment.name == name and not self._looked_ahead(request):
@@ -52,12 +54,12 @@ class Progress:
     def _looked_ahead(self, request: Request) -> bool:
         return self._to_come.get(request.experiment.name, (None,))[0] is request.missing
 
-    def to_come(self, request: Request) -> list[Cell]:
+    def to_come(self, request: Request) -> list[RunSpec]:
         """About what an experiment with phases will name later."""
         return self._to_come[request.experiment.name][1] if self._looked_ahead(request) else []
 
     def recount(self) -> None:
-        """At the end, go by what the requests hold: a cell can be cached and the run end before that was told."""
+        """At the end, go by what the requests hold: a spec can be cached and the run end before that was told."""
         self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
 
     def total(self, request: Request) -> int:
@@ -66,7 +68,7 @@ class Progress:
 
     def counted(self, request: Request) -> str:
         about = "about " if self.to_come(request) else ""
-        what = "runs" if request.experiment.again else "cells"
+        what = "runs" if request.experiment.again else "specs"
         return f"{self.done[request.experiment.name]} of {about}{self.total(request)} {what}"
 
     def left(self) -> float:
@@ -74,8 +76,8 @@ class Progress:
         expected = []
         for request in self.requests:
             experiment = request.experiment
-            cells = [*(result.cell for result in request.results), *request.missing, *self.to_come(request)]
-            if total := sum(map(experiment.weight, cells)):
+            specs = [*(result.spec for result in request.results), *request.missing, *self.to_come(request)]
+            if total := sum(map(experiment.weight, specs)):
                 share = max(0.0, total - self.work[experiment.name]) / total
                 expected.append((share, experiment.estimate(request.plan)))
         ahead = sum(share * seconds for share, seconds in expected)
@@ -84,7 +86,7 @@ class Progress:
         return ahead * ran / behind if behind > 0 and sum(self.computed.values()) > 2 else ahead
 
     def outlook(self) -> str:
-        """The time left in words; none before the first cell is done."""
+        """The time left in words; none before the first spec is done."""
         begun = sum(self.done.values()) + sum(self.failed.values())
         return f"about {duration(self.left())} left" if begun else "starting"
 
@@ -100,15 +102,15 @@ Table = Callable[[], "RenderableType"]
 
 
 def complain(event: Event) -> None:
-    """Say on the error stream what went wrong with a cell."""
+    """Say on the error stream what went wrong with a spec."""
     if event.kind == "damaged":
         print(f"damaged, computing it again: {event.message}", file=sys.stderr)
     elif event.kind == "failed":
-        print(f"failed: {event.cell}\n{event.message}", file=sys.stderr)
+        print(f"failed: {event.spec}\n{event.message}", file=sys.stderr)
 
 
 def say_damaged(event: Event) -> None:
-    """Say on the error stream which cell cannot be believed, where nothing is computed."""
+    """Say on the error stream which spec cannot be believed, where nothing is computed."""
     if event.kind == "damaged":
         print(f"damaged, missing until `cadam reproduce` computes it again: {event.message}", file=sys.stderr)
 
@@ -134,7 +136,7 @@ def plain(requests: Sequence[Request]) -> Iterator[Tell]:
             said = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
             print(f"{lines}; {progress.outlook()}", flush=True)
-            finished = {r.experiment.name for r in requests if _all_done(progress, r)}  # until it names more cells
+            finished = {r.experiment.name for r in requests if _all_done(progress, r)}  # until it names more specs
 
     yield tell
     progress.recount()
@@ -172,7 +174,7 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
 
         def tell(event: Event) -> None:
             if event.kind in ("failed", "damaged"):
-                text = event.message if event.kind == "damaged" else f"{event.cell}\n{event.message}"
+                text = event.message if event.kind == "damaged" else f"{event.spec}\n{event.message}"
                 display.console.print(f"{event.kind}: {text}", markup=False, style="red")
             progress.note(event)
 
@@ -198,4 +200,4 @@ def state(experiment: Experiment, request: Request, published: int = 0) -> str:
     data = experiment.needed(request.plan.scale)
     if data is not None and data.missing():
         return "data missing"
-    return f"{len(request.results)} cells so far" if request.results else "not run"
+    return f"{len(request.results)} specs so far" if request.results else "not run"

@@ -1,4 +1,4 @@
-"""Two optimizers over learning rates, condition by condition: which cells that takes, what they say, and the figure."""
+"""Two optimizers over learning rates, condition by condition: which specs that takes, what they say, and the figure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..statistics import comparison
-from ..statistics.comparison import Comparison
-from . import palette
-from .experiment import Cell, Results, Row, Summary
+from cadam.ab.report import palette
+from cadam.ab.results import Results, RunSpec
+from cadam.ab.summary import Row, Summary, comparison_row
+from cadam.ab.verdict import verdict_over_seeds
+from cadam.statistics.comparison import Comparison
+
 from .rates import RateCurve, at_one_rate, best_against_best, beyond, draw, tolerance_row
 
 if TYPE_CHECKING:
@@ -66,17 +68,17 @@ class Pair:
 
 def grown(
     grid: Sequence[float],
-    cells: Callable[[Sequence[float]], list[Cell]],
+    specs: Callable[[Sequence[float]], list[RunSpec]],
     curves: Callable[[Results], Iterable[RateCurve]],
     found: Results,
-) -> list[Cell]:
-    """The cells of a grid, and of rates beyond it as long as the best rate of some curve stands at its end."""
+) -> list[RunSpec]:
+    """The specs of a grid, and of rates beyond it as long as the best rate of some curve stands at its end."""
     while True:
-        named = cells(grid)
+        named = specs(grid)
         if not found.has(named):
             return named
         known = set(named)
-        more = beyond(list(curves(Results([result for result in found if result.cell in known]))))
+        more = beyond(list(curves(Results([result for result in found if result.spec in known]))))
         if not more:
             return named
         grid = sorted({*grid, *more})
@@ -92,12 +94,12 @@ def summary(pairs: Mapping[str, Pair], near: float, *, same_data: bool, digits: 
     for name, pair in pairs.items():
         own, base, seconds = pair.own, pair.baseline, pair.seconds
         paper = "" if pair.margin is None else f"{pair.margin:+.2f}"
-        rows.append(comparison.row(f"{name}: each at its own best rate", paper, own, seconds, digits))
-        ahead.append(f"{name} {own.difference:+.{digits}f} ({own.verdict})")
+        rows.append(comparison_row(f"{name}: each at its own best rate", paper, own, seconds, digits))
+        ahead.append(f"{name} {own.difference:+.{digits}f} ({verdict_over_seeds(own)})")
         rate = base.best()
         above = base.above(rate)
         for words, at in ((f"{base.arm}'s best rate", rate), (f"{above / rate:.0f} times that", above)):
-            rows.append(comparison.row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
+            rows.append(comparison_row(f"{name}: both at {words}, {at:g}", "", pair.at(at), seconds, digits))
         if same_data and pair.margin is not None:
             rows.append(_explanation(name, pair))
         for curve in (pair.treatment, base):

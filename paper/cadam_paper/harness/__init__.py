@@ -1,0 +1,1 @@
+"""The harness that computes, caches, archives and reports the experiments of the paper."""

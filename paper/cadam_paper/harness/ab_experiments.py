@@ -1,0 +1,75 @@
+"""An A/B study and its learning-rate curves as experiments of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cadam.ab import study as ab_study
+from cadam.ab.results import Results, RunSpec
+from cadam.ab.study import MEASURE, Study, length
+
+from . import ab_rates
+from .experiment import Experiment, Plan, Scale
+
+
+def comparison_experiment(
+    study: Study, quick_events: int, title: str, shows: str, seconds: Mapping[Scale, float], **fields: Any
+) -> Experiment:
+    """Return the experiment that compares the arms of a study.
+
+    Args:
+        study: The study at full scale.
+        quick_events: The number of events that the quick scale uses.
+        title: The title of the experiment.
+        shows: One sentence about what the experiment shows.
+        seconds: The expected duration by scale.
+        **fields: Further fields of the experiment.
+    """
+    return Experiment(
+        name=study.name,
+        title=title,
+        shows=shows,
+        measure=MEASURE,
+        run_specs=partial(_comparison_specs, study, quick_events),
+        summary=partial(ab_study.summary, study),
+        figures=partial(ab_study.figures, study),
+        weight=length,
+        seconds=seconds,
+        **fields,
+    )
+
+
+def rates_experiment(
+    study: Study, quick_events: int, title: str, shows: str, seconds: Mapping[Scale, float], **fields: Any
+) -> Experiment:
+    """Return the experiment that runs the arms of a study at every learning rate.
+
+    It shares run specs with the comparison, which has some of them. The arguments are those of
+    `comparison_experiment`.
+    """
+    return Experiment(
+        name=study.name.replace("ab-", "rates-", 1),
+        title=title,
+        shows=shows,
+        measure=MEASURE,
+        run_specs=partial(_rate_specs, study, quick_events),
+        summary=partial(ab_rates.summary, study),
+        figures=partial(ab_rates.figures, study),
+        seconds=seconds,
+        **fields,
+    )
+
+
+def _comparison_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
+    return ab_study.run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
+
+
+def _rate_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
+    return ab_rates.run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
+
+
+def _scaled(study: Study, quick_events: int, plan: Plan) -> Study:
+    return replace(study, events=quick_events) if plan.scale == "quick" else study

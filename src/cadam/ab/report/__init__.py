@@ -1,0 +1,1 @@
+"""The HTML page of an A/B: its template, figures and colors."""
