@@ -248,7 +248,7 @@ def release_late():
 atexit.register(release_late)  # before all others, so that it is called last
 import sys, time
 import torch, torch.distributed as dist
-from cadam.online.distributed import join, leave
+from cadam.online.distributed_learner import join, leave
 
 class Slow:
     def __del__(self, sleep=time.sleep):
@@ -271,7 +271,7 @@ def test_a_rank_ends_well_though_a_thread_of_gloo_is_not_done() -> None:
 
 ENDS = """
 import sys, time
-from cadam.online.distributed import join, leave
+from cadam.online.distributed_learner import join, leave
 
 join("gloo")
 if sys.argv[1] == "fails":
