@@ -104,7 +104,7 @@ def anchors(page: Path) -> set[str]:
 
 def run(page: Path, folder: Path, slow: bool) -> subprocess.CompletedProcess[str]:
     """Run the blocks of a page in a folder; the last lines of stderr say which one failed, and how."""
-    command = [sys.executable, __file__, str(page), *(["slow"] if slow else [])]
+    command = [sys.executable, "-P", __file__, str(page), *(["slow"] if slow else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "CADAM_ARCHIVE": str(ROOT / "results")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
 
