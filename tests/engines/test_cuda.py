@@ -619,9 +619,9 @@ def test_importing_cadam_does_not_import_triton() -> None:
 INTERPRETED = """
 import torch
 from tests.optim.family import FAMILY
-from cadam.engines import choose
+from cadam.engines import selection as choose
 from cadam.engines.cuda.dense import Cuda
-from cadam.engines.cuda.rows import CudaRows
+from cadam.engines.cuda.sparse import CudaRows
 fused = [Cuda(), CudaRows()]
 for engine in fused:
     engine.device = "cpu"
@@ -674,8 +674,8 @@ COEFFICIENTS = """
 import numpy as np
 import torch
 from cadam.codegen.kernel_spec import KernelSpec
-from cadam.defaults import defaults
-from cadam.engines import scalars
+from cadam.rules.defaults import defaults
+from cadam.engines import coefficients as scalars
 from cadam.engines.base import KernelBatch, ParamSlot
 from cadam.engines.cuda.launch import StepNumbers
 from cadam.rules import RULES
@@ -749,7 +749,7 @@ def test_kernels_that_begin_early_wait_before_they_read_coefficients(kind: str) 
 
 NORM = """
 import torch
-from cadam.engines.cuda.rows import norm
+from cadam.engines.cuda.sparse import norm
 torch.manual_seed(0)
 for rows, width, count in ((7, 3, 900), (50, 16, 300), (40_000, 16, 700), (5, 1, 5000), (9, 200, 40), (4, 3, 0)):
     ids, values = torch.randint(0, rows, (count,)), torch.randn(count, width)
