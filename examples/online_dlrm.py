@@ -27,9 +27,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 
-from cadam.cli.run import stopping
 from cadam.online import Console, LinesSource, Schema, StreamMetrics
 from cadam.online.distributed_learner import DistributedLearner, join, leave
+from cadam.online.stop_signals import stop_on_signals
 from cadam.torchrec import BagSharder
 
 ROWS, WIDTH, RATE = 10_000, 16, 1e-2
@@ -111,7 +111,7 @@ def main() -> None:
         reports=[Console()],
     )
     share = LinesSource(given.data / f"share-{dist.get_rank()}.jsonl", SCHEMA, "jsonl", batch_size=256, patience=None)
-    with stopping(learner):
+    with stop_on_signals(learner):
         learner.run(share)
     learner.close()
     leave()

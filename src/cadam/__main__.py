@@ -1,4 +1,4 @@
-"""`python -m cadam`: the command where no script of it is installed."""
+"""`python -m cadam`: runs the command line without an installed script."""
 
 from __future__ import annotations
 

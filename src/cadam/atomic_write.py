@@ -1,4 +1,7 @@
-"""Files that are whole or not there: written beside their place, flushed to the disk, then given their name."""
+"""Atomic file writes: a crash leaves the old file or the new one, never a part of either.
+
+The content is written to a temporary file in the same folder, flushed to disk, and then renamed.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,41 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, temporary: str | None = None) -> None:
-    """Write a file so that at any moment either the old or the new one is there, whole."""
-    if path.exists() and not path.is_file():  # a device or a pipe, which nothing may replace
+    """Write content to a file atomically.
+
+    Args:
+        path: the file. A device or a pipe cannot be replaced, so it is written to directly.
+        content: the new content.
+        temporary: see `write_with`.
+    """
+    if path.exists() and not path.is_file():
         path.write_bytes(content)
     else:
         write_with(path, lambda new: new.write_bytes(content), temporary)
 
 
 def write_with(path: Path, write: Callable[[Path], object], temporary: str | None = None) -> None:
-    """The same with what `write` puts in the file it is given. A link stays one: what it points to is replaced.
+    """Write a file atomically with a function that writes to a path.
 
-    `temporary` names the unfinished file where no other process writes the same: what a killed process left behind is
-    then overwritten.
+    Symbolic links are followed: the target is replaced.
+
+    Args:
+        path: the file to create or replace.
+        write: called with the path of the temporary file, which it writes.
+        temporary: the name of the temporary file. A fixed name lets the next write overwrite the file that a killed
+            process left behind; use it only if no other process writes the same file. By default the name is random.
     """
     path = Path(os.path.realpath(path))
     new = path.with_name(temporary or f".{path.stem}.{uuid.uuid4().hex}.new")
     try:
         write(new)
-        settle(new, path)
+        flush_and_rename(new, path)
     finally:
         new.unlink(missing_ok=True)
 
 
-def settle(new: Path, path: Path) -> None:
-    """Give a written file, or a folder, its name, once all of it is on the disk."""
+def flush_and_rename(new: Path, path: Path) -> None:
+    """Flush a written file or folder to disk and rename it to its final path."""
     _flush(new)
     new.replace(path)
     _flush(path.parent)

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cadam import CAdam
-from cadam.cli.run import stopping
 from cadam.online import Batch, Events, Labels, Learner, LinesSource, StreamMetrics
 from cadam.online.data.events import concatenate_columns
 from cadam.online.distributed_learner import DistributedLearner, join, leave
+from cadam.online.stop_signals import stop_on_signals
 from tests.online.streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
 
 WIDTH, RATE = 4, 0.05
@@ -233,7 +233,7 @@ def main(kind: str, data: Path, folder: Path, seconds: list[float]) -> None:
         timer.daemon = True
         timer.start()
     began = time.monotonic()
-    with stopping(ours):
+    with stop_on_signals(ours):
         ours.run(LinesSource(data / f"share-{rank}.jsonl", SCHEMA, "jsonl", batch_size=16, patience=None))
     outcome = {
         "tensors": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors(ours).values())).hexdigest(),

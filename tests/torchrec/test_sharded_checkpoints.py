@@ -25,7 +25,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 
-from cadam.atomic_write import settle
+from cadam.atomic_write import flush_and_rename
 from cadam.distributed import process_group
 from cadam.distributed.process_group import everywhere
 from cadam.torchrec import (
@@ -118,7 +118,7 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
         save(folder, 5, trainer.model, trainer.dense, 5)
     save(folder, 6, trainer.model, trainer.dense, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_group, "settle", settle_files_only)
+        patch.setattr(process_group, "flush_and_rename", settle_files_only)
         with pytest.raises(OSError, match="no space left"):
             save(folder, 6, trainer.model, trainer.dense, 7)
     again_saved = load(folder, again.model, again.dense)
@@ -131,7 +131,7 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
 def settle_files_only(new: Path, path: Path) -> None:
     if new.is_dir():
         raise OSError("no space left")
-    settle(new, path)
+    flush_and_rename(new, path)
 
 
 def test_the_newest_whole_checkpoint_is_loaded(tmp_path: Path) -> None:

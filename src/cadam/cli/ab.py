@@ -48,7 +48,6 @@ from ..online.monitoring import reject_limit
 from ..online.per_event import EventByEvent
 from ..statistics.learning_rates import NoLearningRateError
 from . import arguments
-from . import run as online
 from .exit_codes import DONE, FAILED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 
 EXITS = {
@@ -350,7 +349,7 @@ def _run(options: argparse.Namespace, optimizer: str, lr: float) -> str:
     """`cadam run` on the same data with the same model."""
     said: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
     own = options.model is not None and ":" in options.model
-    said["batch_size"] = None if options.batch_size == online.batch_size(own) else options.batch_size
+    said["batch_size"] = None if options.batch_size == arguments.default_batch_size(own) else options.batch_size
     said["max_rejected"] = None if options.max_rejected == reject_limit.MAX_REJECTED else options.max_rejected
     said["optimizer"] = None if optimizer == "CAdam" else optimizer
     said["lr"] = f"{lr:g}"

@@ -96,6 +96,11 @@ def share(text: str) -> float:
     return value
 
 
+def default_batch_size(has_custom_model: bool) -> int:
+    """Return the batch size of `cadam run` without `--batch-size`, for a custom or a ready-made model."""
+    return 1024 if has_custom_model else 256
+
+
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam run`."""
     parser.epilog = RUN_DETAILS
@@ -139,7 +144,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--unmatched",
         choices=("drop", "negative"),
         default="drop",
-        help="what to do with an event that has no label after --horizon: drop it, or learn label 0 (default: drop)",
+        help="drop an event that has no label after --horizon, or learn it with label 0 (default: drop)",
     )
     parser.add_argument(
         "--every",

@@ -1,4 +1,4 @@
-"""With which codes commands end, and how one ends that nobody reads. What they mean in detail, each command says."""
+"""Exit codes of the commands, and how a command stops printing when its output is closed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import sys
 DONE = 0
 FAILED = 1
 USAGE = 2
-"""Invalid usage."""
+"""The command line is invalid."""
 NO_DATA = 3
-"""Data, or a device, is missing."""
+"""Data or a device is missing."""
 NOTHING = 4
-"""There is nothing to report yet."""
+"""There are no results to report yet."""
 NO_PACKAGE = 5
+"""A Python package is missing."""
 INTERRUPTED = 130
-"""As shells say it of SIGINT."""
+"""The process received SIGINT. Shells report 128 plus the number of the signal."""
 UNREAD = 141
-"""As shells say it of SIGPIPE: whoever read the output has closed it."""
+"""The reader of standard output has closed it. Shells report this code for SIGPIPE."""
 
 
 def stop_printing() -> None:
-    """Whatever is printed from now on goes nowhere: else Python complains of a closed pipe again when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Redirect standard output to the null device.
+
+    Without this, Python would report the closed pipe again when it flushes standard output at exit.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,21 +1,22 @@
-"""The command `cadam run`: one learner in production."""
+"""The command `cadam run`: learns from a stream, saves checkpoints and resumes from them.
+
+`run` has four steps: `prepare` opens the source and builds the learner, `restore` loads the newest checkpoint or a warm
+start, `Learner.run` is the loop, and `finish` reports the result and chooses the exit code.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import math
-import os
 import pickle
 import shlex
-import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,321 +35,175 @@ from ..online.monitoring.reports import Console, Prometheus, Scalars
 from ..online.per_event import CHUNK
 from ..online.persistence.checkpoints import DamagedCheckpointError
 from ..online.persistence.warm_start import with_options
+from ..online.stop_signals import stop_on_signals
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from . import writable_paths
+from .arguments import default_batch_size
 from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, USAGE
 
 logger = logging.getLogger("cadam.online")
 
 
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start: the options of the command and the objects built from them."""
+
+    options: argparse.Namespace
+    """The options as they were parsed. They are not changed."""
+    config: run_config.Given
+    """The data, the schema and the model."""
+    checkpoint: Path
+    """The folder of the checkpoints."""
+    lr: float
+    optimizer: OptimizerSpec
+    learner: Learner
+    source: Source
+    schema: Schema
+    """The schema of the events. With `--metrics`, labels must be 0 or 1."""
+    guard: reject_limit.Guard
+    """Stops the learner when too many events are rejected."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the run was stopped because too many events of a finite stream were rejected."""
+        return bool(self.guard.stopped) and not self.options.follow
+
+
 def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
-    logging.getLogger("cadam.online").setLevel(logging.WARNING if options.quiet else logging.INFO)
+    logger.setLevel(logging.WARNING if options.quiet else logging.INFO)
     try:
-        learner, source, asked = prepare(options)
-        watch = reject_limit.Guard(options.max_rejected, options.follow)
-        learner.reports.append(watch)
+        job = prepare(options)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"cadam run: {error}", file=sys.stderr)
+        _print_error(str(error))
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     except KeyboardInterrupt:
-        print("cadam run: interrupted before anything was done", file=sys.stderr)
+        _print_error("interrupted before anything was done")
         return INTERRUPTED
+    learner = job.learner
     try:
-        with stopping(learner):
-            begin(learner, options, asked)
-            left = None if options.events is None else max(0, options.events - learner.events)
-            portion = Resumed(source, left, options.checkpoint, asked)
+        with stop_on_signals(learner):
+            restore(job)
+            limit = None if options.events is None else max(0, options.events - learner.events)
+            source = _RestoredSource(job, limit)
             if not learner.resumed:
-                asked.write(options.checkpoint)
-            learner.run(portion, events=options.events)
+                job.config.write(job.checkpoint)
+            learner.run(source, events=options.events)
     except UsageError as error:
-        print(f"cadam run: {error}", file=sys.stderr)
+        _print_error(str(error))
         return USAGE
     except KeyboardInterrupt:
-        print(f"cadam run: interrupted at {learner.events:,} events; what was saved before stays", file=sys.stderr)
+        _print_error(f"interrupted at {learner.events:,} events; earlier checkpoints are kept")
         return INTERRUPTED
-    except BrokenPipeError:  # nobody reads the console any more
+    except BrokenPipeError:  # the reader of the console has closed it
         learner.save()
         raise
     except (FloatingPointError, DamagedCheckpointError, RuntimeError, ValueError, OSError) as error:
-        print(f"cadam run: failed at {learner.events:,} events: {error}", file=sys.stderr)
+        _print_error(f"failed at {learner.events:,} events: {error}")
         return FAILED
     finally:
         learner.close()
-    hopeless = bool(watch.stopped) and not options.follow
-    if hopeless or (not learner.events and not learner.pending.early):
-        _forget(learner)
-    nothing_new = learner.resumed and not portion.has_produced and left != 0
-    if nothing_new and not learner.stopped:
-        print(
-            f"cadam run: the state in {options.checkpoint} is at the end of the data ({learner.events:,} events); "
-            "nothing new was read; give another --checkpoint to start anew",
-            file=sys.stderr,
-        )
-        return DONE if learner.learned else FAILED
-    if not learner.saving.saved:
-        print(
-            f"cadam run: the last checkpoint, at {learner.events:,} events, could not be written; the same command "
-            "goes on from the one before it",
-            file=sys.stderr,
-        )
-        return FAILED
-    if learner.log is not None and learner.log.unwritten:
-        print(
-            f"cadam run: {learner.log.unwritten:,} rows of the prediction log could not be written; they are in the "
-            "checkpoint, and the same command writes them once there is room",
-            file=sys.stderr,
-        )
-        return FAILED
-    useless = _useless(learner)
-    if useless and not learner.stopped:
-        print(f"cadam run: {useless}", file=sys.stderr)
-        return FAILED
-    if watch.stopped:
-        again = (
-            "nothing was kept: once it is mended, the same command reads all anew"
-            if hopeless
-            else ("the state is saved, and the same command goes on from here")
-        )
-        _say_rejected(f"stopped: {watch.stopped}; {again}", learner, source)
-        return FAILED
-    if not options.quiet:
-        why = "stopped" if learner.stopped else "the stream has ended" if options.events is None else "done"
-        if constant := watch.constant(learner) if learner.training.loss is LOG_LOSS else "":
-            print(f"beware: {constant}", file=sys.stderr)
-        print(
-            f"{why} at {learner.events:,} events{_lost(learner, source.schema)}; the state is in {options.checkpoint}",
-            file=sys.stderr,
-        )
-    most = reject_limit.MAX_REJECTED if options.max_rejected is None else options.max_rejected
-    if reject_limit.share(learner.rejected, learner.events) > most:
-        if options.follow:
-            return DONE
-        _say_rejected(f"more than {most:.1%} of the events were rejected", learner, source)
-        where = (
-            "" if ":" in asked.model else f"the schema is {options.schema or options.checkpoint / run_config.SCHEMA}; "
-        )
-        print(
-            f"{where}once schema or data are mended, remove the state (rm {shlex.quote(str(options.checkpoint))}/"
-            "checkpoint-*): the same command then reads everything anew",
-            file=sys.stderr,
-        )
-        return FAILED
-    return DONE
+    return finish(job, has_new_events=source.has_produced or limit == 0)
 
 
-def _lost(learner: Learner, schema: Schema) -> str:
-    """What became of events that were not learnt from, for the last line."""
-    said = ""
-    if learner.rejected:
-        share = reject_limit.share(learner.rejected, learner.events)
-        said = f", and {learner.rejected:,} rejected ({share:.2%}: {reject_limit.reasons(learner.rejections.reasons)})"
-    waiting, lost = len(learner.pending), learner.pending.counts
-    if schema.id is not None:
-        return f"{said}; {waiting:,} wait for a label" if waiting else said
-    waiting += lost.crowded_out + (lost.expired if learner.join.unmatched == "drop" else 0)
-    if waiting:
-        said += f"; {waiting:,} had no label and were never learnt from"
-    return said
+def _print_error(message: str) -> None:
+    print(f"cadam run: {message}", file=sys.stderr)
 
 
-def _say_rejected(what: str, learner: Learner, source: Any) -> None:
-    """That too much was rejected, why, and the cure."""
-    counted = learner.rejections.reasons
-    cure = reject_limit.cure(counted, source.schema)
-    where = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
-    print(
-        f"cadam run: {what}. Reasons: {reject_limit.reasons(counted)}{where}\nwhat to do: {cure}",
-        file=sys.stderr,
-    )
+# Preparation ---------------------------------------------------------------------------------------------------
 
 
-def _forget(learner: Learner) -> None:
-    """Let a run of which no event could be used leave no state: once schema or data are mended, all is read anew."""
-    if learner.checkpoints is not None:
-        for path in learner.checkpoints.files():
-            path.unlink(missing_ok=True)
+def prepare(options: argparse.Namespace) -> Job:
+    """Check the options, open the source and build the learner.
 
+    Args:
+        options: the options of the command.
 
-def _useless(learner: Learner) -> str | None:
-    """Why nothing was learnt from a stream that has ended, if nothing was."""
-    if learner.learned:
-        return None
-    if learner.rejected and not learner.events:
-        where = "" if learner.reject_file is None else f"; their reasons are in {learner.reject_file.path}"
-        return f"nothing was learnt: none of {learner.rejected:,} events could be used{where}"
-    if learner.events:
-        return f"nothing was learnt: {learner.events:,} events came, and no label that was waited for"
-    return "nothing was learnt: there were no events"
+    Returns:
+        The job. Nothing has been written yet.
 
-
-def batch_size(own: bool) -> int:
-    """How many events `cadam run` takes at one go unless told: of a model of one's own, and of a ready-made one."""
-    return 1024 if own else 256
-
-
-def prepare(options: argparse.Namespace) -> tuple[Learner, Any, run_config.Given]:
-    """The learner and the source that the options ask for, and what its folder is to say of them."""
-    if math.isnan(options.patience) or options.patience < 0:
-        raise UsageError(f"--patience must be seconds or inf, got {options.patience:g}")
-    if options.events is not None and options.events < 1:
-        raise UsageError(f"--events must be at least 1, got {options.events}")
-    if options.unmatched == "negative" and options.horizon == math.inf:
-        raise UsageError("--unmatched negative needs --horizon, which says when an event counts as negative")
+    Raises:
+        ValueError: the options are invalid or do not fit the data; also RuntimeError and OSError.
+        ImportError: a package that an option needs is missing.
+    """
+    _check_numbers(options)
     uri = run_config.data_of(options)
     check_uri(uri)
     optimizer = OptimizerSpec.of(options.optimizer)
-    kinds = _kinds(options)
-    if options.checkpoint is None:
-        options.checkpoint = Path("runs", run_config.stem(uri))
-    asked = run_config.read(options, options.checkpoint, options.quiet)
-    schema = asked.schema
-    if options.lr is None:
-        options.lr = 1e-3 if ":" in asked.model else 3e-3
-    if options.batch_size is None:
-        options.batch_size = batch_size(own=":" in asked.model)
-    if options.metrics is not None:
-        schema = replace(schema, binary=True)
-    _check_places(options)
-    patience = None if math.isinf(options.patience) else options.patience
-    one_by_one = options.batch_size == 1
-    size = CHUNK if one_by_one and options.horizon == math.inf else options.batch_size
-    source = open_source(uri, schema, batch_size=size, follow=options.follow, patience=patience)
-    check_columns(source, schema)
-    if "gauc" in kinds and schema.user is None:
+    metrics = _metrics(options)
+    checkpoint = options.checkpoint or Path("runs", run_config.stem(uri))
+    config = run_config.read(options, checkpoint, options.quiet)
+    has_custom_model = ":" in config.model
+    default_lr = 1e-3 if has_custom_model else 3e-3
+    lr = default_lr if options.lr is None else options.lr
+    batch_size = options.batch_size or default_batch_size(has_custom_model)
+    _check_paths(options, checkpoint)
+
+    schema = replace(config.schema, binary=True) if metrics else config.schema
+    if any("gauc" in metric.kinds for metric in metrics) and schema.user is None:
         raise UsageError("--metrics gauc: the schema names no user")
-    metrics: list[Metric] = [StreamMetrics(options.window, kinds=kinds)] if kinds else []
+    # Per-event training reads many events at once: the compiled loop then learns from them one by one.
+    read_size = CHUNK if batch_size == 1 and options.horizon == math.inf else batch_size
+    patience = None if math.isinf(options.patience) else options.patience
+    source = open_source(uri, schema, batch_size=read_size, follow=options.follow, patience=patience)
+    check_columns(source, schema)
+
     torch.manual_seed(options.seed)
-    model = asked.build()
+    model = config.build()
+    guard = reject_limit.Guard(options.max_rejected, options.follow)
     learner = Learner(
         model,
-        optimizer.build(model, options.lr),
-        asked.loss,
+        optimizer.build(model, lr),
+        config.loss,
         horizon=options.horizon,
         unmatched=options.unmatched,
-        one_by_one=one_by_one,
-        metrics=metrics,
-        checkpoint=options.checkpoint,
+        one_by_one=batch_size == 1,
+        metrics=list[Metric](metrics),
+        checkpoint=checkpoint,
         checkpoint_every=options.every,
         keep=options.keep,
         log=options.log,
         rejected=options.rejected,
-        reports=_reports(options),
+        reports=[*_reports(options), guard],
     )
-    if one_by_one:
+    if batch_size == 1:
         logger.info("learning: %s", learner.learning)
-    return learner, source, asked
+    return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, guard)
 
 
-@contextmanager
-def _fitting(checkpoint: Path, asked: run_config.Given | None = None) -> Iterator[None]:
-    """What does not fit the state is invalid usage: said by model and schema where those `asked` for are others."""
-    try:
-        yield
-    except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
-        other = "" if asked is None else asked.other_than(checkpoint)
-        if not other or (asked is not None and ":" in asked.model):  # torch knows more of a model of one's own
-            other = f"{other}{': ' if other else ''}{_in_one_line(error)}"
-        raise UsageError(
-            f"the state in {checkpoint} does not fit this command: {other}; "
-            "give the same options as before, or another --checkpoint to start anew"
-        ) from error
+def _check_numbers(options: argparse.Namespace) -> None:
+    """Raise UsageError for values that argparse accepts but the run cannot use."""
+    if math.isnan(options.patience) or options.patience < 0:
+        raise UsageError(f"--patience must be a number of seconds or inf, got {options.patience:g}")
+    if options.events is not None and options.events < 1:
+        raise UsageError(f"--events must be at least 1, got {options.events}")
+    if options.batch_size is not None and options.batch_size < 1:
+        raise UsageError(f"--batch-size must be at least 1, got {options.batch_size}")
+    if options.unmatched == "negative" and options.horizon == math.inf:
+        raise UsageError("--unmatched negative needs --horizon, after which an event counts as negative")
 
 
-def _in_one_line(error: Exception) -> str:
-    """What torch says in many lines, and not all of it."""
-    return textwrap.shorten(str(error), 400, placeholder=" ...")
+def _check_paths(options: argparse.Namespace, checkpoint: Path) -> None:
+    """Check that every folder and file that the run will write can be written."""
+    folders = {"--checkpoint": checkpoint, "--log": options.log, "--tensorboard": options.tensorboard}
+    for option, folder in folders.items():
+        if folder is not None:
+            writable_paths.check_folder(folder, option)
+    for option, file in {"--rejected": options.rejected, "--prometheus": options.prometheus}.items():
+        if file is not None:
+            writable_paths.check_file(file, option)
 
 
-class Resumed(LimitedSource):
-    """A portion of a source that goes on from a state. Once all of the state fits, the folder says what is learnt."""
-
-    def __init__(self, source: Source, events: int | None, checkpoint: Path, asked: run_config.Given) -> None:
-        super().__init__(source, events)
-        self.checkpoint, self.asked = checkpoint, asked
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with _fitting(self.checkpoint):
-            super().load_state_dict(state)
-        self.asked.write(self.checkpoint)
-
-
-def begin(learner: Learner, options: argparse.Namespace, asked: run_config.Given) -> None:
-    """Go on from the checkpoint, with the learning rate and options that are asked for; else begin, or take over."""
-    found = None if learner.checkpoints is None else learner.checkpoints.newest()
-    given_options = OptimizerSpec.of(options.optimizer).options
-    if found is not None:
-        path, state = found
-        _check_metrics(state["metrics"][1:], options)
-        now = with_options(state["optimizer"], {"lr": options.lr, **given_options})
-        with _fitting(options.checkpoint, asked):
-            learner.load_state_dict({**state, "optimizer": now})
-        learner.resumed = True
-        if options.warm_start:
-            logger.warning("--warm-start %s is for a first run and not looked at: there is a state", _files(options))
-        logger.info("resumed from %s at %d events", path, learner.events)
-        _say_changes(learner, state["optimizer"]["param_groups"])
-    elif options.warm_start:
-        try:
-            learner.warm_start(options.warm_start, given_options)
-        except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"--warm-start {_files(options)} does not fit: {_in_one_line(error)}") from error
-    if learner.log is not None:
-        try:
-            learner.log.check()
-        except FileExistsError as error:
-            raise UsageError(f"--log: {error}") from error
-
-
-def _say_changes(learner: Learner, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Which of the optimizer's options are others than in the state."""
-    for group, before in zip(learner.optimizer.param_groups, saved, strict=True):
-        for name, value in group.items():
-            was = before.get(name, STORAGE_DEFAULTS.get(name, value))
-            if name not in ("params", "param_names") and was != value:
-                what = "the learning rate" if name == "lr" else name
-                logger.warning("%s was %s until here and is %s from now on", what, _short(was), _short(value))
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _files(options: argparse.Namespace) -> str:
-    return ", ".join(map(str, options.warm_start))
-
-
-def _check_metrics(saved: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    """That --metrics and --window are those of the state; which metrics are shown may change."""
-    where, anew = f"the state in {options.checkpoint}", "or another --checkpoint to start anew"
-    if saved and (options.metrics is None or options.window != saved[0]["window"]):
-        shown = options.metrics or f"A,B with any of {', '.join(KINDS)}"
-        raise UsageError(f"{where} has metrics: give --metrics {shown} and --window {saved[0]['window']}, {anew}")
-    if not saved and options.metrics is not None:
-        raise UsageError(f"{where} has no metrics: leave out --metrics, {anew.replace('or', 'or give', 1)}")
-
-
-def _check_places(options: argparse.Namespace) -> None:
-    """That all that is to be written can be."""
-    for name in ("checkpoint", "log", "tensorboard"):
-        if (folder := getattr(options, name)) is not None:
-            writable_paths.check_folder(folder, f"--{name}")
-    for name in ("rejected", "prometheus"):
-        if (file := getattr(options, name)) is not None:
-            writable_paths.check_file(file, f"--{name}")
-
-
-def _kinds(options: argparse.Namespace) -> list[str]:
-    """The kinds of --metrics."""
+def _metrics(options: argparse.Namespace) -> list[StreamMetrics]:
     if options.metrics is None:
         return []
     kinds = [kind.strip().replace("-", "_").replace(" ", "_") for kind in options.metrics.split(",")]
-    StreamMetrics(options.window, kinds=kinds)  # says what is wrong with them
-    return kinds
+    return [StreamMetrics(options.window, kinds=kinds)]
 
 
 def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
+    """Build what reports progress: the console, TensorBoard, a Prometheus file and the status page."""
     reports: list[Callable[[Learner], None]] = [] if options.quiet else [Console(seconds=options.seconds, legend=True)]
     if options.tensorboard:
         try:
@@ -363,22 +218,229 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
     return reports
 
 
+# Checkpoints and warm starts -----------------------------------------------------------------------------------
+
+
+def restore(job: Job) -> None:
+    """Load the newest checkpoint if there is one, else the files of `--warm-start`.
+
+    The learning rate and the optimizer options of the command replace those of the checkpoint.
+
+    Args:
+        job: the job, whose learner is changed.
+
+    Raises:
+        UsageError: the checkpoint, the warm start or an existing log does not fit the command.
+    """
+    learner, options = job.learner, job.options
+    newest = None if learner.checkpoints is None else learner.checkpoints.newest()
+    warm_start_files = ", ".join(map(str, options.warm_start or ()))
+    if newest is not None:
+        path, state = newest
+        _check_metrics(state["metrics"][1:], job)
+        optimizer_state = with_options(state["optimizer"], {"lr": job.lr, **job.optimizer.options})
+        with _checkpoint_errors(job, compare_config=True):
+            learner.load_state_dict({**state, "optimizer": optimizer_state})
+        learner.resumed = True
+        if warm_start_files:
+            logger.warning("--warm-start %s is ignored: the run resumes from a checkpoint", warm_start_files)
+        logger.info("resumed from %s at %d events", path, learner.events)
+        _log_changed_options(learner, state["optimizer"]["param_groups"])
+    elif warm_start_files:
+        try:
+            learner.warm_start(options.warm_start, job.optimizer.options)
+        except (ValueError, RuntimeError, LookupError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UsageError(f"--warm-start {warm_start_files} does not fit: {_shorten(error)}") from error
+    if learner.log is not None:
+        try:
+            learner.log.check()
+        except FileExistsError as error:
+            raise UsageError(f"--log: {error}") from error
+
+
+class _RestoredSource(LimitedSource):
+    """The source of a run, which resumes at the position of the checkpoint.
+
+    The position is the last part of a checkpoint to be restored. Once it fits, the folder's description of the run is
+    updated to this command.
+    """
+
+    def __init__(self, job: Job, limit: int | None) -> None:
+        super().__init__(job.source, limit)
+        self.job = job
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with _checkpoint_errors(self.job):
+            super().load_state_dict(state)
+        self.job.config.write(self.job.checkpoint)
+
+
 @contextmanager
-def stopping(learner: Learner) -> Iterator[None]:
-    """SIGTERM and SIGINT let the learner finish its batch; a second one does what it usually does."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+def _checkpoint_errors(job: Job, compare_config: bool = False) -> Iterator[None]:
+    """Turn errors of loading a checkpoint into a UsageError.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        for signalled, handler in before.items():
-            signal.signal(signalled, handler)
-        learner.stop()
-        # Not by print: the signal may have come in the middle of one.
-        os.write(2, f"\n{signal.Signals(number).name}: finishing the batch\n".encode())
-
-    for number in before:
-        signal.signal(number, stop)
+    With `compare_config`, the message says how the model of the command differs from that of the checkpoint. For a
+    custom model the message of torch is added, because it names the parameters.
+    """
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
+        difference = job.config.other_than(job.checkpoint) if compare_config else ""
+        reasons = [difference] if difference else []
+        if not difference or ":" in job.config.model:
+            reasons.append(_shorten(error))
+        raise UsageError(
+            f"the checkpoint in {job.checkpoint} does not fit this command: {': '.join(reasons)}; "
+            "use the options of the first run, or start again with another --checkpoint"
+        ) from error
+
+
+def _shorten(error: Exception) -> str:
+    """Put the message of an error on one line of limited length. Messages of torch can have many lines."""
+    return textwrap.shorten(str(error), 400, placeholder=" ...")
+
+
+def _log_changed_options(learner: Learner, saved_groups: Sequence[Mapping[str, Any]]) -> None:
+    """Log a warning for each optimizer option that differs from the checkpoint."""
+    for group, saved in zip(learner.optimizer.param_groups, saved_groups, strict=True):
+        for name, value in group.items():
+            old = saved.get(name, STORAGE_DEFAULTS.get(name, value))
+            if name not in ("params", "param_names") and old != value:
+                label = "the learning rate" if name == "lr" else name
+                logger.warning("%s was %s until now and changes to %s", label, _format(old), _format(value))
+
+
+def _format(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_metrics(saved: Sequence[Mapping[str, Any]], job: Job) -> None:
+    """Check that `--metrics` and `--window` fit the checkpoint. Which metrics are shown may change."""
+    options, checkpoint = job.options, f"the checkpoint in {job.checkpoint}"
+    if saved and (options.metrics is None or options.window != saved[0]["window"]):
+        names = options.metrics or f"A,B with any of {', '.join(KINDS)}"
+        raise UsageError(
+            f"{checkpoint} has metrics: give --metrics {names} and --window {saved[0]['window']}, or another "
+            "--checkpoint to start again"
+        )
+    if not saved and options.metrics is not None:
+        raise UsageError(
+            f"{checkpoint} has no metrics: leave out --metrics, or give another --checkpoint to start again"
+        )
+
+
+# The result ----------------------------------------------------------------------------------------------------
+
+
+def finish(job: Job, has_new_events: bool) -> int:
+    """Report how the run ended.
+
+    Args:
+        job: the job, whose learner has run.
+        has_new_events: whether the source produced any event, or none was asked for.
+
+    Returns:
+        The exit code.
+    """
+    learner, options = job.learner, job.options
+    if job.is_hopeless or (not learner.events and not learner.pending.early):
+        _delete_checkpoints(learner)
+    if learner.resumed and not has_new_events and not learner.stopped:
+        _print_error(
+            f"the checkpoint in {job.checkpoint} is at the end of the data ({learner.events:,} events), so nothing "
+            "new was read; give another --checkpoint to start again"
+        )
+        return DONE if learner.learned else FAILED
+    if failure := _find_failure(learner):
+        _print_error(failure)
+        return FAILED
+    if job.guard.stopped:
+        advice = "the checkpoint is saved, and the same command resumes from there"
+        if job.is_hopeless:
+            advice = "no checkpoint was kept: once the cause is fixed, the same command reads everything again"
+        _print_rejections(job, f"stopped: {job.guard.stopped}; {advice}")
+        return FAILED
+    if not options.quiet:
+        _print_summary(job)
+    return _check_rejected_share(job)
+
+
+def _delete_checkpoints(learner: Learner) -> None:
+    """Delete the checkpoints of a run that could use no event, so that the next run reads everything again."""
+    if learner.checkpoints is not None:
+        for path in learner.checkpoints.files():
+            path.unlink(missing_ok=True)
+
+
+def _find_failure(learner: Learner) -> str:
+    """Describe what failed during the run; empty if nothing did."""
+    if not learner.saving.saved:
+        return (
+            f"the last checkpoint, at {learner.events:,} events, could not be written; the same command resumes from "
+            "the one before it"
+        )
+    if learner.log is not None and learner.log.unwritten:
+        return (
+            f"{learner.log.unwritten:,} rows of the prediction log could not be written; they are in the checkpoint, "
+            "and the same command writes them once there is space"
+        )
+    if learner.learned or learner.stopped:
+        return ""
+    if learner.rejected and not learner.events:
+        reasons = "" if learner.reject_file is None else f"; the reasons are in {learner.reject_file.path}"
+        return f"nothing was learned: none of {learner.rejected:,} events could be used{reasons}"
+    if learner.events:
+        return f"nothing was learned: there were {learner.events:,} events, and none of them got a label"
+    return "nothing was learned: there were no events"
+
+
+def _print_rejections(job: Job, message: str) -> None:
+    """Print a message about rejected events with their reasons and what to do about them."""
+    learner = job.learner
+    reasons = reject_limit.reasons(learner.rejections.reasons)
+    file = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
+    _print_error(f"{message}. Reasons: {reasons}{file}")
+    print(f"what to do: {reject_limit.cure(learner.rejections.reasons, job.schema)}", file=sys.stderr)
+
+
+def _print_summary(job: Job) -> None:
+    """Print the last line of a successful run, and a warning if the model predicts no better than a constant."""
+    learner = job.learner
+    if learner.training.loss is LOG_LOSS and (warning := job.guard.constant(learner)):
+        print(f"warning: {warning}", file=sys.stderr)
+    end = "the stream has ended" if job.options.events is None else "done"
+    print(
+        f"{'stopped' if learner.stopped else end} at {learner.events:,} events{_unlearned_events(job)}; "
+        f"the checkpoint is in {job.checkpoint}",
+        file=sys.stderr,
+    )
+
+
+def _unlearned_events(job: Job) -> str:
+    """Describe the events that were not learned from: rejected, waiting for a label, or without one."""
+    learner = job.learner
+    text = ""
+    if learner.rejected:
+        share = reject_limit.share(learner.rejected, learner.events)
+        text = f", and {learner.rejected:,} rejected ({share:.2%}: {reject_limit.reasons(learner.rejections.reasons)})"
+    waiting, counts = len(learner.pending), learner.pending.counts
+    if job.schema.id is not None:
+        return f"{text}; {waiting:,} wait for a label" if waiting else text
+    unlabeled = waiting + counts.crowded_out + (counts.expired if learner.join.unmatched == "drop" else 0)
+    return f"{text}; {unlabeled:,} had no label and were not learned from" if unlabeled else text
+
+
+def _check_rejected_share(job: Job) -> int:
+    """Return FAILED, with advice, if a finite stream had more rejected events than `--max-rejected`."""
+    learner, options = job.learner, job.options
+    limit = reject_limit.MAX_REJECTED if options.max_rejected is None else options.max_rejected
+    if options.follow or reject_limit.share(learner.rejected, learner.events) <= limit:
+        return DONE
+    _print_rejections(job, f"more than {limit:.1%} of the events were rejected")
+    schema = f"the schema is {options.schema or job.checkpoint / run_config.SCHEMA}; "
+    print(
+        f"{'' if ':' in job.config.model else schema}once schema or data are fixed, remove the checkpoints "
+        f"(rm {shlex.quote(str(job.checkpoint))}/checkpoint-*): the same command then reads everything again",
+        file=sys.stderr,
+    )
+    return FAILED

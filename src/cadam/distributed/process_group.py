@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ..atomic_write import settle
+from ..atomic_write import flush_and_rename
 from ..cli.exit_codes import DONE
 from ..online.persistence.checkpoints import Checkpoints, before, lock, read, rename_damaged, write
 from ..optim.options import HOW_IT_RUNS
@@ -238,12 +238,12 @@ class RankCheckpoints(Checkpoints):
         """All ranks have written: make it the newest."""
         new = unfinished / "checkpoint.new"
         new.write_text(json.dumps({"ranks": self.world, "sha256": hashes}))
-        settle(new, unfinished / "checkpoint.json")
+        flush_and_rename(new, unfinished / "checkpoint.json")
         before = target.with_name(f"{target.name}.before{PARTIAL}")
         if target.exists():
             os.replace(target, before)
         try:
-            settle(unfinished, target)
+            flush_and_rename(unfinished, target)
         except OSError:
             if before.exists() and not target.exists():
                 os.replace(before, target)

@@ -55,7 +55,7 @@ def test_a_file_and_the_name_of_the_label_are_enough(
     assert run("clicks.csv", "--label", "click") == 0
     told = capsys.readouterr()
     assert "integers that name something" in told.out
-    assert "the stream has ended at 2,000 events; the state is in runs/clicks" in told.err
+    assert "the stream has ended at 2,000 events; the checkpoint is in runs/clicks" in told.err
     assert json.loads((tmp_path / "runs/clicks/model.json").read_text()) == {"model": "deepfm"}
     schema = Schema.read(tmp_path / "runs/clicks/schema.json")
     assert set(schema.features) == {"user", "item", "device"}
@@ -205,9 +205,9 @@ def test_a_command_that_is_refused_leaves_the_folder_as_it_was(
     before = {name: (state / name).read_text() for name in ("model.json", "schema.json")}
     item = Schema.read(state / "schema.json").features["item"]
     for change, message in (
-        (("--model", "mlp"), "it is of deepfm with width 8; you gave mlp with width 8; give the same"),
-        (("--width", 16), "it is of deepfm with width 8; you gave deepfm with width 16; give the same"),
-        (("--hidden", "7,5"), "you gave deepfm with width 8 and hidden layers 7,5; give the same"),
+        (("--model", "mlp"), "it is of deepfm with width 8; you gave mlp with width 8"),
+        (("--width", 16), "it is of deepfm with width 8; you gave deepfm with width 16"),
+        (("--hidden", "7,5"), "you gave deepfm with width 8 and hidden layers 7,5"),
         (("--schema", other), f"item was {item} and is hash:50"),
     ):
         capsys.readouterr()
@@ -253,7 +253,7 @@ def test_after_too_many_rejected_events_the_message_says_how_the_same_command_wo
     told = capsys.readouterr().err
     assert "write hash:1000? in the schema" in told
     assert f"the schema is {schema}" in told
-    assert f"remove the state (rm {state}/checkpoint-*)" in told
+    assert f"remove the checkpoints (rm {state}/checkpoint-*)" in told
     schema_file(schema, size="hash:1000?")
     for path in state.glob("checkpoint-*"):
         path.unlink()
@@ -270,7 +270,7 @@ def test_events_whose_label_is_missing_are_said_in_the_table_and_at_the_end(
     told = capsys.readouterr()
     shown = " ".join(told.out.split())
     assert "10.0% missing (200 of 2,000 labels): such events are never learnt from" in shown
-    assert "200 had no label and were never learnt from" in told.err
+    assert "200 had no label and were not learned from" in told.err
     assert "wait for a label" not in told.err
 
 
@@ -284,7 +284,7 @@ def test_where_most_of_the_first_events_are_rejected_the_run_stops_and_can_be_st
     assert run(*arguments) == 1
     told = capsys.readouterr().err
     assert "stopped: " in told
-    assert "nothing was kept" in told
+    assert "no checkpoint was kept" in told
     assert int(told.partition(" events were rejected")[0].rpartition(" of ")[2].replace(",", "")) < 1500
     schema_file(schema)
     assert run(*arguments) == 0
