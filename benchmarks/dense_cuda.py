@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench
+from cadam.cli import bench, bench_cases
 from cadam.codegen.c_source import header
 from cadam.native import build, tensor_snapshot
 
@@ -124,7 +124,7 @@ def host_times(name: str, shapes: Sequence[Sequence[int]]) -> None:
         "prepared": lambda p: cadam.CAdam(p),
         "usual": lambda p: cadam.CAdam(p),
     }
-    contenders = {key: bench.optimizer(key, make, shapes, "cuda") for key, make in made.items()}
+    contenders = {key: bench_cases.dense_contender(key, make, shapes, "cuda") for key, make in made.items()}
     times: dict[str, list[float]] = {key: [] for key in made}
     for turn in range(18):
         for key, contender in contenders.items():
@@ -151,14 +151,12 @@ def main() -> int:
     host_times("2,000 tiny tensors", [(100 + i % 57,) for i in range(2000)])
     makers = bench.dense_peers("cuda")
     makers = {k: v for k, v in makers.items() if k.startswith(("torch Adam f", "cadam."))}
-    last = None
-    for name, shapes in bench.models("cuda", quick=False).items():
-        elements = bench._elements(shapes)
-        build_all = partial(bench._dense_contenders, makers, shapes, "cuda")
-        case = bench.Case(name, "torch Adam fused", build_all, elements if elements > 1_000_000 else 0, 15)
-        results = bench.measure(case, "cuda", bench.cuda_limit)
-        bench.show(results, last)
-        last = name
+    for name, shapes in bench_cases.dense_models("cuda", quick=False).items():
+        elements = bench_cases.count_elements(shapes)
+        build_all = partial(bench_cases.dense_contenders, makers, shapes, "cuda")
+        case = bench_cases.Case(name, "torch Adam fused", build_all, elements if elements > 1_000_000 else 0, 15)
+        results = bench.measure(case, "cuda", bench_cases.cuda_limit)
+        bench.print_results(results)
     print("all the same" if good else "FAILED: see above")
     return 0 if good else 1
 

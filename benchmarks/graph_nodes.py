@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.cli.bench import captured, models, optimizer
+from cadam.cli.bench_cases import captured, dense_contender, dense_models
 
 BYTES = 7 * 4
 """Of an element: gradient, parameter and two moments are read, the last three written."""
@@ -32,7 +32,7 @@ MAKERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
 
 
 def show(model: str, shapes: Sequence[Sequence[int]], rounds: int) -> None:
-    steps = {name: captured(optimizer(name, make, shapes, "cuda")).step for name, make in MAKERS.items()}
+    steps = {name: captured(dense_contender(name, make, shapes, "cuda")).step for name, make in MAKERS.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, repeat = random.Random(0), 50
     for number in range(rounds + 3):
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {rounds} interleaved rounds")
-    _huge, *others = models("cuda", quick=False).items()
+    _huge, *others = dense_models("cuda", quick=False).items()
     for model, shapes in reversed(others):
         show(model, shapes, rounds)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench
+from cadam.cli import bench, bench_cases
 
 Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -47,7 +47,7 @@ def peers() -> Iterator[tuple[str, Make]]:
         label = f"{name} Adam8bit"
         try:
             make: Make = getattr(__import__(module, fromlist=["Adam8bit"]), "Adam8bit")  # noqa: B009
-            bench.optimizer(label, make, [(8192,)], "cpu").step()
+            bench_cases.dense_contender(label, make, [(8192,)], "cpu").step()
         except Exception as error:  # whatever a package of somebody else may raise
             print(f"{label} is left out: {type(error).__name__}: {error}", flush=True)
         else:
@@ -86,7 +86,7 @@ class Fbgemm(torch.optim.Optimizer):
         self.out.backward(self.grads)
 
 
-def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench.Contender]:
+def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench_cases.Contender]:
     for kind in ("PARTIAL_ROWWISE_ADAM", "EXACT_ROWWISE_ADAGRAD"):
         made: list[Fbgemm] = []
 
@@ -95,7 +95,7 @@ def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench.Conten
             return made[0]
 
         try:
-            contender = bench.on_rows(f"FBGEMM {kind}", make, places, rows, width)
+            contender = bench_cases.sparse_contender(f"FBGEMM {kind}", make, places, rows, width)
         except (ImportError, AssertionError, OSError) as error:
             print(f"FBGEMM {kind} is left out: {type(error).__name__}: {error}", flush=True)
             continue
@@ -109,32 +109,32 @@ def fbgemm(places: list[Tensor], rows: int, width: int) -> Iterator[bench.Conten
         yield contender
 
 
-def dense(dtype: torch.dtype) -> list[bench.Contender]:
+def dense(dtype: torch.dtype) -> list[bench_cases.Contender]:
     makers = ours(DENSE)
     if dtype == torch.float32:
         makers = {"torch Adam fused": partial(torch.optim.Adam, fused=True), **makers, **dict(peers())}
-    return [bench.optimizer(name, make, [(ELEMENTS,)], "cpu", dtype) for name, make in makers.items()]
+    return [bench_cases.dense_contender(name, make, [(ELEMENTS,)], "cpu", dtype) for name, make in makers.items()]
 
 
-def rows(count: int, width: int, dtype: torch.dtype) -> list[bench.Contender]:
-    places = [bench.ids("zipf", count, bench.COUNT, seed) for seed in range(8)]
+def rows(count: int, width: int, dtype: torch.dtype) -> list[bench_cases.Contender]:
+    places = [bench_cases.sample_ids("zipf", count, bench_cases.IDS_PER_BATCH, seed) for seed in range(8)]
     makers = ours(ROWS)
     if dtype == torch.float32:
         makers["torch SparseAdam"] = torch.optim.SparseAdam
-    made = [bench.on_rows(name, make, places, count, width, dtype) for name, make in makers.items()]
+    made = [bench_cases.sparse_contender(name, make, places, count, width, dtype) for name, make in makers.items()]
     return [*made, *fbgemm(places, count, width)] if dtype == torch.float32 else made
 
 
 PEER = "cadam.CAdam float32"
 FLOAT32, BFLOAT16 = partial(dense, torch.float32), partial(dense, torch.bfloat16)
 CASES = {
-    "dense": bench.Case("dense, one tensor of 50M", "torch Adam fused", FLOAT32, ELEMENTS, rounds=9),
-    "bfloat16 dense": bench.Case("one tensor of 50M in bfloat16", PEER, BFLOAT16, rounds=9),
+    "dense": bench_cases.Case("dense, one tensor of 50M", "torch Adam fused", FLOAT32, ELEMENTS, rounds=9),
+    "bfloat16 dense": bench_cases.Case("one tensor of 50M in bfloat16", PEER, BFLOAT16, rounds=9),
 }
 for count, width in TABLES:
     for name, more, dtype in (("rows", "", torch.float32), ("bfloat16", " in bfloat16", torch.bfloat16)):
-        CASES[f"{name} {width}"] = bench.Case(
-            f"rows {count / 1e6:g}M x {width}{more}, {bench.COUNT} Zipf ids",
+        CASES[f"{name} {width}"] = bench_cases.Case(
+            f"rows {count / 1e6:g}M x {width}{more}, {bench_cases.IDS_PER_BATCH} Zipf ids",
             PEER,
             partial(rows, count, width, dtype),
             rounds=15,
@@ -144,9 +144,11 @@ for count, width in TABLES:
 def main() -> None:
     """Each case in a process of its own: what ran before in one decides where its tables come to lie in memory."""
     if len(sys.argv) == 3 and sys.argv[1] == "--case":
-        bench.show(bench.measure(CASES[sys.argv[2]], "cpu", bench.cpu_limit if sys.argv[2] == "dense" else None), None)
+        bench.print_results(
+            bench.measure(CASES[sys.argv[2]], "cpu", bench_cases.cpu_limit if sys.argv[2] == "dense" else None)
+        )
         return
-    print(", ".join(f"{name} {value}" for name, value in bench.about("cpu").items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in bench.describe_machine("cpu").items()), flush=True)
     for name in CASES:
         if name.split()[0] in (sys.argv[1:] or ["dense", "rows"]):
             subprocess.run([sys.executable, __file__, "--case", name], check=True)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench
+from cadam.cli import bench, bench_cases
 from cadam.engines import quantization
 from cadam.native.tensor_snapshot import compiled_look
 
@@ -248,7 +248,7 @@ def rows(count: int, width: int, bar: float, distinct: bool = False) -> None:
     value = torch.randn(count, width, device="cuda")
     grads = []
     for seed in range(4):
-        ids = bench.ids("fields", count, bench.COUNT, seed).cuda()
+        ids = bench_cases.sample_ids("fields", count, bench_cases.IDS_PER_BATCH, seed).cuda()
         rows = torch.randn(len(ids), width, device="cuda")
         grad = torch.sparse_coo_tensor(ids[None], rows, value.shape, check_invariants=False)
         grads.append(grad.coalesce() if distinct else grad)
@@ -298,8 +298,8 @@ def stepped(count: int, width: int, **options: Any) -> int:
     param = torch.nn.Parameter(torch.zeros(count, width, device="cuda"))
     before = torch.cuda.memory_allocated()
     optimizer = cadam.CAdam([param], lr=0.5, **options)
-    ids = torch.randint(count, (bench.COUNT,), device="cuda")
-    grad = torch.ones(bench.COUNT, width, device="cuda")
+    ids = torch.randint(count, (bench_cases.IDS_PER_BATCH,), device="cuda")
+    grad = torch.ones(bench_cases.IDS_PER_BATCH, width, device="cuda")
     param.grad = torch.sparse_coo_tensor(ids[None], grad, param.shape, check_invariants=False)
     optimizer.step()
     torch.cuda.synchronize()

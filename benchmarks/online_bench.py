@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from cadam import CAdam
-from cadam.cli.bench import DeepFM
+from cadam.cli.bench_cases import DeepFM
 from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source, StreamMetrics, models
 from cadam.online.models.model_file import LOG_LOSS
 

@@ -19,7 +19,7 @@ from dense_cuda import counted, the_usual_way
 from torch import Tensor
 
 import cadam
-from cadam.cli import bench
+from cadam.cli import bench, bench_cases
 from cadam.optim.sparse_update import Bags, RowUpdate, complete, new_state
 
 ROWS = 100_000
@@ -41,7 +41,9 @@ def trained(case: str, prepared: bool) -> tuple[list[Tensor], cadam.Optimizer, i
     optimizer = make(params)
     served = counted(optimizer)
     for turn in range(14):
-        ids = bench.ids("skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn).cuda()
+        ids = bench_cases.sample_ids(
+            "skewed" if turn % 3 else "zipf", ROWS, 30_000 - 999 * (turn % 4), seed=turn
+        ).cuda()
         for p in params:
             p.grad = torch.randn_like(p)
             if p.dim() == 2:
@@ -89,7 +91,7 @@ def updated(prepared: bool, in_bags: bool) -> tuple[list[Tensor], int]:
     for step in range(1, 9):
         lengths = torch.randint(0, 5, (4 * batch,), device="cuda")
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        ids = bench.ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
+        ids = bench_cases.sample_ids("zipf", ROWS // 4, int(offsets[-1]), seed=step).cuda()
         grads = torch.randn(batch, 4, 32, device="cuda")
         before = update._prepared.updates
         again = update._prepared.again
@@ -120,8 +122,10 @@ def same_updates() -> bool:
 def host_times() -> None:
     """Microseconds until step() returns, and until the device is done."""
     for kind, rows, width in (("fields", 1_000_000, 16), ("zipf", 1_000_000, 10)):
-        places = [bench.ids(kind, rows, bench.COUNT, seed).to("cuda") for seed in range(4)]
-        contenders = {way: bench.on_rows(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")}
+        places = [bench_cases.sample_ids(kind, rows, bench_cases.IDS_PER_BATCH, seed).to("cuda") for seed in range(4)]
+        contenders = {
+            way: bench_cases.sparse_contender(way, cadam.CAdam, places, rows, width) for way in ("prepared", "usual")
+        }
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in contenders}
         for turn in range(24):
             for way, contender in contenders.items():
@@ -145,7 +149,6 @@ def main() -> int:
     good = same_steps()
     good = same_updates() and good
     host_times()
-    last = None
     for kind, rows, width in (
         ("fields", 1, 16),
         ("zipf", 1, 10),
@@ -153,10 +156,13 @@ def main() -> int:
         ("zipf", 5, 16),
         ("fields", 50, 16),
     ):
-        contenders = partial(bench._rows_contenders, kind, rows * 1_000_000, width, bench.COUNT, "cuda", True)
-        case = bench.Case(bench._rows_name(kind, rows * 1_000_000, width), "torch SparseAdam", contenders, rounds=15)
-        bench.show(bench.measure(case, "cuda", None), last)
-        last = case.name
+        contenders = partial(
+            bench_cases.sparse_contenders, kind, rows * 1_000_000, width, bench_cases.IDS_PER_BATCH, "cuda", True
+        )
+        case = bench_cases.Case(
+            bench_cases.sparse_name(kind, rows * 1_000_000, width), "torch SparseAdam", contenders, rounds=15
+        )
+        bench.print_results(bench.measure(case, "cuda", None))
     print("all the same" if good else "FAILED: see above")
     return 0 if good else 1
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from cadam import CAdam
-from cadam.cli.bench import DeepFM
+from cadam.cli.bench_cases import DeepFM
 from cadam.online import Events, Learner
 from cadam.online.monitoring.status_page import StatusPage
 

@@ -21,11 +21,9 @@ from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
 
 NOT_YET_CONVERTED: tuple[str, ...] = (
     "src/cadam/__init__.py",
-    "src/cadam/__main__.py",
     "src/cadam/ab",
     "src/cadam/array_update.py",
-    "src/cadam/atomic_write.py",
-    "src/cadam/cli",
+    "src/cadam/cli/ab.py",
     "src/cadam/codegen",
     "src/cadam/distributed",
     "src/cadam/engines",

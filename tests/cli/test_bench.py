@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cadam.cli import bench, main
+from cadam.cli import bench, bench_cases, main
 from cadam.native import library
 
 
-def contenders() -> list[bench.Contender]:
-    return [bench.Contender("theirs", lambda: None), bench.Contender("ours", lambda: None)]
+def contenders() -> list[bench_cases.Contender]:
+    return [bench_cases.Contender("theirs", lambda: None), bench_cases.Contender("ours", lambda: None)]
 
 
 def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupted(
@@ -25,14 +25,14 @@ def test_each_case_is_shown_when_it_is_done_and_kept_when_the_next_is_interrupte
     pipe, path = io.BytesIO(), tmp_path / "results.json"
     seen = ""
 
-    def stopped() -> list[bench.Contender]:
+    def stopped() -> list[bench_cases.Contender]:
         nonlocal seen
         seen = pipe.getvalue().decode()
         raise KeyboardInterrupt
 
-    def cases(device: str, quick: bool) -> Iterator[bench.Case]:
+    def cases(device: str, quick: bool) -> Iterator[bench_cases.Case]:
         for name, make in (("the first", contenders), ("the second", stopped), ("the third", contenders)):
-            yield bench.Case(name, "theirs", make, rounds=2)
+            yield bench_cases.Case(name, "theirs", make, rounds=2)
 
     monkeypatch.setattr(bench, "SUITES", {"made up": cases})
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=False))
@@ -52,12 +52,12 @@ def test_without_c_kernels_the_limit_is_left_out(
     def missing() -> None:
         raise library.UnavailableError("there are none")
 
-    def cases(device: str, quick: bool) -> Iterator[bench.Case]:
-        yield bench.Case("a case", "theirs", contenders, elements=10, rounds=2)
+    def cases(device: str, quick: bool) -> Iterator[bench_cases.Case]:
+        yield bench_cases.Case("a case", "theirs", contenders, elements=10, rounds=2)
 
     monkeypatch.setattr(library, "package_library", missing)
     monkeypatch.setattr(bench, "SUITES", {"dense": cases})
     assert main.main(["bench", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert "the speed limit is left out, as it is measured with the C kernels: there are none" in out
+    assert "the speed limit is left out, because it is measured with the C kernels: there are none" in out
     assert "ours" in out

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 import pytest
 
 import cadam
-from cadam.cli import arguments, bench, commands, main
+from cadam.cli import arguments, bench_cases, commands, main
 from cadam.online import models
 from cadam.online.data.sources import uri
 from cadam.online.metrics import stream
@@ -93,7 +93,7 @@ def test_names_in_the_help_are_those_of_the_implementation(capsys: pytest.Captur
     """The arguments are defined apart from the implementation, to keep the help light."""
     assert tuple(models.MODELS) == arguments.MODEL_NAMES
     assert tuple(stream.KINDS) == arguments.METRIC_NAMES
-    assert tuple(bench.SUITES) == arguments.BENCHMARK_SUITES
+    assert tuple(bench_cases.SUITES) == arguments.BENCHMARK_SUITES
     with pytest.raises(SystemExit):
         main.main(["run", "--help"])
     text = capsys.readouterr().out

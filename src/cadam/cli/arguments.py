@@ -13,7 +13,7 @@ METRIC_NAMES = ("auc", "gauc", "log_loss", "normalised_entropy", "calibration")
 """Metrics that `--metrics` accepts. A test compares them with those of `cadam.online.metrics`."""
 MODEL_NAMES = ("linear", "fm", "deepfm", "dcn", "mlp")
 """Ready-made models. A test compares them with those of `cadam.online.models`."""
-BENCHMARK_SUITES = ("dense", "graphs", "rows", "growth", "training")
+BENCHMARK_SUITES = ("dense", "graphs", "sparse", "tables", "growth", "training")
 """Suites of `cadam bench`. A test compares them with those of `cadam.cli.bench`."""
 
 RUN_DETAILS = """
