@@ -20,22 +20,15 @@ import pytest
 from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
 
 NOT_YET_CONVERTED: tuple[str, ...] = (
-    "src/cadam/__init__.py",
     "src/cadam/ab",
-    "src/cadam/array_update.py",
     "src/cadam/cli/ab.py",
     "src/cadam/codegen",
     "src/cadam/distributed",
     "src/cadam/engines",
-    "src/cadam/jax",
-    "src/cadam/keras",
     "src/cadam/native",
-    "src/cadam/numpy_functions.py",
     "src/cadam/online",
     "src/cadam/optim",
-    "src/cadam/rules",
     "src/cadam/statistics",
-    "src/cadam/timm.py",
     "src/cadam/torchrec",
     "paper/cadam_paper",
 )

@@ -1,7 +1,8 @@
-"""The optimizers with confidence in timm, under names of ours: `cadam.timm.register()`.
+"""The optimizers with confidence in timm's registry.
 
-timm's own `cadamw`, `clion`, ... are *cautious* optimizers: the same mask, but what passes it is scaled up by the
-inverse of the share that passed. Here nothing is scaled.
+timm's own `cadamw`, `clion` and so on are *cautious* optimizers (https://arxiv.org/abs/2411.16085): they have the same
+mask, but scale up the remaining step by the inverse of the share of elements that pass the mask. The optimizers of
+cadam do not rescale, so they are registered under other names.
 """
 
 from __future__ import annotations
@@ -13,36 +14,42 @@ from .optim.optimizer import Optimizer
 
 
 def register() -> dict[str, type[Optimizer]]:
-    """Add the optimizers with confidence to timm's registry, as `confidentadam`, `confidentadamw`, ...; returns them.
+    """Add the optimizers with confidence to timm's registry, as `confidentadam`, `confidentadamw` and so on.
 
-    Afterwards `timm.optim.create_optimizer_v2(model, "confidentadamw", lr=1e-3)` works. Names have no underscore, which
-    timm reads as a prefix.
+    The names have no underscore, because timm would read the part before it as a prefix.
+
+    Returns:
+        The registered classes, by name.
+
+    Raises:
+        ImportError: If timm is not installed, or is older than 1.0.12.
+
+    Example:
+        >>> cadam.timm.register()
+        >>> timm.optim.create_optimizer_v2(model, "confidentadamw", lr=1e-3)
     """
     try:
         from timm.optim import OptimInfo
         from timm.optim._optim_factory import default_registry
     except ImportError as error:
         raise ImportError("cadam.timm.register() requires timm 1.0.12 or later: pip install timm") from error
-    made = {f"confident{c.__name__.removeprefix('C').lower()}": c for c in confident()}
-    for name, optimizer in made.items():
-        takes = inspect.signature(optimizer.__init__).parameters
+    registered = {f"confident{cls.__name__.removeprefix('C').lower()}": cls for cls in confident_classes()}
+    for name, cls in registered.items():
+        arguments = inspect.signature(cls).parameters
         default_registry.register(
             OptimInfo(
                 name=name,
-                opt_class=optimizer,
-                description=f"cadam.{optimizer.__name__}, with confidence: masked, not rescaled",
-                has_eps="eps" in takes,
-                has_momentum="momentum" in takes,
-                has_betas="betas" in takes,
+                opt_class=cls,
+                description=f"cadam.{cls.__name__}, with confidence: masked, not rescaled",
+                has_eps="eps" in arguments,
+                has_momentum="momentum" in arguments,
+                has_betas="betas" in arguments,
             )
         )
-    return made
+    return registered
 
 
-def confident() -> list[type[Optimizer]]:
-    """The optimizers with confidence of the catalogue."""
-    return [
-        value
-        for value in vars(classes).values()
-        if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer and value.confidence
-    ]
+def confident_classes() -> list[type[Optimizer]]:
+    """Return the optimizer classes with confidence."""
+    family: list[type[Optimizer]] = [getattr(classes, name) for name in classes.__all__]
+    return [cls for cls in family if cls.confidence]

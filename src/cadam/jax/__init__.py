@@ -1,4 +1,4 @@
-"""The family as optax optimizers: the rules of `cadam.rules`, run by JAX. Imports no torch.
+"""The family as optax optimizers: the rules of `cadam.rules`, run by JAX. Does not import torch.
 
 optimizer = cadam.jax.cadam(1e-3)
 state = optimizer.init(params)
@@ -13,48 +13,10 @@ try:
 except ImportError as error:
     raise ImportError(f"cadam.jax needs JAX and optax ({error}): pip install 'cadam[jax]'") from error
 
-from . import sparse_update
-from .family import (
-    adabelief,
-    adam,
-    adamw,
-    amsgrad,
-    cadabelief,
-    cadam,
-    cadamw,
-    camsgrad,
-    clion,
-    cradam,
-    csgdm,
-    cyogi,
-    lion,
-    radam,
-    sgdm,
-    yogi,
-)
+from . import family, sparse_update
+from .family import *  # noqa: F403
 from .state_dicts import from_torch, to_torch
 from .transform import RuleState, scale_by_rule
 
-__all__ = [
-    "RuleState",
-    "adabelief",
-    "adam",
-    "adamw",
-    "amsgrad",
-    "cadabelief",
-    "cadam",
-    "cadamw",
-    "camsgrad",
-    "clion",
-    "cradam",
-    "csgdm",
-    "cyogi",
-    "from_torch",
-    "lion",
-    "radam",
-    "scale_by_rule",
-    "sgdm",
-    "sparse_update",
-    "to_torch",
-    "yogi",
-]
+__all__ = ["RuleState", "from_torch", "scale_by_rule", "sparse_update", "to_torch"]
+__all__ += family.__all__

@@ -1,11 +1,11 @@
-"""Row-sparse updates of embedding tables: only the rows that a batch looked up are read and written.
+"""Sparse updates of embedding tables: only the rows that a batch looked up are read and written.
 
     optimizer = cadam.jax.cadam(1e-2)
     state = optimizer.init(table)
-    step = jax.jit(partial(rows.update, optimizer=optimizer), donate_argnums=(0, 1))
+    step = jax.jit(partial(sparse_update.update, optimizer=optimizer), donate_argnums=(0, 1))
     table, state = step(table, state, ids, grads)
 
-With both donated, the table and its moments are updated in place.
+If table and state are donated, XLA updates both in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import optax
 
 from .family import cadam
 
-DEFAULT = cadam(1e-3)
+DEFAULT_OPTIMIZER = cadam(1e-3)
 
 
 def update(
@@ -28,56 +28,67 @@ def update(
     ids: jax.Array,
     grads: jax.Array,
     *,
-    optimizer: optax.GradientTransformation = DEFAULT,
+    optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER,
 ) -> tuple[jax.Array, Any]:
-    """The table and its state after a step on the rows `ids`; no other row moves, decays or ages.
+    """Take one step on the rows `ids` of a table. Other rows and their moments do not change, and do not decay.
 
-    Bias correction goes by the one step count of the table, as in torch.optim.SparseAdam. The alignment ratio in the
-    state is that of the rows touched.
+    Bias correction uses the step count of the whole table, as in torch.optim.SparseAdam. The alignment in the state is
+    the share of aligned elements among the rows of this batch.
 
     Args:
-        table: the parameter, rows first.
-        state: ``optimizer.init(table)``, or what the last update returned.
-        ids: row numbers in any order; repeated ones have their gradients summed. Those that are no row of the table
-            are left out, so a batch can be padded with -1.
-        grads: a row of gradient for each id.
-        optimizer: the one that made the state, ``cadam(1e-3)`` by default: of the family, or another of optax's that
-            treats elements one by one.
+        table: The parameter, with one row per id.
+        state: ``optimizer.init(table)``, or the state that the previous update returned.
+        ids: Row numbers in any order; the gradients of repeated ids are summed. Ids outside of the table are ignored,
+            so a batch can be padded with -1.
+        grads: One row of gradient for each id.
+        optimizer: The optimizer that created the state: one of `cadam.jax`, or an optax optimizer that treats each
+            element separately.
+
+    Returns:
+        The new table and the new state.
+
+    Raises:
+        ValueError: If table, ids and grads do not have matching shapes and dtypes.
     """
     _check(table, ids, grads)
     table, state = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (table, state))
-    rows, many = table.shape[0], len(ids)
-    wide = grads.astype(jnp.result_type(grads, jnp.float32))
-    ids = _as_numbers(ids, rows)
-    where = jnp.where((ids >= 0) & (ids < rows), ids, rows)
-    if many:
-        where, place = jnp.unique(where, size=many, fill_value=rows, return_inverse=True)
-        wide = jax.ops.segment_sum(wide, place, many)
-    is_row = where < rows
-    wide = jnp.where(is_row.reshape(-1, *[1] * (table.ndim - 1)), wide, 0)
-    where = jnp.where(is_row, where, rows + jnp.arange(many, dtype=where.dtype))  # distinct, and out of the table
+    rows, count = table.shape[0], len(ids)
+    row_grads = grads.astype(jnp.result_type(grads, jnp.float32))
+    ids = _signed_ids(ids, rows)
+    index = jnp.where((ids >= 0) & (ids < rows), ids, rows)
+    if count:
+        index, group = jnp.unique(index, size=count, fill_value=rows, return_inverse=True)
+        row_grads = jax.ops.segment_sum(row_grads, group, count)
+    is_row = index < rows
+    row_grads = jnp.where(is_row.reshape(-1, *[1] * (table.ndim - 1)), row_grads, 0)
+    # Unused entries get distinct indices beyond the table, because `unique_indices=True` below requires distinct ones.
+    index = jnp.where(is_row, index, rows + jnp.arange(count, dtype=index.dtype))
 
     def read(x: Any) -> Any:
-        return x.at[where].get(mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=True)
+        return x.at[index].get(mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=True)
 
-    def written(x: Any, values: Any) -> Any:
-        return x.at[where].set(values.astype(x.dtype), mode="drop", indices_are_sorted=True, unique_indices=True)
+    def write(x: Any, values: Any) -> Any:
+        return x.at[index].set(values.astype(x.dtype), mode="drop", indices_are_sorted=True, unique_indices=True)
 
-    is_table = optax.tree_utils.tree_map_params(
+    is_like_table = optax.tree_utils.tree_map_params(
         optimizer, lambda _: True, state, transform_non_params=lambda x: jax.tree.map(lambda _: False, x)
     )
-    old_rows = jax.tree.map(lambda of_table, x: read(x) if of_table else x, is_table, state)
-    old = read(table)
+    old_state = jax.tree.map(lambda like_table, x: read(x) if like_table else x, is_like_table, state)
+    old_rows = read(table)
     steps, new_rows = optax.with_extra_args_support(optimizer).update(
-        wide, old_rows, old, touched=jnp.sum(is_row) * (table.size // max(rows, 1))
+        row_grads, old_state, old_rows, touched=jnp.sum(is_row) * (table.size // max(rows, 1))
     )
-    new_state = jax.tree.map(lambda of_table, x, new: written(x, new) if of_table else new, is_table, state, new_rows)
-    return written(table, optax.apply_updates(old, steps)), new_state
+    new_state = jax.tree.map(
+        lambda like_table, x, new: write(x, new) if like_table else new, is_like_table, state, new_rows
+    )
+    return write(table, optax.apply_updates(old_rows, steps)), new_state
 
 
-def _as_numbers(ids: Any, rows: int) -> jax.Array:
-    """Ids of 32 bits at the least and signed, so that they count beyond the table. A wrapped one is no row."""
-    if isinstance(ids, np.ndarray):  # without x64, JAX would cut 64 bits to 32
+def _signed_ids(ids: Any, rows: int) -> jax.Array:
+    """Return ids as signed integers of at least 32 bits, so that numbers beyond the table can be represented."""
+    if isinstance(
+        ids, np.ndarray
+    ):  # without x64, JAX would truncate 64 bits to 32 and an invalid id could become valid
         ids = np.clip(ids.astype(np.int64), -1, rows)
     return jnp.asarray(ids, jnp.int64 if ids.dtype.itemsize == 8 and jax.config.jax_enable_x64 else jnp.int32)
 

@@ -68,10 +68,9 @@ def scale_by_rule(
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"a rule is needed, such as cadam.rules.RULES['adam'], got {rule!r}")
-    unknown = sorted(options.keys() - rule.defaults.keys() | options.keys() & {"lr"})
+    unknown = sorted(options.keys() - set(rule.options))
     if unknown:
-        names = ", ".join(name for name in rule.defaults if name != "lr")
-        raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {names}")
+        raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {', '.join(rule.options)}")
     o = {**defaults(rule), **options, "weight_decay": 0.0, "track_alignment": track_alignment}
     check_ranges(o, lambda value: None if is_array(value) else float(value))
     initial = _initial_buffers(rule, o)

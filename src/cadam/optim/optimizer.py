@@ -26,44 +26,44 @@ from ..rules.update import Update
 from . import alignment, options
 from . import state_dict as checkpoint
 from .alignment import Alignment, Ratio
+from .signatures import add_constructor
 
 
 class Optimizer(torch.optim.Optimizer):
-    """An optimizer made of a rule, confidence on or off, and whatever engine serves each parameter best.
+    """An optimizer made of a rule, confidence on or off, and the engine that serves each parameter best.
 
-    Subclasses set `rule` and `confidence`; the catalogue has one for every usual name. Takes parameters, named
-    parameters or groups, and the options of the rule beside these:
+    `cadam.CAdam` and the other classes of `cadam.optim.classes` are its subclasses. For a rule of your own, write a
+    subclass with the attributes `rule` and `confidence`; its constructor is generated with the options of the rule and
+    those that all optimizers share.
 
-    Args:
-        params: an iterable of parameters, of (name, parameter) pairs, or of dicts with ``params`` and options.
-        weight_decay: L2 penalty added to the gradient, or with `decoupled_weight_decay` a shrinking by
-            ``lr * weight_decay``. Sparse gradients decay the rows they touch.
-        decoupled_weight_decay: which of the two.
-        maximize: ascend instead of descend.
-        foreach: True insists on list operations, False on the reference; None decides per parameter.
-        capturable: step count and learning rate stay on the device, so that a graph can hold the step.
-        differentiable: autograd can look through the step.
-        fused: True insists on a fused engine, False forbids it; None takes the fastest that can serve.
-        state_dtype: dtype of the moments. By default the parameter's, and float32 for half precision.
-        moments: how moments are stored: ``"float32"``, ``"bfloat16"`` or ``"int8"`` (one byte and a shared scale). The
-            latter two are rounded stochastically, reproducibly from torch.manual_seed; arithmetic stays float32.
-        second_moment: ``"row"`` keeps one second moment for each row of a table, the mean of the row's squares.
-            Parameters with dense gradients keep one for each element.
-        row_steps: correct the bias of a table's moments by how often each row was updated, not by the step count.
-        replay: on CUDA, replay a step that is like the one before with a single call; False does not. CADAM_REPLAY=0
-            turns it off for a whole process.
-        stochastic_rounding: round bfloat16 parameters up or down at random, so that small steps count on average;
-            on CUDA only, reproducible from torch.manual_seed.
-        track_alignment: count the alignment ratio (read it with `alignment()`).
+    Example:
+        >>> class Mine(cadam.Optimizer):
+        ...     rule = MY_RULE
+        ...     confidence = True
     """
 
     rule: ClassVar[Rule]
+    """The update rule."""
     confidence: ClassVar[bool] = True
+    """Whether an element moves only where momentum and gradient agree in sign."""
+    new_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of this class that differ from those of the rule."""
     fixed: ClassVar[Mapping[str, Any]] = {}
-    """Options that this class stands for: they can be neither passed nor loaded with another value."""
+    """Options that define this class: they can be neither passed nor loaded with another value."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Generate the constructor of a subclass, unless it or one of its bases defines one."""
+        super().__init_subclass__(**kwargs)
+        is_generated = cls.__init__ is Optimizer.__init__ or hasattr(cls.__init__, "__signature__")
+        if hasattr(cls, "rule") and is_generated:
+            add_constructor(cls, Optimizer.__init__, cls.rule, cls._default_options())
+
+    @classmethod
+    def _default_options(cls) -> dict[str, Any]:
+        return {**defaults(cls.rule), **cls.new_defaults, **cls.fixed}
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Here only to say what was meant: Python refuses an option that no constructor names, without a hint."""
+        """Reject unknown keyword arguments with a suggestion, which Python's own error message does not have."""
         accepted = inspect.signature(cls.__init__).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
             for name in given.keys() - accepted.keys():
@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
         options.switch("CADAM_REPLAY")
         self._counts: dict[Tensor, Tensor] = {}
         self._plan: Plan | None = None
-        super().__init__(params, self._completed(defaults(self.rule), given))
+        super().__init__(params, self._completed(self._default_options(), given))
 
     def _patch_step_function(self) -> None:
         """Torch wraps `step` of each class for hooks and profilers; where there are none, the wrapper is passed by."""

@@ -32,7 +32,8 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
 
 ADABELIEF = Rule(
     name="adabelief",
-    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16},
+    doc=__doc__,
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-16, "weight_decay": 0.0},
     state=state,
     coefficients=coefficients,
     update=update,

@@ -50,7 +50,8 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
 
 ADAM = Rule(
     name="adam",
-    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
+    doc=__doc__,
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False},
     state=state,
     coefficients=coefficients,
     update=update,

@@ -37,7 +37,7 @@ class Step:
     state: dict[str, Any]
 
 
-def _accept_all(options: Options) -> None:
+def _accept_any(options: Options) -> None:
     pass
 
 
@@ -47,8 +47,9 @@ class Rule:
 
     Attributes:
         name: Name in messages and in generated kernels; a Python identifier.
-        defaults: The options of the rule with their defaults; ``lr`` must be one of them. It may contain
-            ``weight_decay`` and ``decoupled_weight_decay`` to change their defaults.
+        defaults: The options of the rule with their defaults, in the order of the constructor's positional arguments;
+            ``lr`` must be one of them. It may contain common options (`cadam.rules.defaults.COMMON`), such as
+            ``weight_decay``, to change their defaults or to make them positional.
         state: Function of the options that returns the initial value of each buffer, by name.
         coefficients: Function of the step number (counted from 1), the options and the function set `f` that returns
             the scalars that `update` uses, by name.
@@ -63,6 +64,7 @@ class Rule:
             ``positive`` for second moments, ``maximum`` for a running maximum of second moments.
         counts_steps: Function of the options that returns whether any coefficient depends on the step number.
         check: Function of the options that raises ValueError for options that contradict each other.
+        doc: Description with the formula and the paper, which the optimizers of this rule show in their docstrings.
 
     Example:
         SGD without momentum::
@@ -86,7 +88,15 @@ class Rule:
     variants: tuple[Options, ...] = ()
     moments: Mapping[str, str] = field(default_factory=dict)
     counts_steps: Callable[[Options], bool] = lambda options: True
-    check: Callable[[Options], None] = _accept_all
+    check: Callable[[Options], None] = _accept_any
+    doc: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """Names of the rule's own options, without the learning rate and the options that all optimizers share."""
+        from .defaults import COMMON
+
+        return [name for name in self.defaults if name != "lr" and name not in COMMON]
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

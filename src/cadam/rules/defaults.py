@@ -11,12 +11,12 @@ from .moment_storage import STORAGE_DEFAULTS
 
 COMMON: Mapping[str, Any] = {
     "weight_decay": 0.0,
-    "decoupled_weight_decay": False,
-    "maximize": False,
     "foreach": None,
+    "maximize": False,
     "capturable": False,
     "differentiable": False,
     "fused": None,
+    "decoupled_weight_decay": False,
     "state_dtype": None,
     **STORAGE_DEFAULTS,
     "replay": True,

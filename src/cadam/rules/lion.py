@@ -37,7 +37,8 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
 
 LION = Rule(
     name="lion",
-    defaults={"lr": 1e-4, "betas": (0.9, 0.99), "decoupled_weight_decay": True},
+    doc=__doc__,
+    defaults={"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "decoupled_weight_decay": True},
     state=state,
     coefficients=coefficients,
     update=update,

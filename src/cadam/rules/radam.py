@@ -55,7 +55,8 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
 
 RADAM = Rule(
     name="radam",
-    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
+    doc=__doc__,
+    defaults={"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
     state=state,
     coefficients=coefficients,
     update=update,

@@ -55,7 +55,8 @@ def check(o: Options) -> None:
 
 SGDM = Rule(
     name="sgdm",
-    defaults={"lr": 1e-3, "momentum": 0.9, "dampening": None, "nesterov": False},
+    doc=__doc__,
+    defaults={"lr": 1e-3, "momentum": 0.9, "dampening": None, "weight_decay": 0.0, "nesterov": False},
     state=state,
     coefficients=coefficients,
     update=update,

@@ -32,7 +32,8 @@ def update(g: Any, s: Any, c: Any, f: Any) -> Step:
 
 YOGI = Rule(
     name="yogi",
-    defaults={"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "initial_accumulator": 1e-6},
+    doc=__doc__,
+    defaults={"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-3, "initial_accumulator": 1e-6, "weight_decay": 0.0},
     state=state,
     coefficients=coefficients,
     update=update,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import cadam
 import cadam.jax
@@ -123,7 +124,7 @@ def test_a_nan_shows_in_the_parameter() -> None:
     assert not jnp.isnan(params[1])
 
 
-def test_a_rule_of_ones_own_runs_too() -> None:
+def test_a_user_defined_rule_runs() -> None:
     def update(g: Any, s: Any, c: Any, f: Any) -> Step:
         square = s.square_avg * c.alpha + g * g * c.rest
         return Step(g / (f.sqrt(square / c.seen) + c.eps), g, {"square_avg": square})
@@ -146,11 +147,11 @@ def test_a_rule_of_ones_own_runs_too() -> None:
     assert alignment(state) == 1
 
 
-# What JAX does with them -----------------------------------------------------------------------------------
+# Transformations of JAX -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OF_RULES)
-def test_vmap_trains_each_as_it_would_alone(name: str) -> None:
+def test_vmap_trains_each_model_as_if_alone(name: str) -> None:
     run, tx = followed(name), optimizer(name, {})
     starts, grads = arrays(run)
     params, state = jax.vmap(lambda p, g: trained(tx, p, g), in_axes=(0, 1))(starts, grads)
@@ -160,7 +161,7 @@ def test_vmap_trains_each_as_it_would_alone(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("name", OF_RULES)
-def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> None:
+def test_vmap_gives_the_same_bits_in_every_dtype(name: str, dtype: str) -> None:
     run, tx = followed(name, steps=20), optimizer(name, {})
     with jax.enable_x64(dtype == "float64"):
         start, grads = arrays(run, dtype)
@@ -171,7 +172,9 @@ def test_vmap_gives_the_bits_of_one_in_every_dtype(name: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
-def test_large_leaves_that_wait_for_each_other_move_the_same(jit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_leaves_updated_one_after_the_other_give_the_same_results(
+    jit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tx = cadam.jax.cadam(LR)
     grads = {name: jax.random.normal(jax.random.key(i), (3, 4, 40 + i)) for i, name in enumerate("abc")}
     params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads)
@@ -225,14 +228,14 @@ print("same")
 """
 
 
-def test_parameters_sharded_over_four_devices_come_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_sharded_over_four_devices_agree_with_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=300)
     assert done.stdout == "same\n", done.stderr
 
 
-def test_a_restored_checkpoint_goes_on_as_if_it_had_stayed() -> None:
+def test_a_restored_checkpoint_continues_like_an_uninterrupted_run() -> None:
     """Leaves come back as NumPy arrays, in a tree of the same structure."""
     tx, grads = cadam.jax.cadamw(LR), jax.random.normal(jax.random.key(0), (6, 5))
     stayed, _ = trained(tx, jnp.ones(5), grads)
@@ -256,12 +259,44 @@ def test_a_step_can_be_differentiated() -> None:
         assert float(jax.grad(after)(0.1, ours)) == pytest.approx(float(jax.grad(after)(0.1, theirs)), rel=1e-5)
 
 
-def test_importing_it_imports_no_torch() -> None:
+GRADS = jax.random.normal(jax.random.key(0), (3, 100))
+
+
+def test_a_step_can_be_exported() -> None:
+    def train(grads: Any) -> Any:
+        return trained(cadam.jax.cadam(LR), jnp.ones(100), grads)[0]
+
+    exported = jax.export.export(jax.jit(train))(GRADS)
+    assert largest_difference(exported.call(GRADS), train(GRADS)) < 1e-6
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
+def test_a_state_that_is_not_donated_is_not_changed(jit: bool) -> None:
+    tx = cadam.jax.cadam(LR)
+    _, state = trained(tx, jnp.ones(100), GRADS)
+    before = jax.tree.map(np.array, state)
+    update = jax.jit(tx.update) if jit else tx.update
+    first, again = update(GRADS[0], state), update(GRADS[0], state)
+    assert all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(before)))
+    assert all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(again)))
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jitted", "not jitted"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_moments_on_a_mesh_of_one_device_keep_their_sharding(kind: AxisType, jit: bool) -> None:
+    sharding = NamedSharding(jax.make_mesh((1,), ("x",), axis_types=(kind,)), PartitionSpec("x"))
+    grads, tx = jax.device_put(GRADS[0], sharding), cadam.jax.cadam(LR)
+    _, state = (jax.jit(tx.update) if jit else tx.update)(grads, tx.init(grads))
+    moments = jax.tree.leaves(optax.tree_utils.tree_get(state, "moments"))
+    assert [moment.sharding for moment in moments] == [sharding] * 2
+
+
+def test_importing_cadam_jax_does_not_import_torch() -> None:
     code = "import sys, cadam.jax; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
-# What optax does with them ---------------------------------------------------------------------------------
+# Combination with optax ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OF_RULES)
@@ -321,7 +356,7 @@ def test_in_apply_if_finite(name: str) -> None:
     assert alignment(state) == pytest.approx(run.alignment, abs=1e-6)
 
 
-def test_what_takes_no_part_is_not_counted() -> None:
+def test_parameters_without_gradients_are_not_counted() -> None:
     """Masked parameters, those of another optimizer and None."""
     params = {"a": jnp.ones(2), "b": jnp.ones(6), "c": None}
     grads = {"a": jnp.ones(2), "b": jnp.zeros(6), "c": None}
@@ -347,7 +382,7 @@ def test_a_schedule_and_a_mask_of_the_decay() -> None:
     assert float(params["b"][0]) == 1
 
 
-def test_the_first_moment_has_the_dtype_asked_for() -> None:
+def test_the_first_moment_has_the_dtype_of_mu_dtype() -> None:
     params = jnp.ones(3)
     for tx in (cadam.jax.cadam(LR, mu_dtype=jnp.bfloat16), cadam.jax.csgdm(LR, accumulator_dtype="bfloat16")):
         _, state = trained(tx, params, jnp.ones((2, 3)))
@@ -361,7 +396,7 @@ def test_parameters_are_not_needed_without_decay() -> None:
     assert updates == pytest.approx(-0.1, rel=1e-6)
 
 
-def test_moments_are_found_as_trees_like_the_parameters() -> None:
+def test_moments_are_trees_like_the_parameters() -> None:
     """What makes shardings of a state out of those of parameters finds ours."""
     tx, params = cadam.jax.cadam(LR), {"a": jnp.ones(2), "b": jnp.ones(3)}
     named = optax.tree_utils.tree_map_params(tx, lambda _, name: name, tx.init(params), {"a": "x", "b": "y"})
@@ -389,7 +424,7 @@ def test_every_element_counts_once(shape: tuple[int, ...]) -> None:
 CLASSES: dict[str, Any] = {name.lower(): cls for name, cls in FAMILY.items()}
 
 
-def test_the_family_is_that_of_torch_with_its_defaults() -> None:
+def test_the_family_has_the_names_and_defaults_of_the_torch_classes() -> None:
     assert set(NAMES) == CLASSES.keys()
     assert set(NAMES) <= set(cadam.jax.__all__)
     for name, cls in CLASSES.items():
@@ -405,10 +440,10 @@ def test_the_family_is_that_of_torch_with_its_defaults() -> None:
     assert RULE_OF.keys() == {name for name in NAMES if not is_confident(name)}
 
 
-def test_what_cannot_be_optimized_is_refused() -> None:
+def test_invalid_parameters_and_arguments_are_rejected() -> None:
     with pytest.raises(TypeError, match="real floating-point arrays, got complex64"):
         cadam.jax.cadam(LR).init({"w": jnp.ones(2, jnp.complex64)})
-    with pytest.raises(TypeError, match=r"^adam\(\) got an unexpected keyword argument 'eps_root'"):
+    with pytest.raises(TypeError, match=r"^cadam\(\) got an unexpected keyword argument 'eps_root'"):
         cadam.jax.cadam(LR, eps_root=1e-8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'beta1'; it has betas, eps, amsgrad"):
         cadam.jax.scale_by_rule(RULES["adam"], beta1=0.9)
@@ -433,14 +468,14 @@ def test_what_cannot_be_optimized_is_refused() -> None:
         ({"eps": math.nan}, r"epsilon value: nan"),
     ],
 )
-def test_numbers_out_of_range_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_rejected_at_construction(options: dict[str, Any], message: str) -> None:
     """As by the torch classes."""
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         cadam.jax.cadam(LR, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "sgdm" not in name])
-def test_arguments_from_mu_dtype_on_are_given_by_name(name: str) -> None:
+def test_only_learning_rate_betas_and_eps_are_positional(name: str) -> None:
     """In their places optax has others, such as eps_root, which would be taken for them."""
     by_place = [
         p.name for p in inspect.signature(getattr(cadam.jax, name)).parameters.values() if p.kind != p.KEYWORD_ONLY

@@ -70,7 +70,7 @@ def test_every_row_with_one_gradient_is_a_dense_step(name: str) -> None:
 
 def test_ids_that_are_no_rows_are_padding() -> None:
     table = jnp.ones((4, 2))
-    state = sparse_update.DEFAULT.init(table)
+    state = sparse_update.DEFAULT_OPTIMIZER.init(table)
     padded = sparse_update.update(table, state, jnp.array([-1, 2, 4, 2, 99]), jnp.ones((5, 2)))
     alone = sparse_update.update(table, state, jnp.array([2, 2]), jnp.ones((2, 2)))
     for ours, theirs in zip(*map(jax.tree.leaves, (padded, alone)), strict=True):
@@ -88,7 +88,9 @@ def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, ar
     past = np.iinfo(dtype).max if array is np.asarray else min(np.iinfo(dtype).max, 2**32 - 1)
     numbers = np.array([3, 1, 3, 3, 1, past] + [past - 1] * 300, dtype)
     ids = array(numbers)
-    after, state = sparse_update.update(table, sparse_update.DEFAULT.init(table), ids, jnp.ones((len(ids), 2)))
+    after, state = sparse_update.update(
+        table, sparse_update.DEFAULT_OPTIMIZER.init(table), ids, jnp.ones((len(ids), 2))
+    )
     moved = np.flatnonzero(np.any(np.asarray(after) != 1, axis=1))
     assert set(moved) == {int(i) for i in np.asarray(ids) if 0 <= i < many}
     moment = np.asarray(optax.tree_utils.tree_get(state, "exp_avg"))
@@ -97,14 +99,16 @@ def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, ar
 
 def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
     table = jnp.ones((4, 2))
-    after, _ = sparse_update.update(table, sparse_update.DEFAULT.init(table), np.array([2**32 + 1]), jnp.ones((1, 2)))
+    after, _ = sparse_update.update(
+        table, sparse_update.DEFAULT_OPTIMIZER.init(table), np.array([2**32 + 1]), jnp.ones((1, 2))
+    )
     assert jnp.array_equal(after, table)
 
 
 def test_tables_and_states_of_numpy_move_as_those_of_jax() -> None:
     """As a checkpoint gives them, outside of jit."""
     table, ids, grads = jnp.ones((4, 2)), jnp.array([2, 0]), jnp.ones((2, 2))
-    state = sparse_update.DEFAULT.init(table)
+    state = sparse_update.DEFAULT_OPTIMIZER.init(table)
     ours = sparse_update.update(*jax.tree.map(np.asarray, (table, state, ids, grads)))
     for one, other in zip(*map(jax.tree.leaves, (ours, sparse_update.update(table, state, ids, grads))), strict=True):
         assert jnp.array_equal(one, other)
@@ -113,7 +117,7 @@ def test_tables_and_states_of_numpy_move_as_those_of_jax() -> None:
 def test_a_batch_without_ids_is_a_step_that_moves_nothing() -> None:
     table = jnp.ones((4, 2))
     after, state = sparse_update.update(
-        table, sparse_update.DEFAULT.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))
+        table, sparse_update.DEFAULT_OPTIMIZER.init(table), jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))
     )
     assert jnp.array_equal(after, table)
     assert int(optax.tree_utils.tree_get(state, "RuleState").count) == 1
@@ -131,9 +135,9 @@ def test_half_precision_sums_and_updates_in_float32() -> None:
 def test_donated_tables_are_updated_in_place() -> None:
     """No copy of the table is made, however large it is: what an update needs goes by the batch."""
     table = jax.ShapeDtypeStruct((100_000, 16), jnp.float32)
-    state = jax.eval_shape(sparse_update.DEFAULT.init, table)
+    state = jax.eval_shape(sparse_update.DEFAULT_OPTIMIZER.init, table)
     batch = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
-    memory = jitted(sparse_update.DEFAULT).lower(table, state, *batch).compile().memory_analysis()
+    memory = jitted(sparse_update.DEFAULT_OPTIMIZER).lower(table, state, *batch).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= 3 * 100_000 * 16 * 4
     assert memory.temp_size_in_bytes < 100_000
 
@@ -159,4 +163,4 @@ def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
 def test_what_does_not_fit_is_refused(ids: Any, grads: Any, message: str) -> None:
     table = jnp.ones((4, 2))
     with pytest.raises(ValueError, match=message):
-        sparse_update.update(table, sparse_update.DEFAULT.init(table), ids, grads)
+        sparse_update.update(table, sparse_update.DEFAULT_OPTIMIZER.init(table), ids, grads)
