@@ -50,7 +50,7 @@ from torchrec.distributed.planner.types import ParameterConstraints  # noqa: E40
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType  # noqa: E402
 
 import cadam  # noqa: E402
-from cadam.torchrec import BagSharder, SequenceSharder, alignment, tables_of  # noqa: E402
+from cadam.torchrec import BagSharder, SequenceSharder, alignment, iter_tables  # noqa: E402
 
 BATCH, TABLES = 10_000, 8
 Result = dict[str, Tensor]
@@ -348,7 +348,7 @@ def measure(rows: int, width: int, ids: int, device: torch.device, rounds: int) 
             except Exception:
                 failed(f"{name}, profiled")
     for model in models.values():
-        for tables in tables_of(model):
+        for tables in iter_tables(model):
             found["alignment"] = {k: [r.aligned, r.touched, r.seen] for k, r in tables.alignment().items()}
     return found
 

@@ -29,7 +29,6 @@ NOT_YET_CONVERTED: tuple[str, ...] = (
     "src/cadam/online",
     "src/cadam/optim",
     "src/cadam/statistics",
-    "src/cadam/torchrec",
     "paper/cadam_paper",
 )
 """Packages and modules whose texts are still being rewritten, as paths that start with `src` or `paper`."""

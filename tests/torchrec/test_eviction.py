@@ -28,7 +28,7 @@ from torchrec.modules.mc_modules import (
 )
 
 from cadam.distributed.process_group import everywhere
-from cadam.torchrec import BagSharder, Tables, apply_, changed_rows, load, save, tables_of, track_changes
+from cadam.torchrec import BagSharder, Tables, apply_changes, changed_rows, iter_tables, load, save, track_changes
 from tests.process_groups import run
 from tests.torchrec.model import Setting, Table, distributed, state_of
 
@@ -63,9 +63,9 @@ def with_slots(interval: int) -> DistributedModelParallel:
 def watch_evictions() -> dict[str, int]:
     """Train on ids that never come back; check every update of every slot that is some id's own."""
     model = with_slots(interval=1)
-    (tables,) = tables_of(model)
+    (tables,) = iter_tables(model)
     rank, world = dist.get_rank(), dist.get_world_size()
-    own = tables.memory().view(-1, 8)[:-1]  # the last slot is for all ids without one
+    own = tables.flat_weights().view(-1, 8)[:-1]  # the last slot is for all ids without one
     owners = checked = 0
     for step in range(1, STEPS + 1):
         before = own.clone()
@@ -97,7 +97,7 @@ def serve_through_evictions() -> list[int]:
         output, _ = model(KeyedJaggedTensor(["user"], ids, lengths=torch.ones(4, dtype=torch.int64)))
         output["user"].sum().backward()
         if step % 5 == 0:
-            apply_(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+            apply_changes(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
             wrong.append(int((copy["users"] != state_of(model)["users"]).any(1).sum()))
     return wrong
 
@@ -143,9 +143,9 @@ def load_slots(folder: str) -> list[str]:
     return said
 
 
-def test_slots_loaded_by_another_number_of_ranks_are_told_of(tmp_path: Path) -> None:
+def test_managed_collision_loaded_by_another_number_of_ranks_is_reported(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     run(2, tmp_path / "two", save_slots, folder)
     assert run(2, tmp_path / "again", load_slots, folder) == []
     (said,) = run(1, tmp_path / "one", load_slots, folder)
-    assert "is of 2 ranks, and here are 1: with managed collision, ids that have no slot" in said
+    assert "saved by 2 ranks and is loaded by 1: with managed collision" in said

@@ -24,7 +24,9 @@ from tests.process_groups import run
 
 ROOT = Path(__file__).parents[2]
 TRAIN, SERVE, SLOTS, ONLINE = (
-    block.code for block in blocks(ROOT / "docs" / "scale.md") if block.marks.get("tested in")
+    block.code
+    for block in blocks(ROOT / "docs" / "scale.md")
+    if block.marks.get("tested in") == "tests/torchrec/test_scale_page.py"
 )
 
 

@@ -30,7 +30,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 
 from cadam.distributed.process_group import everywhere
-from cadam.torchrec import BagSharder, Tables, tables_of, versions
+from cadam.torchrec import BagSharder, Tables, iter_tables, versions
 from cadam.torchrec import tables as tables_module
 from tests.process_groups import run
 from tests.torchrec.model import (
@@ -142,7 +142,7 @@ def align_copies_and_shards(folder: str) -> dict[str, Any]:
     return {name: vars(ratio) for name, ratio in {**counted.parameters, "total": counted.total}.items()}
 
 
-def test_copies_count_once_beside_shards_and_plain_collections_are_told_of(tmp_path: Path) -> None:
+def test_copies_count_once_beside_shards_and_unsharded_collections_cause_a_warning(tmp_path: Path) -> None:
     found = run(2, tmp_path / "world", align_copies_and_shards, str(tmp_path / "run"))
     assert found["copied"]["seen"] == 20 * 8
     assert found["split"]["seen"] == 30 * 8
@@ -188,7 +188,7 @@ def one_has_no_samples() -> dict[str, Tensor]:
         ((output - share.labels).square().sum() * (2 / BATCH)).backward()
         trainer.dense.step()
     sequences = sharded(replace(setting, sequences=True))
-    with pytest.raises(ValueError, match="EmbeddingCollection was given a batch without samples"):
+    with pytest.raises(ValueError, match="EmbeddingCollection got a batch without samples"):
         sequences.model(keyed(setting, Batch([[]] * 3, [[]] * 3, torch.empty(0))))
     return trainer.result()
 
@@ -287,11 +287,11 @@ def test_bfloat16_tables(on_one_rank: dict[str, Any]) -> None:
 def test_what_cannot_be_served_is_refused(on_one_rank: dict[str, Any]) -> None:
     assert "fused_uvm_caching" in on_one_rank["kernel"]
     assert "set compute_kernels=['fused']" in on_one_rank["kernel"]
-    assert re.match(r"IndexError\(\"table 'users': \d+ is no id, it has 37 rows", on_one_rank["out of range"])
+    assert re.match(r"IndexError\(\"table 'users': id \d+ is not one of its 37 rows", on_one_rank["out of range"])
 
 
 def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
-    with pytest.raises(TypeError, match=r"must be a class of cadam's catalogue.*SGD"):
+    with pytest.raises(TypeError, match=r"must be an optimizer class of cadam.*SGD"):
         BagSharder(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'lr'"):
         BagSharder(cadam.CAdam, learning_rate=1e-3)
@@ -301,14 +301,16 @@ def test_sharders_refuse_what_is_no_optimizer_or_option() -> None:
 
 
 def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert versions.problem() is None
-    monkeypatch.setattr(versions, "_installed", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
-    message = present(versions.problem())
+    assert versions.find_problem() is None
+    monkeypatch.setattr(versions, "_installed_version", {"torch": "2.13.0", "torchrec": "1.9.0"}.get)
+    message = present(versions.find_problem())
     assert "fbgemm-gpu-cpu or fbgemm-gpu is not installed (needs 1.8.0), torchrec 1.9.0 (needs 1.8.0)" in message
     assert "pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0 '.[torchrec]'" in message  # cadam is on no index
     assert "in a clone of cadam's repository" in message
-    monkeypatch.setattr(versions, "_installed", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get)
-    assert "torchrec 1.8.0 (needs 1.6.1)" in present(versions.problem())  # what goes with the torch that is there
+    monkeypatch.setattr(
+        versions, "_installed_version", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get
+    )
+    assert "torchrec 1.8.0 (needs 1.6.1)" in present(versions.find_problem())  # what goes with the torch that is there
 
 
 # The tables by themselves ------------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ def look_up(made: Tables, step: int, weights: bool = False) -> tuple[Tensor, Ten
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
 def test_tables_updated_together_are_updated_alike(widths: list[int], pooling: PoolingMode) -> None:
     together, apart = tables(widths, True, pooling), tables(widths, False, pooling)
-    assert len(together._slabs) < len(apart._slabs) == len(widths)
+    assert len(together._groups) < len(apart._groups) == len(widths)
     for step in range(8):
         if step == 4:  # as after loading tables of different age
             for made in (together, apart):
@@ -357,7 +359,7 @@ def test_tables_updated_together_are_updated_alike(widths: list[int], pooling: P
         for made in (together, apart):
             ids, offsets, weights = look_up(made, step, weights=step % 2 == 1)
             made(ids, offsets, weights).square().sum().backward()
-    assert torch.equal(together.memory(), apart.memory())
+    assert torch.equal(together.flat_weights(), apart.flat_weights())
     for name, buffer in apart.flat_state.items():
         assert torch.equal(together.flat_state[name], buffer)
     assert together.steps.tolist() == apart.steps.tolist() == [8, 104, *[8] * (len(widths) - 2)]
@@ -366,7 +368,7 @@ def test_tables_updated_together_are_updated_alike(widths: list[int], pooling: P
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
 def test_weights_of_ids_get_their_gradient(pooling: PoolingMode) -> None:
     made = tables([8, 8], merge=True, pooling=pooling)
-    before = [table.clone() for table in made.by_table(made.memory())]
+    before = [table.clone() for table in made.split_by_table(made.flat_weights())]
     ids, offsets, weights = look_up(made, 3, weights=True)
     factor = torch.randn(6, 16)
     (made(ids, offsets, weights) * factor).sum().backward()
@@ -388,7 +390,7 @@ def test_weights_of_ids_get_their_gradient(pooling: PoolingMode) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bfloat16_rows_are_looked_up_as_float32_ones(pooling: PoolingMode, weighted: bool) -> None:
     half, single = (tables([8, 8], True, pooling, p) for p in (SparseType.BF16, SparseType.FP32))
-    single.memory().copy_(half.memory())
+    single.flat_weights().copy_(half.flat_weights())
     ids, offsets, weights = look_up(half, 3, weights=weighted and pooling != PoolingMode.NONE)
     torch.testing.assert_close(half(ids, offsets, weights), single(ids, offsets, weights))
     nothing = half(ids[:0], offsets[:1])
@@ -401,10 +403,10 @@ def test_bfloat16_rows_are_looked_up_as_float32_ones(pooling: PoolingMode, weigh
 def test_negative_ids_are_refused(precision: SparseType, learning: bool) -> None:
     """In the second table, so that -1 would be the last row of the first."""
     made = tables([8, 8], True, precision=precision)
-    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't1': -1 is no id"):
+    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't1': id -1 is not"):
         made(torch.tensor([1, -1]), torch.tensor([0, 1, 2]))
-    looked_up = made.look_at(torch.tensor([1, -1, 2]), torch.tensor([0, 1, 3]))
-    assert made._ids(made._slabs[0], looked_up, 0).rows.tolist() == [1, -1, 12]
+    looked_up = made.describe_lookup(torch.tensor([1, -1, 2]), torch.tensor([0, 1, 3]))
+    assert made._group_ids(made._groups[0], looked_up, 0).rows.tolist() == [1, -1, 12]
 
 
 @pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.BF16])
@@ -413,29 +415,32 @@ def test_ids_that_are_too_large_are_refused(precision: SparseType, learning: boo
     """Row 10 of the first table would be the first of the second; row 10 of the second is its last."""
     made = tables([8, 8], True, precision=precision)
     made(torch.tensor([9, 10, 10]), torch.tensor([0, 1, 1, 2, 3]))
-    with torch.set_grad_enabled(learning), pytest.raises(IndexError, match=r"table 't0': 10 is no id, it has 10 rows$"):
+    with (
+        torch.set_grad_enabled(learning),
+        pytest.raises(IndexError, match=r"table 't0': id 10 is not one of its 10 rows$"),
+    ):
         made(torch.tensor([9, 10, 10]), torch.tensor([0, 1, 2, 2, 3]))
-    made.places = [(0, 0), (30, 0)]
-    with pytest.raises(IndexError, match=r"'t1': 11 is no id, it has 11 rows .of its shard that begins with row 30"):
+    made.shard_offsets = [(0, 0), (30, 0)]
+    with pytest.raises(IndexError, match=r"'t1': id 11 is not one of its 11 rows in the shard that starts at row 30"):
         made(torch.tensor([9, 11]), torch.tensor([0, 1, 2]))
 
 
 def test_looking_without_gradients_changes_nothing() -> None:
     made = tables([8], merge=False)
-    before = made.memory().clone()
+    before = made.flat_weights().clone()
     ids, offsets, _ = look_up(made, 0)
     with torch.no_grad():
         made(ids, offsets)
     assert made.steps.tolist() == [0]
-    assert torch.equal(made.memory(), before)
+    assert torch.equal(made.flat_weights(), before)
 
 
 def test_tables_refuse_what_they_cannot_do() -> None:
     made = tables([8], merge=False)
     ids, offsets, _ = look_up(made, 0)
-    with pytest.raises(NotImplementedError, match="batches of different size"):
+    with pytest.raises(NotImplementedError, match="batch sizes per feature"):
         made(ids, offsets, batch_size_per_feature_per_rank=[[6]])
-    with pytest.raises(ValueError, match="rows must be of one length"):
+    with pytest.raises(ValueError, match="must have the same width"):
         tables([8, 4], merge=False, pooling=PoolingMode.NONE)
     output = made(ids, offsets)
     made.weights_host = nn.Parameter(made.weights_host.clone())
@@ -461,7 +466,7 @@ def test_rows_start_anew_for_a_new_owner() -> None:
         assert after[1][name][rows].eq(0).all()
         assert torch.equal(after[1][name][others], before[1][name][others])
         assert torch.equal(after[0][name], before[0][name])
-    assert made.by_table(made.memory())[1][rows].eq(0).all()
+    assert made.split_by_table(made.flat_weights())[1][rows].eq(0).all()
 
 
 def test_all_column_shards_of_a_table_start_anew() -> None:
@@ -469,25 +474,25 @@ def test_all_column_shards_of_a_table_start_anew() -> None:
     made = Tables([(4, 8, *HOST)] * 2, cadam.CAdam, options, feature_table_map=[0, 1], table_names=["t", "t"])
     made(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
     assert all(state["exp_avg"][1].ne(0).all() for state in made.get_optimizer_state())
-    made.note_changes()
+    made.start_tracking()
     made.reset_embedding_weight_momentum(torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0]))
     assert all(state["exp_avg"].eq(0).all() for state in made.get_optimizer_state())
-    assert [rows.tolist() for rows in made.take_changes()] == [[1], [1]]
+    assert [rows.tolist() for rows in made.pop_changes()] == [[1], [1]]
 
 
 def test_many_steps_of_changes_are_kept_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_module, "MOST_NOTED", 3)
+    monkeypatch.setattr(tables_module, "MAX_TRACKED_STEPS", 3)
     made = tables([8, 4, 8], merge=True)
-    made.note_changes()
+    made.start_tracking()
     seen: list[set[int]] = [set(), set(), set()]
     for step in range(8):
         ids, offsets, _ = look_up(made, step)
         made(ids, offsets).square().sum().backward()
         for table in range(3):
             seen[table] |= set(ids[offsets[6 * table] : offsets[6 * table + 6]].tolist())
-    assert len(present(made._noted)) < 3
-    assert [rows.tolist() for rows in made.take_changes()] == [sorted(rows) for rows in seen]
-    assert [len(rows) for rows in made.take_changes()] == [0, 0, 0]
+    assert len(present(made._changed_rows)) < 3
+    assert [rows.tolist() for rows in made.pop_changes()] == [sorted(rows) for rows in seen]
+    assert [len(rows) for rows in made.pop_changes()] == [0, 0, 0]
 
 
 def test_reset_starts_yogi_at_its_accumulator() -> None:
@@ -499,4 +504,4 @@ def test_reset_starts_yogi_at_its_accumulator() -> None:
 
 
 def test_finding_the_tables_of_a_model() -> None:
-    assert list(tables_of(nn.Linear(2, 2))) == []
+    assert list(iter_tables(nn.Linear(2, 2))) == []

@@ -1,4 +1,4 @@
-"""Sharded embedding tables: the optimizers of the catalogue inside TorchRec, updating in backward.
+"""Sharded embedding tables: TorchRec models whose tables are updated by cadam's optimizers during backward.
 
     model = DistributedModelParallel(module, sharders=[BagSharder(cadam.CAdam, lr=1e-3)])
 
@@ -7,34 +7,34 @@ See docs/scale.md.
 
 from __future__ import annotations
 
-from .versions import problem
+from .versions import find_problem
 
-if reason := problem():
+if reason := find_problem():
     raise ImportError(reason)
 
 from ..distributed.process_group import join, leave
 from ..distributed.table_protocol import register_alignment
-from .checkpoint import Saved, checkpoints, load, save
-from .serving import Changed, apply_, changed_rows, track_changes
-from .sharders import BagSharder, SequenceSharder, alignment, tables_of
+from .checkpoint import SavedRun, list_checkpoints, load, save
+from .serving import ChangedRows, apply_changes, changed_rows, track_changes
+from .sharders import BagSharder, SequenceSharder, alignment, iter_tables
 from .tables import Tables
 
 register_alignment(alignment)
 
 __all__ = [
     "BagSharder",
-    "Changed",
-    "Saved",
+    "ChangedRows",
+    "SavedRun",
     "SequenceSharder",
     "Tables",
     "alignment",
-    "apply_",
+    "apply_changes",
     "changed_rows",
-    "checkpoints",
+    "iter_tables",
     "join",
     "leave",
+    "list_checkpoints",
     "load",
     "save",
-    "tables_of",
     "track_changes",
 ]

@@ -1,9 +1,8 @@
-"""Checkpoints of a sharded model: saved by some number of ranks, loaded by any other.
+"""Checkpoints of a sharded model, which another number of ranks can load.
 
-They are folders as cadam.distributed.process_group describes them. The tables, their moments and steps and the dense
-part are the
-tensors; the state of the dense part's optimizer, the step, the position in the data and the options of the tables are
-what all ranks share.
+A checkpoint is a folder; see `cadam.distributed.process_group` for its format. Its tensors are the tables, their
+moments and steps, and the dense part. All ranks share the state of the dense part's optimizer, the step, the position
+in the data and the options of the tables.
 """
 
 from __future__ import annotations
@@ -31,20 +30,26 @@ from ..distributed.process_group import (
 from ..online.persistence.checkpoints import pack
 from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import STORAGE_DEFAULTS
-from .sharders import tables_of, warn_of_plain_collections
+from .sharders import iter_tables, warn_about_unsharded_collections
 from .tables import Tables
 
 logger = logging.getLogger("cadam.torchrec")
 
-_held: dict[Path, TextIO | None] = {}  # folders that this job saves in, until it ends: no other may
+_locks: dict[Path, TextIO | None] = {}
+"""Locks of the folders that this job saves to, held until the process ends, so that no other job saves there."""
+
+DENSE = "the dense part"
+"""The key of the dense part's optimizer beside the names of the tables."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Where a run stood when it was saved."""
+class SavedRun:
+    """The progress of a run when it was saved."""
 
     step: int
+    """The number of steps that the run had taken."""
     position: Any
+    """The position in the data that was passed to `save`."""
 
 
 def save(
@@ -56,154 +61,169 @@ def save(
     *,
     keep: int = 2,
 ) -> Path:
-    """Save a run as the newest checkpoint in `folder`, which all ranks see; all of them must call it.
+    """Save a run as the newest checkpoint of a folder. All ranks must call it.
 
-    The folder is then this job's alone until it ends. One with checkpoints of later steps is refused: load it first.
+    The folder then belongs to this job until it ends. A folder with checkpoints of later steps is rejected: load it
+    first.
 
     Args:
-        folder: of the run.
-        step: how many steps the run has taken.
+        folder: the folder of the run, which all ranks can access.
+        step: the number of steps that the run has taken.
         model: the sharded model.
         dense: the optimizer of its dense parameters.
-        position: where to go on in the data, the same on all ranks and without regard to their number: anything
-            that JSON can hold.
-        keep: so many checkpoints stay, the newest.
+        position: where to resume in the data. It must be the same on all ranks, not depend on their number, and be
+            convertible to JSON.
+        keep: the number of checkpoints to keep.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        TypeError: the position cannot be converted to JSON.
     """
-    warn_of_plain_collections(model)
+    warn_about_unsharded_collections(model)
     try:
-        where = json.dumps(position)
+        position_text = json.dumps(position)
     except (TypeError, ValueError) as error:
         raise TypeError(f"position cannot be saved: {error}") from error
-    options = _of_all({name: saved_options(tables.options) for name, tables in _by_name(model).items()})
-    pack(options, {}, "options of tables")  # what cannot be kept is an error on all ranks, before any writes
+    tables_by_name = _tables_by_name(model)
+    options = _merge_ranks({name: saved_options(tables.options) for name, tables in tables_by_name.items()})
+    pack(options, {}, "options of tables")  # raises on all ranks, before any of them writes, if it cannot be saved
     shared = {
         "step": step,
-        "position": where,
+        "position": position_text,
         "options of tables": options,
-        "storage of tables": _of_all({name: _storage(tables.options) for name, tables in _by_name(model).items()}),
-        "optimizers": _optimizers(model, dense),
+        "storage of tables": _merge_ranks({name: _storage(tables.options) for name, tables in tables_by_name.items()}),
+        "optimizers": _optimizer_names(model, dense),
         "dense": dense.state_dict(),
     }
     tree = {"tensors": tensors_of(model), "shared": shared, "own": None}
-    kept = RankCheckpoints(folder, keep)
-    if (whole := kept.folder.resolve()) not in _held:
-        _held[whole] = lock_for_all(whole)
-    return kept.save(step, tree)
+    checkpoints = RankCheckpoints(folder, keep)
+    path = checkpoints.folder.resolve()
+    if path not in _locks:
+        _locks[path] = lock_for_all(path)
+    return checkpoints.save(step, tree)
 
 
-def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim.Optimizer) -> Saved | None:
-    """Take a run up from its newest good checkpoint; None if there is none yet. All ranks must call it.
+def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim.Optimizer) -> SavedRun | None:
+    """Load the newest intact checkpoint of a folder. All ranks must call it.
 
-    The number of ranks and the sharding may be others than when it was saved; tables and dense part must be the same.
-    Options that say what is computed, the learning rate among them, are those of the checkpoint from then on, whatever
-    the code gave. How moments are stored stays as the code has it: those of another storage are converted, see
-    `Tables.store_as`. A damaged checkpoint is renamed with a message, and the one before it is loaded.
+    The number of ranks and the sharding may differ from those of the checkpoint; the tables and the dense part must be
+    the same. Options that change what is computed, such as the learning rate, are those of the checkpoint. Options that
+    change how moments are stored are those of the code: the moments are converted, see `Tables.set_storage`. A damaged
+    checkpoint is renamed with a message, and the one before it is loaded.
+
+    Args:
+        folder: the folder of the run.
+        model: the sharded model.
+        dense: the optimizer of its dense parameters.
+
+    Returns:
+        The progress of the run, or None if there is no checkpoint yet.
+
+    Raises:
+        ValueError: the checkpoint was saved with other optimizers or options than the tables can take.
     """
-    warn_of_plain_collections(model)
-    found = RankCheckpoints(folder).newest()
-    if found is None:
+    warn_about_unsharded_collections(model)
+    newest = RankCheckpoints(folder).newest()
+    if newest is None:
         return None
-    path, tree = found
+    path, tree = newest
     shared = tree["shared"]
-    _check_optimizers(path, shared.get("optimizers", {}), _optimizers(model, dense))
-    options = {name: _options_of(name, tables, shared) for name, tables in _by_name(model).items()}
-    misfits = [problem for of_rank in everywhere(list(_misfits(model, options))) for problem in of_rank]
-    if misfits:
-        raise ValueError(f"{path}: {misfits[0]}")
-    own = {id(tables): (tables, _storage(tables.options)) for tables in tables_of(model)}
+    _check_optimizers(path, shared["optimizers"], _optimizer_names(model, dense))
+    tables_by_name = _tables_by_name(model)
+    # The options that an optimizer class fixes, such as its confidence, stay those of the class.
+    options = {
+        name: {**shared["options of tables"].get(name, {}), **tables.optimizer_class.fixed}
+        for name, tables in tables_by_name.items()
+    }
+    problems = [problem for problems in everywhere(list(_option_problems(model, options))) for problem in problems]
+    if problems:
+        raise ValueError(f"{path}: {problems[0]}")
+    own_storage = [(tables, _storage(tables.options)) for tables in iter_tables(model)]
     try:
-        for name, tables in _by_name(model).items():
-            tables.store_as(**_storage(shared.get("storage of tables", {}).get(name, {})))
+        for name, tables in tables_by_name.items():
+            tables.set_storage(**_storage(shared["storage of tables"].get(name, {})))
         load_tensors(path, model)
     finally:
-        for tables, storage in own.values():
-            tables.store_as(**storage)
+        for tables, storage in own_storage:
+            tables.set_storage(**storage)
     dense.load_state_dict(shared["dense"])
-    for name, tables in _by_name(model).items():
+    for name, tables in _tables_by_name(model).items():
         tables.options.update(options[name])
-    if dist.get_rank() == 0:
-        if "options of tables" not in shared:
-            logger.warning("%s keeps of the tables' options the learning rate only; the others are the code's", path)
-        if tree["ranks"] != dist.get_world_size() and _has_managed_collision(model):
-            logger.warning(
-                "%s is of %d ranks, and here are %d: with managed collision, ids that have no slot of their own are "
-                "looked up in other rows than before, since each rank has one row for them",
-                path,
-                tree["ranks"],
-                dist.get_world_size(),
-            )
-    return Saved(shared["step"], json.loads(shared["position"]))
+    if dist.get_rank() == 0 and tree["ranks"] != dist.get_world_size() and _has_managed_collision(model):
+        logger.warning(
+            "%s was saved by %d ranks and is loaded by %d: with managed collision, ids without a row of their own are "
+            "now looked up in other rows, because each rank has one row for them",
+            path,
+            tree["ranks"],
+            dist.get_world_size(),
+        )
+    return SavedRun(shared["step"], json.loads(shared["position"]))
+
+
+def list_checkpoints(folder: str | Path) -> list[Path]:
+    """List the complete checkpoints of a run, the newest last."""
+    return RankCheckpoints(folder).files()
 
 
 def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How these options keep moments."""
+    """Select the options that say how moments are stored."""
     return {name: options.get(name, value) for name, value in STORAGE_DEFAULTS.items()}
 
 
-def _by_name(model: DistributedModelParallel) -> dict[str, Tables]:
-    """The tables of this rank by the name that the weight of each has in the model."""
-    optimizer, by_options = model.fused_optimizer, {id(tables.options): tables for tables in tables_of(model)}
+def _tables_by_name(model: DistributedModelParallel) -> dict[str, Tables]:
+    """Map the name of each weight of this rank to the tables that it is part of."""
+    optimizer, by_options = model.fused_optimizer, {id(tables.options): tables for tables in iter_tables(model)}
     names = {id(weight): name for name, weight in optimizer.params.items()}
     groups = [group for group in optimizer.param_groups if id(group) in by_options]
     return {names[id(weight)]: by_options[id(group)] for group in groups for weight in group["params"]}
 
 
-def _of_all(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """What the ranks know by name, put together."""
-    return {name: value for of_rank in everywhere(mine) for name, value in of_rank.items()}
+def _merge_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the dictionaries of all ranks."""
+    return {name: value for of_rank in everywhere(values) for name, value in of_rank.items()}
 
 
-def _optimizers(model: DistributedModelParallel, dense: torch.optim.Optimizer) -> dict[str, tuple[str, str]]:
-    """Of each table and of the dense part, the class of its optimizer and the rule of that."""
-    of_tables = {name: _class_and_rule(tables.optimizer_class) for name, tables in _by_name(model).items()}
-    return {**_of_all(of_tables), "the dense part": _class_and_rule(type(dense))}
+def _optimizer_names(model: DistributedModelParallel, dense: torch.optim.Optimizer) -> dict[str, tuple[str, str]]:
+    """Return the names of the optimizer class and of its rule, for each table and for the dense part."""
+    tables = {name: _class_and_rule(tables.optimizer_class) for name, tables in _tables_by_name(model).items()}
+    return {**_merge_ranks(tables), DENSE: _class_and_rule(type(dense))}
 
 
 def _class_and_rule(optimizer: type[torch.optim.Optimizer]) -> tuple[str, str]:
-    """The names of both; torch's own optimizers have no rule."""
+    """Return the names of an optimizer class and of its rule, which is empty for torch's optimizers."""
     return optimizer.__name__, optimizer.rule.name if issubclass(optimizer, Optimizer) else ""
 
 
-def _check_optimizers(path: Path, saved: Mapping[str, tuple[str, str]], here: Mapping[str, tuple[str, str]]) -> None:
-    """Refuse what was saved with another rule; CAdam may go on from Adam, and a warning says that it does."""
-    others = {part: (saved[part], mine) for part, mine in here.items() if part in saved and saved[part] != mine}
-    if not others:
+def _check_optimizers(path: Path, saved: Mapping[str, tuple[str, str]], current: Mapping[str, tuple[str, str]]) -> None:
+    """Raise ValueError if a rule differs from the checkpoint.
+
+    Another class with the same rule is allowed with a warning, such as CAdam after Adam.
+    """
+    changes = {part: (saved[part], names) for part, names in current.items() if saved.get(part, names) != names}
+    if not changes:
         return
-    said = "; ".join(f"{part} with {was[0]}, and here it has {now[0]}" for part, (was, now) in others.items())
-    message = f"{path} was saved with another optimizer: {said}"
-    if any(was[1] != now[1] for was, now in others.values() if was[1] and now[1]):
+    details = "; ".join(f"{part} had {old[0]} and now has {new[0]}" for part, (old, new) in changes.items())
+    message = f"{path} was saved with another optimizer: {details}"
+    if any(old[1] != new[1] for old, new in changes.values() if old[1] and new[1]):
         raise ValueError(message)
     if dist.get_rank() == 0:
         logger.warning("%s", message)
 
 
-def _options_of(name: str, tables: Tables, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a checkpoint gives to a table; what its class stands for stays."""
-    if "options of tables" in shared:
-        return {**shared["options of tables"].get(name, {}), **tables.optimizer_class.fixed}
-    rates, table = shared["learning rates"], tables.table_names[0]
-    return {"lr": rates[table]} if table in rates else {}
-
-
-def _misfits(model: DistributedModelParallel, options: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Why these options cannot be given to the tables by name, if so."""
-    first: dict[int, str] = {}
-    for name, tables in _by_name(model).items():
+def _option_problems(model: DistributedModelParallel, options: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Describe why the options of a checkpoint, by name of the table, do not fit the tables of this rank."""
+    first_names: dict[int, str] = {}
+    for name, tables in _tables_by_name(model).items():
         rule = tables.optimizer_class.rule
-        needed, here = rule.state({**tables.options, **options[name]}), rule.state(tables.options)
-        if needed.keys() != here.keys():
-            yield (
-                f"{name} was saved with options that need the buffers {sorted(needed)}, and here it has {sorted(here)}"
-            )
-        other = first.setdefault(id(tables), name)
-        if options[name] != options[other]:
-            yield f"{other} and {name} have the same options here, and were saved with different ones"
+        saved, current = rule.state({**tables.options, **options[name]}), rule.state(tables.options)
+        if saved.keys() != current.keys():
+            yield f"{name} was saved with the buffers {sorted(saved)} and now has {sorted(current)}"
+        first = first_names.setdefault(id(tables), name)
+        if options[name] != options[first]:
+            yield f"{first} and {name} share their options, but were saved with different ones"
 
 
 def _has_managed_collision(model: DistributedModelParallel) -> bool:
     return any(isinstance(module, ShardedManagedCollisionCollection) for module in model.modules())
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The whole checkpoints of a run, the newest last."""
-    return RankCheckpoints(folder).files()

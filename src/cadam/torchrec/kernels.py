@@ -1,4 +1,7 @@
-"""Our tables where TorchRec looks for FBGEMM's: kernels (tables of one rank with their optimizer) and lookups."""
+"""Kernels and lookups that put `Tables` where TorchRec expects FBGEMM's tables.
+
+A kernel holds the tables of one rank and their optimizer. A lookup is the module that TorchRec calls.
+"""
 
 from __future__ import annotations
 
@@ -31,41 +34,45 @@ from torchrec.optim.fused import FusedOptimizer
 from ..optim.optimizer import Optimizer
 from .tables import Tables
 
-CHOICE, BY_TABLE = "cadam", "by_table"  # among the fused parameters that a sharder hands down to its tables
+OPTIMIZER_KEY, BY_TABLE_KEY = "cadam", "by_table"
+"""Keys of the fused parameters, with which a sharder passes its arguments to the kernels."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The optimizer of a sharder's tables: a class of the catalogue and all its options."""
+class OptimizerChoice:
+    """The optimizer of a sharder's tables: a class of cadam and all its options."""
 
     optimizer: type[Optimizer]
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, optimizer: type[Optimizer], given: dict[str, Any]) -> Choice:
-        """Checked and completed as the optimizer's constructor does it."""
+    def of(cls, optimizer: type[Optimizer], options: dict[str, Any]) -> OptimizerChoice:
+        """Check the options and add the defaults, as the constructor of the optimizer does."""
         if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-            raise TypeError(f"optimizer must be a class of cadam's catalogue, such as cadam.CAdam; got {optimizer!r}")
-        options = optimizer.options_of(**given)
+            raise TypeError(f"optimizer must be an optimizer class of cadam, such as cadam.CAdam; got {optimizer!r}")
+        complete = optimizer.options_of(**options)
         for name in ("capturable", "differentiable", "stochastic_rounding"):
-            if options[name]:
+            if complete[name]:
                 raise ValueError(f"{name}=True is not supported for tables that are updated in backward")
-        return cls(optimizer, tuple(options.items()))
+        return cls(optimizer, tuple(complete.items()))
 
     @property
-    def by_row(self) -> str | None:
-        """The option that keeps numbers for whole rows, which cannot be cut into columns; None if there is none."""
-        kept = {"moments": "int8", "second_moment": "row", "row_steps": True}
-        given = dict(self.options)
-        return next((f"{name}={value!r}" for name, value in kept.items() if given[name] == value), None)
+    def per_row_option(self) -> str | None:
+        """The option that keeps state per row, such as `row_steps=True`; None if there is none.
+
+        A table with such state cannot be sharded by columns.
+        """
+        per_row = {"moments": "int8", "second_moment": "row", "row_steps": True}
+        options = dict(self.options)
+        return next((f"{name}={value!r}" for name, value in per_row.items() if options[name] == value), None)
 
 
-class TableOptimizer(FusedOptimizer):
-    """What TorchRec sees of the update in backward: parameters, state and options, to be saved and scheduled.
+class CadamFusedOptimizer(FusedOptimizer):
+    """TorchRec's view of the update in backward: parameters, state and options, for checkpoints and schedulers.
 
-    State is sharded as its table is; a replicated table's is a plain tensor. The step belongs to the table as a
-    whole: one number, the same on every rank, so that it can be loaded by any number of them. The options are the
-    tables' own: a learning rate set in ``param_groups`` counts in the next backward.
+    The state of a table is sharded like the table; that of a replicated table is a plain tensor. The step is one number
+    per table and the same on every rank, so that any number of ranks can load it. The options are the dictionary of the
+    tables: a learning rate set in `param_groups` applies to the next backward.
     """
 
     def __init__(self, config: GroupedEmbeddingConfig, tables: Tables, group: dist.ProcessGroup | None) -> None:
@@ -73,105 +80,113 @@ class TableOptimizer(FusedOptimizer):
         for number, table in enumerate(config.embedding_tables):
             shards.setdefault(table.name, []).append(number)
         self._config, self._group, self.tables, self._shards = config, group, tables, shards
-        weights = tables.by_table(tables.memory())
-        self._weights = {name: self._whole([weights[n] for n in own], own) for name, own in shards.items()}
+        weights = tables.split_by_table(tables.flat_weights())
+        self._weights = {
+            name: self._sharded_tensor([weights[n] for n in numbers], numbers) for name, numbers in shards.items()
+        }
         tables.options["params"] = list(self._weights.values())
-        tables.stored_anew = self._renew
+        tables.on_state_replaced = self._refresh_state
         params = {f"{name}.weight": weight for name, weight in self._weights.items()}
         super().__init__(params, self._states(), [tables.options])
 
     def _states(self) -> dict[Any, Any]:
-        """By table, its state as TorchRec wants it."""
-        tables, states, found = self.tables, self.tables.get_optimizer_state(), {}
-        for name, own in self._shards.items():
-            state = found[self._weights[name]] = {f"{name}.step": tables.steps[own[0]]}
+        """Build the state of every table under the keys that TorchRec expects."""
+        tables, shard_states, states = self.tables, self.tables.get_optimizer_state(), {}
+        for name, numbers in self._shards.items():
+            state = states[self._weights[name]] = {f"{name}.step": tables.steps[numbers[0]]}
             for buffer in tables.flat_state:
-                parts = [states[n][buffer] for n in own]
-                state[f"{name}.{buffer}"] = self._whole(parts, own, by_row=buffer in tables.by_row)
-        return found
+                parts = [shard_states[n][buffer] for n in numbers]
+                per_row = buffer in tables.per_row_buffers
+                state[f"{name}.{buffer}"] = self._sharded_tensor(parts, numbers, per_row=per_row)
+        return states
 
-    def _whole(self, parts: list[Tensor], own: list[int], *, by_row: bool = False) -> Any:
-        """The whole of what these shards of a table are parts of; `by_row` says that it has one column."""
+    def _sharded_tensor(self, parts: list[Tensor], numbers: list[int], *, per_row: bool = False) -> Any:
+        """Build the ShardedTensor of a table from its shards on this rank. With `per_row` it has one column."""
         if self.tables.replicas is not None:
             return parts[0]
-        of_shards = [self._config.embedding_tables[n] for n in own]
-        metadata = copy.deepcopy(of_shards[0].global_metadata)
-        local = [copy.deepcopy(table.local_metadata) for table in of_shards]
-        if by_row:
+        shards = [self._config.embedding_tables[n] for n in numbers]
+        metadata = copy.deepcopy(shards[0].global_metadata)
+        local = [copy.deepcopy(table.local_metadata) for table in shards]
+        if per_row:
             metadata.size = torch.Size((metadata.size[0], 1))
-            for place in (*metadata.shards_metadata, *local):
-                place.shard_offsets[1], place.shard_sizes[1] = 0, 1
+            for shard in (*metadata.shards_metadata, *local):
+                shard.shard_offsets[1], shard.shard_sizes[1] = 0, 1
         metadata.tensor_properties.dtype = parts[0].dtype
         metadata.tensor_properties.requires_grad = False
         return ShardedTensor._init_from_local_shards_and_global_metadata(
-            [Shard(part, place) for part, place in zip(parts, local, strict=True)],
+            [Shard(part, shard) for part, shard in zip(parts, local, strict=True)],
             sharded_tensor_metadata=metadata,
             process_group=self._group,
         )
 
-    def _renew(self) -> None:
-        """Show the state that the tables have now."""
+    def _refresh_state(self) -> None:
+        """Replace the state after the tables allocated new buffers."""
         self.state.update(self._states())
 
     def post_load_state_dict(self) -> None:
-        """The step was loaded for a table's first shard here; the others are of the same table."""
+        """Copy the step of a table's first shard on this rank, which was loaded, to its other shards."""
         for numbers in self._shards.values():
             self.tables.steps[numbers] = self.tables.steps[numbers[0]].item()
 
     def step(self, closure: Any = None) -> None:
-        """Nothing: backward has done it."""
+        """Do nothing: the tables were updated in backward."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Nothing: there are no gradients."""
+        """Do nothing: the tables have no gradients."""
 
     def set_optimizer_step(self, step: int) -> None:
+        """Set the step of all tables."""
         self.tables.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Change options of the tables' optimizer."""
         self.tables.update_hyper_parameters(params_dict)
 
 
-def _make(kernel: Any, pooling: PoolingMode, group: dist.ProcessGroup | None, device: torch.device | None) -> None:
-    """Give a kernel its tables and their optimizer, as its configuration says."""
+def _build_tables(
+    kernel: Any, pooling: PoolingMode, group: dist.ProcessGroup | None, device: torch.device | None
+) -> None:
+    """Give a kernel its tables and their optimizer, from the kernel's configuration."""
     config = kernel._config
-    fused: dict[str, Any] = config.fused_params or {}
-    choice: Choice = fused[CHOICE]
-    cuda = device is not None and device.type == "cuda"
-    where = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    replicated = all(table.global_metadata is None for table in config.embedding_tables)
-    if by_row := choice.by_row:
+    fused_params: dict[str, Any] = config.fused_params or {}
+    choice: OptimizerChoice = fused_params[OPTIMIZER_KEY]
+    location = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    if device is not None and device.type == "cuda":
+        location = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    is_replicated = all(table.global_metadata is None for table in config.embedding_tables)
+    if option := choice.per_row_option:
         for table in config.embedding_tables:
             if table.local_cols != table.embedding_dim:
                 raise ValueError(
-                    f"table {table.name!r} is sharded by columns, and {by_row} keeps numbers for whole rows: shard it "
-                    "by rows or as a whole (sharding_types in the planner's constraints)"
+                    f"table {table.name!r} is sharded by columns, and {option} keeps state per row: shard it by rows "
+                    "or as a whole (sharding_types in the planner's constraints)"
                 )
     kernel._emb_module = Tables(
-        [(rows, columns, *where) for rows, columns in zip(kernel._local_rows, kernel._local_cols, strict=True)],
+        [(rows, columns, *location) for rows, columns in zip(kernel._local_rows, kernel._local_cols, strict=True)],
         choice.optimizer,
         dict(choice.options),
         feature_table_map=kernel._feature_table_map,
         table_names=[table.name for table in config.embedding_tables],
         pooling_mode=pooling,
         weights_precision=data_type_to_sparse_type(config.data_type),
-        output_dtype=fused.get("output_dtype", SparseType.FP32),
+        output_dtype=fused_params.get("output_dtype", SparseType.FP32),
         device=device,
-        replicas=group if replicated else None,
-        places=[
+        replicas=group if is_replicated else None,
+        shard_offsets=[
             (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
             for table in config.embedding_tables
         ],
-        merge=not fused.get(BY_TABLE, False),
+        merge=not fused_params.get(BY_TABLE_KEY, False),
     )
-    kernel._optim = TableOptimizer(config, kernel._emb_module, group)
+    kernel._optim = CadamFusedOptimizer(config, kernel._emb_module, group)
     kernel.init_parameters()
 
 
 class _Kernel:
-    """What the two kernels share: a table's parameter is marked as updated in backward, by its optimizer."""
+    """The common part of both kernels: it marks the parameter of each table as updated in backward."""
 
     _emb_module: Tables
-    _optim: TableOptimizer
+    _optim: CadamFusedOptimizer
 
     @property
     def _param_per_table(self) -> dict[str, TableBatchedEmbeddingSlice]:
@@ -179,7 +194,7 @@ class _Kernel:
 
     @_param_per_table.setter
     def _param_per_table(self, value: dict[str, TableBatchedEmbeddingSlice]) -> None:
-        """TorchRec's constructor sets it to nothing."""
+        """Ignore the value: TorchRec's constructor sets the attribute to an empty dictionary."""
 
     def _parameters_by_table(self) -> Iterator[tuple[str, TableBatchedEmbeddingSlice]]:
         tables, start = self._emb_module, 0
@@ -195,6 +210,8 @@ class _Kernel:
 
 
 class PooledKernel(_Kernel, BatchedFusedEmbeddingBag):
+    """The kernel of tables whose lookups are pooled."""
+
     def __init__(
         self,
         config: GroupedEmbeddingConfig,
@@ -203,34 +220,39 @@ class PooledKernel(_Kernel, BatchedFusedEmbeddingBag):
         sharding_type: ShardingType | None,
     ) -> None:
         BaseBatchedEmbeddingBag.__init__(self, config, group, device, sharding_type)
-        _make(self, self._pooling, group, device)
+        _build_tables(self, self._pooling, group, device)
 
 
 class SequenceKernel(_Kernel, BatchedFusedEmbedding):
+    """The kernel of tables whose lookups return one row per id."""
+
     def __init__(
         self, config: GroupedEmbeddingConfig, group: dist.ProcessGroup | None, device: torch.device | None
     ) -> None:
         BaseBatchedEmbedding.__init__(self, config, group, device)
-        _make(self, PoolingMode.NONE, group, device)
+        _build_tables(self, PoolingMode.NONE, group, device)
 
 
 def _check_kernel(config: GroupedEmbeddingConfig) -> None:
-    """Tables are fused; replicated ones, which TorchRec calls dense, are fused by us all the same."""
-    replicated = all(table.global_metadata is None for table in config.embedding_tables)
-    wanted = EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED
+    """Raise an error for tables that the plan gives an unsupported kernel or layout.
+
+    All tables are updated in backward. TorchRec calls the kernel of replicated tables `dense`, that of others `fused`.
+    """
+    is_replicated = all(table.global_metadata is None for table in config.embedding_tables)
+    expected = EmbeddingComputeKernel.DENSE if is_replicated else EmbeddingComputeKernel.FUSED
     for table in config.embedding_tables:
-        if table.compute_kernel not in (wanted, EmbeddingComputeKernel.FUSED):
+        if table.compute_kernel not in (expected, EmbeddingComputeKernel.FUSED):
             raise ValueError(
-                f"table {table.name!r}: the plan asks for the compute kernel {table.compute_kernel.value!r}, and "
-                f"cadam.torchrec has {wanted.value!r} only; set compute_kernels=[{wanted.value!r}] in the planner's "
-                "constraints"
+                f"table {table.name!r}: the plan asks for the compute kernel {table.compute_kernel.value!r}, but "
+                f"cadam.torchrec only supports {expected.value!r}; set compute_kernels=[{expected.value!r}] in the "
+                "planner's constraints"
             )
     if any(table.dtensor_metadata is not None for table in config.embedding_tables):
         raise NotImplementedError("tables as DTensor (output_dtensor=True) are not supported")
 
 
 class PooledLookup(GroupedPooledEmbeddingsLookup):
-    """Looks up bags in our tables."""
+    """The lookup of pooled rows."""
 
     def _create_embedding_kernel(
         self,
@@ -245,12 +267,12 @@ class PooledLookup(GroupedPooledEmbeddingsLookup):
 
     @property
     def module(self) -> PooledLookup:
-        """Itself, where TorchRec takes off the DistributedDataParallel around a replicated lookup: there is none."""
+        """The lookup itself: TorchRec unwraps the DistributedDataParallel of a replicated lookup, and here is none."""
         return self
 
 
 class SequenceLookup(GroupedEmbeddingsLookup):
-    """Looks up a row for each id in our tables."""
+    """The lookup of one row per id."""
 
     def _create_embedding_kernel(
         self,
@@ -264,5 +286,5 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 
     @property
     def module(self) -> SequenceLookup:
-        """Itself, as for `PooledLookup`."""
+        """The lookup itself: TorchRec unwraps the DistributedDataParallel of a replicated lookup, and here is none."""
         return self

@@ -1,4 +1,4 @@
-"""Bring a serving copy of the tables up to date with the rows that training has touched since the last time."""
+"""Updating a serving copy of the tables with the rows that training has changed."""
 
 from __future__ import annotations
 
@@ -9,45 +9,75 @@ from dataclasses import dataclass
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 
-from .sharders import table_names, tables_of
+from .sharders import iter_tables, table_names
 
 
 @dataclass(frozen=True)
-class Changed:
-    """Rows of one table, by their numbers in the whole table, with the values they have now from `column` on."""
+class ChangedRows:
+    """Rows of one table with their current values."""
 
     table: str
+    """The name of the table."""
     rows: Tensor
+    """Row numbers in the whole table, not in the shard."""
     column: int
+    """The first column of `values` in the whole table."""
     values: Tensor
+    """The current values, one row per row number."""
 
 
 def track_changes(model: DistributedModelParallel) -> None:
-    """Note from now on which rows change: those that are updated, and those that pass to another id."""
-    for name, times in Counter(name for names in table_names(model) for name in names).items():
-        if times > 1:
-            raise ValueError(f"{times} collections have a table {name!r}: changes go by name, so give each its own")
-    for tables in tables_of(model):
-        tables.note_changes()
+    """Start to record which rows change, by an update or because managed collision gives them to another id.
+
+    Args:
+        model: the sharded model.
+
+    Raises:
+        ValueError: two collections have a table of the same name.
+    """
+    for name, count in Counter(name for names in table_names(model) for name in names).items():
+        if count > 1:
+            raise ValueError(
+                f"{count} collections have a table {name!r}: changes are identified by the name of the table, so give "
+                "each table a different name"
+            )
+    for tables in iter_tables(model):
+        tables.start_tracking()
 
 
-def changed_rows(model: DistributedModelParallel) -> list[Changed]:
-    """The rows on this rank that changed since the last call, with the values they have now.
+def changed_rows(model: DistributedModelParallel) -> list[ChangedRows]:
+    """Return the rows of this rank that changed since the last call, with their current values.
 
-    Every rank gives its own, of a replicated table each gives all. What `load` brings is not among them: copy the
-    tables anew after it.
+    Every rank returns its own rows; for a replicated table, every rank returns all of them. Rows that `load` restored
+    are not included: copy the whole tables after it.
+
+    Args:
+        model: the sharded model, after `track_changes`.
+
+    Returns:
+        The changed rows of each table that has any.
     """
     changes = []
-    for tables in tables_of(model):
-        every = zip(tables.table_names, tables.places, tables.by_table(tables.memory()), strict=True)
-        for (name, (row, column), values), rows in zip(every, tables.take_changes(), strict=True):
+    for tables in iter_tables(model):
+        shards = zip(
+            tables.table_names, tables.shard_offsets, tables.split_by_table(tables.flat_weights()), strict=True
+        )
+        for (name, (first_row, column), values), rows in zip(shards, tables.pop_changes(), strict=True):
             if len(rows):
-                changes.append(Changed(name, rows + row, column, values.index_select(0, rows)))
+                changes.append(ChangedRows(name, rows + first_row, column, values.index_select(0, rows)))
     return changes
 
 
-def apply_(tables: Mapping[str, Tensor], changes: Sequence[Changed]) -> None:
-    """Write changes into a serving copy, which has each table whole, by name. Rows not named stay as they are."""
+def apply_changes(tables: Mapping[str, Tensor], changes: Sequence[ChangedRows]) -> None:
+    """Write changed rows into a serving copy of the tables.
+
+    Args:
+        tables: the whole tables by name. They are changed in place.
+        changes: the results of `changed_rows` of all ranks.
+
+    Raises:
+        KeyError: the serving copy lacks a table.
+    """
     for change in changes:
         if change.table not in tables:
             raise KeyError(f"the serving copy has no table {change.table!r}; it has {sorted(tables)}")

@@ -1,4 +1,4 @@
-"""Sharders: give one to DistributedModelParallel, and its tables are updated in backward by the chosen optimizer."""
+"""Sharders for DistributedModelParallel whose tables are updated in backward by an optimizer of cadam."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..optim.alignment import Alignment, Ratio
 from ..optim.classes import CAdam
 from ..optim.optimizer import Optimizer
-from .kernels import BY_TABLE, CHOICE, Choice, PooledLookup, SequenceLookup
+from .kernels import BY_TABLE_KEY, OPTIMIZER_KEY, OptimizerChoice, PooledLookup, SequenceLookup
 from .tables import Tables
 
 SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise")
@@ -43,71 +43,76 @@ SEQUENCE = (
 
 
 class ShardedBags(ShardedEmbeddingBagCollection):
-    """TorchRec's sharded EmbeddingBagCollection with our tables in it."""
+    """TorchRec's sharded EmbeddingBagCollection, with the tables of this package."""
 
     _output_dists: list[nn.Module]
     _has_mean_pooling_callback: bool
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
-            _check(sharding, POOLED)
-            rows = isinstance(sharding, RwPooledEmbeddingSharding)
+            _check_supported(sharding, POOLED)
+            is_row_wise = isinstance(sharding, RwPooledEmbeddingSharding)
             self._lookups.append(
                 PooledLookup(
                     sharding._grouped_embedding_configs,
                     device=sharding._device,
                     pg=sharding._env.process_group,
                     scale_weight_gradients=not isinstance(sharding, REPLICATED),
-                    sharding_type=ShardingType.ROW_WISE if rows else None,
+                    sharding_type=ShardingType.ROW_WISE if is_row_wise else None,
                     env=sharding._env,
                 )
             )
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
-        """TorchRec's divisor of means fails on a batch without samples, which a rank may have: nothing to divide."""
+        """Send the ids to the ranks that have their rows.
+
+        TorchRec computes the divisor of mean pooling even for a batch without samples, which a rank may have, and
+        fails. For such a batch the computation is turned off, and the divisor is an empty tensor.
+        """
         if not self._has_mean_pooling_callback or not _is_empty(features):
             return super().input_dist(ctx, features)
-        first, self._has_mean_pooling_callback = self._has_uninitialized_input_dist, False
+        is_first_batch, self._has_mean_pooling_callback = self._has_uninitialized_input_dist, False
         try:
             sent = super().input_dist(ctx, features)
         finally:
             self._has_mean_pooling_callback = True
-        if first:
+        if is_first_batch:
             self._init_mean_pooling_callback(features.keys(), ctx.inverse_indices)
         ctx.divisor = torch.ones(0, sum(self._embedding_dims), device=features.device())
         return sent
 
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
-        self._output_dists = [
-            _even(way) if isinstance(way, RwPooledEmbeddingDist) else way for way in self._output_dists
-        ]
+        self._output_dists = [_pad_for_gloo(module) for module in self._output_dists]
 
     def init_data_parallel(self) -> None:
-        _replicate(zip(self._embedding_shardings, self._lookups, strict=True))
+        """Make replicated tables equal on all ranks."""
+        _broadcast_replicas(zip(self._embedding_shardings, self._lookups, strict=True))
 
 
-class EvenRows(RwPooledEmbeddingDist):
-    """Adds up the parts of pooled rows with gloo, which can do that for batches of one length on all ranks only.
+class PaddedRowWiseDist(RwPooledEmbeddingDist):
+    """Row-wise output distribution for gloo, which can only sum batches of the same size on all ranks.
 
-    Shorter ones are filled up with zeros on the way.
+    Smaller batches are padded with zeros, and the padding is removed from the result.
     """
 
     def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> Any:
+        """Sum the parts of pooled rows over the ranks."""
         sizes = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
         if len(set(sizes)) < 2:
             return super().forward(local_embs, sharding_ctx)
-        longest, own = max(sizes), sizes[dist.get_rank(self._pg)]
-        parts = [nn.functional.pad(part, (0, 0, 0, longest - len(part))) for part in torch.split(local_embs, sizes)]
+        largest, own = max(sizes), sizes[dist.get_rank(self._pg)]
+        parts = [nn.functional.pad(part, (0, 0, 0, largest - len(part))) for part in torch.split(local_embs, sizes)]
         result = super().forward(torch.cat(parts))
         result.callbacks.append(lambda rows: rows[:own])
         return result
 
 
-def _even(way: nn.Module) -> nn.Module:
-    if not isinstance(way, RwPooledEmbeddingDist) or dist.get_backend(way._pg) != "gloo":
-        return way
-    return EvenRows(way._pg, way._embedding_dims, way._qcomm_codecs_registry)
+def _pad_for_gloo(module: nn.Module) -> nn.Module:
+    """Replace a row-wise output distribution over gloo by one that pads batches."""
+    if not isinstance(module, RwPooledEmbeddingDist) or dist.get_backend(module._pg) != "gloo":
+        return module
+    return PaddedRowWiseDist(module._pg, module._embedding_dims, module._qcomm_codecs_registry)
 
 
 def _is_empty(features: Any) -> bool:
@@ -116,19 +121,20 @@ def _is_empty(features: Any) -> bool:
 
 
 class ShardedSequences(ShardedEmbeddingCollection):
-    """TorchRec's sharded EmbeddingCollection with our tables in it."""
+    """TorchRec's sharded EmbeddingCollection, with the tables of this package."""
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
+        """Send the ids to the ranks that have their rows."""
         if _is_empty(features):
             raise ValueError(
-                "an EmbeddingCollection was given a batch without samples, which TorchRec cannot look up in it: give "
-                "it a sample without ids, and take that out of the result"
+                "an EmbeddingCollection got a batch without samples, which TorchRec cannot look up: add a sample "
+                "without ids, and remove it from the result"
             )
         return super().input_dist(ctx, features)
 
     def _create_lookups(self) -> None:
         for sharding in self._sharding_type_to_sharding.values():
-            _check(sharding, SEQUENCE)
+            _check_supported(sharding, SEQUENCE)
             self._lookups.append(
                 SequenceLookup(
                     sharding._grouped_embedding_configs,
@@ -139,56 +145,67 @@ class ShardedSequences(ShardedEmbeddingCollection):
             )
 
     def init_data_parallel(self) -> None:
-        _replicate(zip(self._sharding_type_to_sharding.values(), self._lookups, strict=True))
+        """Make replicated tables equal on all ranks."""
+        _broadcast_replicas(zip(self._sharding_type_to_sharding.values(), self._lookups, strict=True))
 
 
-def _check(sharding: Any, known: tuple[type, ...]) -> None:
-    if not issubclass(type(sharding), known):
+def _check_supported(sharding: Any, supported: tuple[type, ...]) -> None:
+    """Raise NotImplementedError for a sharding that this package does not support."""
+    if not issubclass(type(sharding), supported):
         allowed = ", ".join(SHARDING_TYPES)
         raise NotImplementedError(f"{type(sharding).__name__} is not supported; sharding types are {allowed}")
     if isinstance(sharding, REPLICATED) and not hasattr(ShardedEmbeddingBagCollection, "init_data_parallel"):
-        raise NotImplementedError("data_parallel tables need TorchRec 1.8.0: an older one wraps them before we can")
+        raise NotImplementedError("data_parallel tables need TorchRec 1.8.0: older releases wrap them in DDP")
     if isinstance(sharding._env, ShardingEnv2D):
         raise NotImplementedError("DMPCollection (2D parallelism) is not supported; use DistributedModelParallel")
 
 
-def _replicate(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
-    """Start replicated tables equal on all ranks, as DistributedDataParallel does; they stay so by equal updates."""
+def _broadcast_replicas(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
+    """Copy the replicated tables and their seeds from rank 0, as DistributedDataParallel does.
+
+    They stay equal, because all ranks make the same updates.
+    """
     for sharding, lookup in lookups:
         if isinstance(sharding, REPLICATED):
-            for tables in _tables(lookup):
-                dist.broadcast(tables.memory(), group=tables.replicas, group_src=0)
-                seed = torch.tensor(tables.seed, device=tables.memory().device)
+            for tables in _tables_of_lookup(lookup):
+                dist.broadcast(tables.flat_weights(), group=tables.replicas, group_src=0)
+                seed = torch.tensor(tables.seed, device=tables.flat_weights().device)
                 dist.broadcast(seed, group=tables.replicas, group_src=0)
                 tables.set_seed(int(seed))
 
 
 class _Sharder:
-    """What both sharders do alike."""
+    """The common part of both sharders."""
 
     fused_params: dict[str, Any]
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        whole_rows = self.fused_params[CHOICE].by_row is not None
-        return [kind for kind in SHARDING_TYPES if not (whole_rows and kind == ShardingType.COLUMN_WISE.value)]
+        """List the sharding types that the planner may use. State per row excludes sharding by columns."""
+        has_row_state = self.fused_params[OPTIMIZER_KEY].per_row_option is not None
+        return [kind for kind in SHARDING_TYPES if not (has_row_state and kind == ShardingType.COLUMN_WISE.value)]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Always fused; replicated tables go by the name under which TorchRec's planner knows them."""
-        replicated = sharding_type == ShardingType.DATA_PARALLEL.value
-        return [(EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED).value]
+        """List the compute kernels: `fused`, or `dense` for replicated tables, as TorchRec's planner calls theirs."""
+        is_replicated = sharding_type == ShardingType.DATA_PARALLEL.value
+        return [(EmbeddingComputeKernel.DENSE if is_replicated else EmbeddingComputeKernel.FUSED).value]
 
 
 class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection whose tables `optimizer` updates in backward.
+    """Shards an EmbeddingBagCollection whose tables are updated in backward.
 
     Args:
-        optimizer: a class of the catalogue.
-        options: its options, such as ``lr``. The learning rate can be scheduled through the ``param_groups`` of the
-            sharded model's ``fused_optimizer``.
-        by_table: update tables one by one, which is slower, and count the alignment ratio of each. By default those
-            with rows of one length are updated and counted together.
-        output_dtype: dtype of the embeddings that a lookup returns (FBGEMM's SparseType); FP32 by default.
+        optimizer: an optimizer class of cadam.
+        by_table: update each table separately, which is slower, and count the alignment ratio of each. By default
+            tables of the same width are updated and counted together.
+        output_dtype: the dtype of the embeddings that a lookup returns (FBGEMM's SparseType); FP32 by default.
         qcomm_codecs_registry: TorchRec's quantized communication.
+        **options: options of the optimizer, such as `lr`. The learning rate can be scheduled through the
+            `param_groups` of the sharded model's `fused_optimizer`.
+
+    Example:
+        ```python
+        model = DistributedModelParallel(module, sharders=[BagSharder(cadam.CAdam, lr=1e-3)])
+        ```
     """
 
     def __init__(
@@ -210,6 +227,7 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedBags:
+        """Build the sharded module from the plan; TorchRec calls this."""
         return ShardedBags(
             module,
             params,
@@ -222,9 +240,15 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
 
 
 class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection, which gives a row for each id; arguments as for `BagSharder`.
+    """Shards an EmbeddingCollection, which returns one row per id. Its tables are updated in backward.
 
-    `use_index_dedup` sends every id once.
+    Args:
+        optimizer: an optimizer class of cadam.
+        by_table: see `BagSharder`.
+        output_dtype: see `BagSharder`.
+        qcomm_codecs_registry: TorchRec's quantized communication.
+        use_index_dedup: send every id only once.
+        **options: options of the optimizer, such as `lr`.
     """
 
     def __init__(
@@ -249,6 +273,7 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedSequences:
+        """Build the sharded module from the plan; TorchRec calls this."""
         return ShardedSequences(
             module,
             params,
@@ -264,52 +289,65 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
 def _fused_params(
     optimizer: type[Optimizer], options: dict[str, Any], by_table: bool, output_dtype: Any
 ) -> dict[str, Any]:
-    chosen: dict[str, Any] = {CHOICE: Choice.of(optimizer, options), BY_TABLE: by_table}
-    return chosen if output_dtype is None else {**chosen, "output_dtype": output_dtype}
+    params: dict[str, Any] = {OPTIMIZER_KEY: OptimizerChoice.of(optimizer, options), BY_TABLE_KEY: by_table}
+    return params if output_dtype is None else {**params, "output_dtype": output_dtype}
 
 
-def _tables(lookup: Any) -> Iterator[Tables]:
+def _tables_of_lookup(lookup: Any) -> Iterator[Tables]:
     for kernel in lookup._emb_modules:
         yield kernel.emb_module
 
 
-def tables_of(model: nn.Module) -> Iterator[Tables]:
-    """The tables of this rank, group by group; `model.modules()` does not show them."""
+def iter_tables(model: nn.Module) -> Iterator[Tables]:
+    """Yield the tables of this rank, one object per group of tables. `model.modules()` does not contain them."""
     for module in model.modules():
         if isinstance(module, (ShardedBags, ShardedSequences)):
             for lookup in module._lookups:
-                yield from _tables(lookup)
+                yield from _tables_of_lookup(lookup)
 
 
 def table_names(model: nn.Module) -> list[list[str]]:
-    """By collection, the names of its tables, of those on other ranks too."""
-    collections = (m for m in model.modules() if isinstance(m, (ShardedBags, ShardedSequences)))
+    """List the names of the tables of each collection, including tables on other ranks."""
+    collections = (module for module in model.modules() if isinstance(module, (ShardedBags, ShardedSequences)))
     return [list(dict.fromkeys(collection.module_sharding_plan)) for collection in collections]
 
 
-def warn_of_plain_collections(model: nn.Module) -> None:
-    """Warn of collections that no sharder has taken: each rank has them whole, and backward does not update them."""
-    kinds = {EmbeddingBagCollection: BagSharder, EmbeddingCollection: SequenceSharder}
+def warn_about_unsharded_collections(model: nn.Module) -> None:
+    """Warn about collections without a sharder, which are not sharded and not updated in backward.
+
+    Args:
+        model: the sharded model.
+    """
+    sharders = {EmbeddingBagCollection: BagSharder, EmbeddingCollection: SequenceSharder}
     for name, module in model.named_modules():
-        if (sharder := kinds.get(type(module))) is not None:
+        if (sharder := sharders.get(type(module))) is not None:
             warnings.warn(
-                f"{name or 'the model'} is a plain {type(module).__name__}, which none of the sharders took: its "
-                f"tables are parameters of the dense part. Give DistributedModelParallel a {sharder.__name__} too",
+                f"{name or 'the model'} is a plain {type(module).__name__}, which no sharder has replaced: its tables "
+                f"are parameters of the dense part. Give DistributedModelParallel a {sharder.__name__} too",
                 stacklevel=3,
             )
 
 
 def alignment(model: nn.Module, *, reset: bool = False) -> Alignment:
-    """The alignment ratio on this rank; ``alignment(model).over_ranks()`` is that of all ranks.
+    """Return the alignment ratio of the tables on this rank.
 
-    There a replicated table counts once. Reading waits for the device, counting never does.
+    `alignment(model).over_ranks()` is the ratio over all ranks, in which a replicated table counts once. Counting does
+    not synchronize with the device; this function does.
+
+    Args:
+        model: the sharded model.
+        reset: set the counts to zero afterwards.
+
+    Returns:
+        The ratio of all tables, and by table.
     """
-    warn_of_plain_collections(model)
+    warn_about_unsharded_collections(model)
     ratios: dict[str, Ratio] = {}
-    copied: dict[str, bool] = {}  # by name; two collections may have a table of one name
-    for tables in tables_of(model):
+    is_replicated: dict[str, bool] = {}
+    for tables in iter_tables(model):
         for name, ratio in tables.alignment(reset=reset).items():
+            # Two collections may have a table of the same name.
             ratios[name] = ratios.get(name, Ratio(0, 0, 0)) + ratio
-            copied[name] = copied.get(name, True) and tables.replicas is not None
+            is_replicated[name] = is_replicated.get(name, True) and tables.replicas is not None
     total = sum(ratios.values(), Ratio(0, 0, 0))
-    return Alignment(total, (total,), ratios, {name: 0 for name, whole in copied.items() if whole})
+    return Alignment(total, (total,), ratios, {name: 0 for name, replicated in is_replicated.items() if replicated})

@@ -1,7 +1,7 @@
-"""Which TorchRec and FBGEMM this package works with.
+"""The versions of TorchRec and FBGEMM that this package supports.
 
-Both change their insides from release to release, and FBGEMM loads with one release of torch only. So the versions are
-exact, and others are refused when the package is imported, not in the middle of a run.
+Both change their internals between releases, and FBGEMM loads with one release of torch only. The versions are
+therefore exact, and others are rejected at import instead of in the middle of a run.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 @dataclass(frozen=True)
 class Versions:
-    """Releases that go together."""
+    """Releases that work together."""
 
     torch: str
     fbgemm: str
     torchrec: str
 
     @property
-    def install(self) -> str:
+    def install_command(self) -> str:
+        """The command that installs these releases."""
         return (
             f"pip install torch=={self.torch} fbgemm-gpu-cpu=={self.fbgemm} '.[torchrec]' && "
             f"pip install --no-deps torchrec=={self.torchrec}  "
@@ -30,25 +31,31 @@ class Versions:
 TESTED = (Versions("2.13.0", "1.8.0", "1.8.0"), Versions("2.11.0", "1.6.0", "1.6.1"))
 
 
-def problem() -> str | None:
-    """What is missing or does not go with the torch that is installed, with what to install; None if all is there."""
-    torch = _installed("torch")
-    wanted = next((versions for versions in TESTED if versions.torch == torch), TESTED[0])
+def find_problem() -> str | None:
+    """Describe which packages are missing or do not fit the installed torch, and how to install them.
+
+    Returns:
+        The message, or None if all packages fit.
+    """
+    torch = _installed_version("torch")
+    required = next((versions for versions in TESTED if versions.torch == torch), TESTED[0])
+    fbgemm = _installed_version("fbgemm-gpu-cpu") or _installed_version("fbgemm-gpu")
+    packages = (
+        ("torch", torch, required.torch),
+        ("fbgemm-gpu-cpu or fbgemm-gpu", fbgemm, required.fbgemm),
+        ("torchrec", _installed_version("torchrec"), required.torchrec),
+    )
     wrong = [
-        f"{name} {found or 'is not installed'} (needs {needed})"
-        for name, found, needed in (
-            ("torch", torch, wanted.torch),
-            ("fbgemm-gpu-cpu or fbgemm-gpu", _installed("fbgemm-gpu-cpu") or _installed("fbgemm-gpu"), wanted.fbgemm),
-            ("torchrec", _installed("torchrec"), wanted.torchrec),
-        )
-        if found != needed
+        f"{name} {installed or 'is not installed'} (needs {needed})"
+        for name, installed, needed in packages
+        if installed != needed
     ]
     if not wrong:
         return None
-    return f"cadam.torchrec cannot be used: {', '.join(wrong)}. Install: {wanted.install}"
+    return f"cadam.torchrec cannot be used: {', '.join(wrong)}. Install: {required.install_command}"
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package).split("+")[0]
     except PackageNotFoundError:

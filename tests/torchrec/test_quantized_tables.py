@@ -132,9 +132,9 @@ def with_other_seeds() -> list[bool]:
     torch.manual_seed(torch.distributed.get_rank())
     trainer = sharded(setting({"moments": "int8"}, "data_parallel"))
     trainer.train(STEPS)
-    (found, *_) = cadam.torchrec.tables_of(trainer.model)
+    (found, *_) = cadam.torchrec.iter_tables(trainer.model)
     every: list[Any] = [None, None]
-    torch.distributed.all_gather_object(every, (found.memory(), found.flat_state))
+    torch.distributed.all_gather_object(every, (found.flat_weights(), found.flat_state))
     return [torch.equal(every[0][0], every[1][0]), *(torch.equal(every[0][1][n], every[1][1][n]) for n in every[0][1])]
 
 
