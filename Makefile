@@ -1,4 +1,4 @@
-# `make test` and `make demo` need nothing but Python: the first use of either builds .venv.
+# `make test` and `make demo` only need Python: the first use of either creates .venv.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
@@ -15,14 +15,14 @@ lint: $(VENV)/ready
 	$(RUN)/lint-imports
 
 unit: $(VENV)/ready
-	@echo "every test, on all cores: about eight minutes on two"
+	@echo "all tests on all cores: about eight minutes on two"
 	$(RUN)/python -m pytest -q -n auto
 
-# The tests of the sharded tables, slow ones too, in an environment of their own: TorchRec fits one torch only.
+# All tests of the sharded tables, in a separate environment: each release of TorchRec needs one release of torch.
 test-torchrec: $(VENV)-torchrec/ready
 	$(VENV)-torchrec/bin/python -m pytest -q tests/torchrec -m "slow or not slow"
 
-# The Keras optimizers on each backend, in an environment of their own: TensorFlow is large.
+# The tests of the Keras optimizers on each backend, in a separate environment: TensorFlow is large.
 test-keras: $(VENV)-keras/ready
 	for backend in jax torch tensorflow; do \
 		KERAS_BACKEND=$$backend $(VENV)-keras/bin/python -m pytest -q tests/keras -m "slow or not slow" || exit 1; \
@@ -31,7 +31,7 @@ test-keras: $(VENV)-keras/ready
 demo: $(VENV)/ready
 	$(RUN)/cadam demo
 
-# The tables and figures of the documentation, made from the archive, then the site: build/site/index.html.
+# Update the tables and figures of the documentation from the archive, then build the site: build/site/index.html.
 docs: $(VENV)/ready
 	$(RUN)/python -m cadam_paper.pages
 	$(RUN)/python -m sphinx -q -W --keep-going docs build/site
@@ -40,7 +40,7 @@ docs: $(VENV)/ready
 bench: $(VENV)/ready
 	$(RUN)/cadam bench
 
-# What an environment is made of: a change here builds it anew.
+# The environments are rebuilt when one of these files changes.
 PARTS := pyproject.toml paper/pyproject.toml constraints.txt hatch_build.py $(wildcard src/cadam/native/build.py src/cadam/native/src/*)
 
 $(VENV)/ready: $(PARTS)
@@ -60,7 +60,7 @@ $(VENV)-keras/ready: $(PARTS)
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[keras]' pytest jax tensorflow-cpu
 	touch $@
 
-# The sdist, the wheel for this platform and the one without kernels, in dist/. The release workflow builds all platforms.
+# Build the sdist, the wheel of this platform and the wheel without kernels. The release workflow builds all platforms.
 dist: $(VENV)-dist/ready
 	rm -rf dist
 	$(VENV)-dist/bin/python -m build

@@ -1,7 +1,8 @@
-"""Makes the C kernels from the rules and compiles them into the wheel: one for every Python and torch on a platform.
+"""Build hook that generates the C kernels from the rules and compiles them into the wheel.
 
-Without a C compiler, or with CADAM_WITHOUT_KERNELS=1, the package is built all the same, without them;
-`optimizer.explain()` then says so. A compiler that fails is an error, and so is a $CC that is not there.
+One wheel serves every version of Python and torch on a platform. Without a C compiler, or with
+CADAM_WITHOUT_KERNELS=1, the package is built without kernels, and `optimizer.explain()` says so. A compiler that fails
+is an error, and so is a $CC that does not exist.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeKernels(BuildHookInterface):
+    """The hook that hatchling calls."""
+
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the library and add it to the wheel."""
         source = Path(self.root) / "src"
         path = source / "cadam" / "native" / "build.py"
         spec = importlib.util.spec_from_file_location("cadam_kernels_build", path)
@@ -31,7 +35,7 @@ class NativeKernels(BuildHookInterface):
         spec.loader.exec_module(build)
         if reason := _compile(build, source):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
-            if version == "editable":  # it runs from this folder, where an older library may lie
+            if version == "editable":  # an editable install runs from this folder, where an old library may be left
                 for path in (build.LIBRARY, build.checksum_of(build.LIBRARY)):
                     path.unlink(missing_ok=True)
             return
@@ -41,9 +45,9 @@ class NativeKernels(BuildHookInterface):
 
 
 def _header(source: Path) -> str:
-    """The rules as C, in a process of its own: what it imports is this package, whatever is installed.
+    """Generate the C header of the rules in a separate process, which imports this source tree.
 
-    Not by PYTHONPATH: pip removes from it what an editable install in the same environment has put on the path.
+    The path is passed as an argument instead of PYTHONPATH, because pip removes the paths of editable installs from it.
     """
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import cadam.codegen.c_source as c; sys.stdout.write(c.header())"
@@ -56,7 +60,7 @@ def _header(source: Path) -> str:
 
 
 def _compile(build: ModuleType, source: Path) -> str:
-    """Compile the kernels; if there are to be none, the reason."""
+    """Compile the kernels. Returns the reason if there are none, else an empty string."""
     if os.environ.get("CADAM_WITHOUT_KERNELS", "0") not in ("", "0"):
         return "CADAM_WITHOUT_KERNELS is set"
     try:
