@@ -45,7 +45,7 @@ class Torchs:
         self.tables = torch.optim.SparseAdam(tables, lr=lr)
 
     def clip(self, max_norm: float) -> None:
-        """As far as torch alone can."""
+        """One model and optimizer written with torch alone."""
         every = [p for part in (self.dense, self.tables) for p in part.param_groups[0]["params"]]
         for p in self.tables.param_groups[0]["params"]:
             p.grad = p.grad.coalesce()

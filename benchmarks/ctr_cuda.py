@@ -1,9 +1,9 @@
-"""The trainer of the click study on a CUDA device: is it right in a graph, how fast is it, does the input keep up.
+"""Check the trainer of the click study on a CUDA device: its results in a graph, its speed, and the speed of its input.
 
     python benchmarks/ctr_cuda.py [--out FOLDER] [--parts PART...]
 
 At the paper's size: 910,747 ids, embeddings of 16, DeepFM with five layers of 1000, batch 10,000, generated clicks.
-Each part stands for itself: one that fails prints its traceback, and the others go on.
+Each part stands for itself: one that fails prints its traceback, and the others continue.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def against_torch(found: dict[str, Any]) -> list[Line]:
 
 
 def still(feed: Feed) -> Feed:
-    """The same feed, but batches are made once and stay: what a step costs without its input."""
+    """A feed that reuses its batches, which shows the cost of a step without its input."""
 
     class Still:
         rows, batch_size, filled = feed.rows, feed.batch_size, 0
@@ -156,7 +156,7 @@ def still(feed: Feed) -> Feed:
 
 
 def share_of_input(found: dict[str, Any]) -> list[Line]:
-    """What making the batches costs: alone, and as part of the step."""
+    """Time the production of batches, alone and as part of the step."""
     clicks, what, lines = Generated(rows=ROWS), task(), []
     with numerics(what, here()):
         for noise in (0.0, 0.01):
@@ -214,7 +214,7 @@ def whole_run(found: dict[str, Any]) -> list[Line]:
 
 
 def kernels(found: dict[str, Any]) -> list[Line]:
-    """Where the time of a DeepFM step goes."""
+    """Profile a DeepFM step."""
     from torch.profiler import ProfilerActivity, profile
 
     clicks, what = Generated(rows=ROWS), task()

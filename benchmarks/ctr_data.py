@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["write", "preprocess", "generate"])
     parser.add_argument("path", type=Path, nargs="?", help="Criteo's file, to be written or preprocessed")
-    parser.add_argument("--rows", type=int, help="only so many")
+    parser.add_argument("--rows", type=int, help="number of rows (default: all)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--batches", type=int, default=50)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""The replayed step on a CUDA device: the same bits as the usual way, and how long the host takes.
+"""Compare the replayed step with the usual step on a CUDA device: bitwise equality, and host time.
 
     python benchmarks/dense_cuda.py
 
-Compares both ways to the bit, prints what is known of the compiled kernels where the step could not be prepared or
-went wrong, then times whole steps beside torch's, interleaved, with gradients at new addresses each time.
+If a step cannot be replayed or its result differs, the attributes of the compiled kernels are printed. Then whole steps
+are timed, interleaved with torch's, with gradients at new addresses each time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def the_usual_way(optimizer: cadam.Optimizer) -> None:
 
 
 def kernels(optimizer: cadam.Optimizer) -> str:
-    """What Triton says of the kernels in use."""
+    """Return the attributes that Triton reports for the kernels in use."""
     lines = []
     for kept in optimizer._plan.kept if optimizer._plan else []:
         for batch in kept.job.memo.get("cuda", ()):
@@ -46,7 +46,7 @@ def kernels(optimizer: cadam.Optimizer) -> str:
 
 
 def counted(optimizer: cadam.Optimizer) -> list[bool]:
-    """Filled in by each step: was it a prepared one?"""
+    """Whether each step was a replayed one, in order."""
     served: list[bool] = []
     once_more = optimizer._once_more
 
@@ -87,7 +87,7 @@ def trained(
 
 
 def compare() -> bool:
-    """Do both ways give the same bits?"""
+    """Whether both ways give the same bits."""
     good = True
     cases: dict[str, tuple[Any, Sequence[torch.dtype]]] = {
         "CAdam": (cadam.CAdam, [torch.float32]),

@@ -1,4 +1,4 @@
-"""The engines without kernels of our own, foreach and eager, beside torch's: time and peak extra memory of a step.
+"""Time the engines without compiled kernels (foreach and reference) beside torch, with the peak memory of a step.
 
 `cadam.Adam` and `cadam.CAdam` are compared with torch.optim.Adam, by lists and one tensor at a time. CAdam is also
 compared with the same steps written by hand, which adds the mask and the count of aligned elements to torch's passes.
@@ -101,7 +101,7 @@ def contenders(sizes: Sequence[int]) -> dict[str, Step]:
 
 
 def times(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each step in each round; every round has an order of its own."""
+    """Milliseconds of each step in each round; the order is random in each round."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(0)
     for number in range(rounds + 3):  # the first three make the state and warm up

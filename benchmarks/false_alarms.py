@@ -1,8 +1,8 @@
-"""How often a watched confidence sequence finds a difference where there is none, on streams of many kinds.
+"""Estimate the false alarm rate of the confidence sequence on streams of many kinds.
 
-Every stream of block differences has mean 0. An alarm is a look, within so many blocks, at which the interval leaves
-out 0; with independent normal differences that happens in at most 5 of 100 streams, however often one looks. The last
-lines are widths: in standard errors of the mean of independent blocks.
+Every stream of block differences has mean 0. A false alarm is a block at which the interval excludes 0; with
+independent normal differences that happens in at most 5 of 100 streams, whatever the number of checks. The last lines
+are widths, in standard errors of the mean of independent blocks.
 
     python benchmarks/false_alarms.py [--streams 4000]
 """

@@ -1,9 +1,9 @@
-"""What a step in a CUDA graph launches: the kernels and copies by name, their time, and the bytes that it must move.
+"""List the kernels and copies of a step in a CUDA graph, with their times and the bytes that the step must move.
 
     python benchmarks/graph_nodes.py [--rounds 31]
 
-For models whose step is so short that every small kernel before it shows: one kernel counts the step and computes the
-coefficients on the device, then one launch moves the elements. Interleaved with torch's fused Adam.
+The models have such short steps that every small kernel matters: one kernel counts the step and computes the
+coefficients on the device, then one launch updates the elements. The steps are interleaved with torch's fused Adam.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import cadam
 from cadam.cli.bench_cases import captured, dense_contender, dense_models
 
 BYTES = 7 * 4
-"""Of an element: gradient, parameter and two moments are read, the last three written."""
+"""Memory traffic per element: gradient, parameter and two moments are read; the last three are written."""
 
 TORCHS = "torch Adam fused"
 MAKERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {

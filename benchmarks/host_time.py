@@ -1,8 +1,8 @@
-"""The host's share of a step on CUDA, measured without a device: how long until the kernels are launched.
+"""Measure the host time of a CUDA step, until its kernels are launched, without a device.
 
 The CUDA engine runs on tensors of the CPU; the kernels and the driver are replaced by functions of the same arguments
-that do nothing. Between steps the caches are filled with other things, as they are by a training step: `cold`. `warm`
-is the same step over and over.
+that do nothing. `cold` fills the caches with other data between steps, as a training step does. `warm` repeats the
+step without that.
 
     python benchmarks/host_time.py [--usual]        (--usual: without the replayed step)
 """
@@ -46,7 +46,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stre
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **arguments, void **extra) { return 0; }
 """
-ARGUMENTS = {  # of each kind of kernel; what matters is their number
+ARGUMENTS = {  # one per kind of kernel; only their number matters
     "dense": ("table", "grads", "coefficients", "stride", "owners", "only", "seed"),
     "keys": ("ids", "keys", "error", "n", "rows"),
     "rows": ("p", "s_exp_avg", "s_exp_avg_sq", "values", "keys", "order", "partials", "coefficients", "counts", "seed"),
@@ -111,7 +111,7 @@ WARM_UP = 3  # steps that are not counted
 
 
 def microseconds(optimizer: cadam.Optimizer) -> float:
-    """How long the host takes for a step."""
+    """Measure the host time of a step."""
     start = time.perf_counter_ns()
     optimizer.step()
     return (time.perf_counter_ns() - start) / 1e3
@@ -142,7 +142,7 @@ def measure(shapes: list[tuple[int, ...]], cold: bool, rounds: int) -> list[floa
 
 
 def measure_rows(cold: bool, rounds: int, dense: int = 0) -> list[float]:
-    """A table of 1M x 16 with few ids, since torch sorts them here; and so many dense parameters."""
+    """Build a table of 1M x 16 with few ids, because torch sorts them here, and a number of dense parameters."""
     table = torch.nn.Parameter(torch.randn(1_000_000, 16))
     params = [torch.nn.Parameter(torch.randn(100 + i)) for i in range(dense)]
     ours, large, times = cadam.CAdam([table, *params]), np.zeros(8 << 20), []

@@ -1,8 +1,8 @@
-"""The trainer of the image study on a CUDA device: is it right in a graph, how fast is it, how many runs fit.
+"""Check the trainer of the image study on a CUDA device: its results in a graph, its speed, and how many runs fit.
 
     python benchmarks/images_cuda.py [--data FOLDER] [--json FILE] [--parts PART ...]
 
-Each part stands for itself: one that fails prints its traceback, and the others go on. Without CIFAR-10 at --data (or
+The parts are independent: one that fails prints its traceback, and the others continue. Without CIFAR-10 at --data (or
 $CADAM_DATA) random images of the same shape take its place: the times are the same, accuracies mean nothing then.
 """
 
@@ -30,7 +30,7 @@ from cadam_paper.images.train import Record, Run, Task, side_by_side
 Line = tuple[str, str]
 BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5
 TURNING, GLIDING = sudden(60) + noisy(20), continuous(2)
-"""Streams: images that turn at each epoch, some of their labels at random; images that turn at each step."""
+"""Streams: rotation per epoch with label noise, and rotation per step."""
 
 
 def task(
@@ -145,7 +145,7 @@ def in_words(apart: dict[str, float]) -> str:
 
 
 def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
-    """Does a run feel the runs beside it? Curves and test results of one alone and of the same among six."""
+    """Compare curves and test results of a run alone with those of the run among six: they must be equal."""
     some = first_of(images, 200 * 128, len(images.test))
 
     def two_epochs(seed: int) -> Run:
@@ -165,7 +165,7 @@ def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
 def epoch_time(
     images: Images, found: dict[str, Any], model: str, runs: int, deterministic: bool = True, compiled: bool = True
 ) -> float:
-    """Seconds for one epoch of each of so many runs, tests included; the first epoch warms up."""
+    """Measure the seconds of one epoch for a number of runs, tests included; the first epoch warms up."""
     start = synchronized()
     torch.cuda.reset_peak_memory_stats()
     lanes = [
@@ -204,7 +204,7 @@ def epoch_time(
 
 
 def launch_time(run: Run) -> float:
-    """What the host takes to launch a step while the device has nothing else to do."""
+    """Measure the host time to launch a step while the device is idle."""
     times = []
     for _ in range(11):
         begin = synchronized()
@@ -248,7 +248,7 @@ def kernels(images: Images, found: dict[str, Any]) -> list[Line]:
 
 
 def kernels_of(model: str, images: Images, found: dict[str, Any]) -> Line:
-    """Where the time of a step goes."""
+    """Profile a step."""
     from torch.profiler import ProfilerActivity, profile
 
     run = Run(task(model, epochs=1), images)

@@ -1,4 +1,4 @@
-"""A step of `cadam.jax.cadam` beside optax.adam's, jitted with donated buffers, on 50M float32 parameters.
+"""Time a step of `cadam.jax.cadam` beside optax.adam, jitted with donated buffers, on 50M float32 parameters.
 
 A step is `update` and `apply_updates`. All contenders run in turn, round after round; the ratio is the median over
 rounds of a contender's time to that of optax.adam in the same round, so what slows a whole round down counts for all.

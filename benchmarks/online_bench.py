@@ -1,4 +1,4 @@
-"""The online learner: how fast it is, what its loop costs beside model and optimizer, whether its memory stays flat.
+"""Measure the speed of the online learner, the overhead of its loop, and its memory over time.
 
     python benchmarks/online_bench.py [speed|memory|memory-one-by-one] [--events N] [--threads N] [--json FILE]
 
@@ -9,7 +9,7 @@ longer a turn of the learner takes than the turn of the plain loop beside it, an
 writing the log, which fall into few turns; reading the data is timed apart. The overhead of the sums takes all turns as
 they are, those included in which something else ran on the machine.
 memory: events from memory through a tiny model, labels 2,000 events later, a third of them never; the resident memory
-after the first tenth and at the end. memory-one-by-one: the same through a small FM, event by event, with metrics.
+after the first tenth and at the end. memory-one-by-one: the same with a small FM, per-event training and metrics.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def timed(owner: Any, name: str) -> list[float]:
 
 
 def warm_up() -> None:
-    """What only the first step of a process costs is nobody's."""
+    """Run the first step, whose one-time costs count for neither side."""
     model = DeepFM(ROWS, 8, 64, sparse=True)
     loss(model(torch.zeros(BATCH, FIELDS, dtype=torch.int64)), torch.zeros(BATCH)).backward()  # type: ignore[no-untyped-call]
     CAdam(model.named_parameters()).step()

@@ -1,4 +1,4 @@
-"""How fast rows of 64 can be read and written on a GPU, whatever is computed: what bounds `light_cuda.py`'s rows.
+"""Measure how fast rows of 64 columns can be read and written on a GPU, the upper bound for `quantized_cuda.py`.
 
     python benchmarks/row_traffic.py
 
@@ -16,7 +16,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from light_cuda import _replay, in_graph, interleaved
+from quantized_cuda import _replay, in_graph, interleaved
 from torch import Tensor
 
 from cadam.cli import bench_cases

@@ -1,11 +1,12 @@
-"""What --status costs the learner: turns with the status page asked 100 times a second, and turns without any page.
+"""Measure what --status costs the learner: with the status page requested 100 times per second, and without a page.
 
     python benchmarks/status_page_bench.py [--seconds N] [--rate N] [--threads N]
 
 One learner (the DeepFM of online_bench.py, batches of 1,024 from memory) takes turns of one second. In every other
-turn it tells the status server once a second, and a client in a process of its own asks /metrics, /status.json, / and
-/healthz. In the rest there is neither. Each pair of turns gives the ratio of the time an event took: by the clock, and
-by the processor time of the learner's process, which is less disturbed by whatever else runs on the machine.
+turn it updates the status server once a second, and a client in a separate process requests /metrics, /status.json, /
+and /healthz. In the rest there is neither. Each pair of turns gives the ratio of the time an event took: by the
+clock, and by the processor time of the learner's process, which is less disturbed by whatever else runs on the
+machine.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="with requests; as many without (default: 60)")
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second (default: 100)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -108,7 +109,7 @@ def main() -> None:
         pairs.append(found)
     ours.send(False)
     report.close()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of the server alone: the client still lives
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # only the server's children: the client is still running
     load = f"load {os.getloadavg()[0]:.1f} (a shared machine)"
     print(f"{os.cpu_count()} processors, {load}, torch {torch.__version__}, {options.threads} threads")
     asked, good, slowest = sum(a[0] for a in answers), sum(a[1] for a in answers), max(a[3] for a in answers)

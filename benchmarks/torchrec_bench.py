@@ -1,9 +1,10 @@
-"""A step of sharded tables: ours against FBGEMM's own optimizers, interleaved, medians.
+"""Time a step of sharded tables with cadam and with FBGEMM's own optimizers, interleaved.
 
     python benchmarks/torchrec_bench.py [--rows 1000000 4000000] [--json FILE]
 
-One table of so many rows and 32 columns, row-wise, 4096 bags of 8 ids drawn uniformly; a step is lookup and backward.
-One thread a rank. Under torchrun each rank has its own batch, and the times are rank 0's.
+Each case has one row-wise table with 32 columns and 4096 bags of 8 uniform ids. A step is lookup and backward; the
+times are medians with one thread per rank. Under torchrun each rank has its own batch, and the times are those of
+rank 0.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 4_000_000])
     parser.add_argument("--tables", type=int, default=1, help="among which rows and ids are divided")
-    parser.add_argument("--arms", nargs="+", default=["CAdam", *FBGEMM], help=f"of {', '.join(sharders())}")
-    parser.add_argument("--own", metavar="FILE:CLASS", help="a sharder of yours, as one more arm")
+    parser.add_argument("--arms", nargs="+", default=["CAdam", *FBGEMM], help=f"any of {', '.join(sharders())}")
+    parser.add_argument("--own", metavar="FILE:CLASS", help="your own sharder, as another contender")
     parser.add_argument("--bf16", action="store_true", help="tables in bfloat16")
     parser.add_argument("--seconds", type=float, default=8, help="for each number of rows, after the start")
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""Sharded tables on one CUDA device: equal to the CPU, and their time against FBGEMM's own fused optimizers.
+"""Compare sharded tables on one CUDA device with the CPU, and their time with FBGEMM's own fused optimizers.
 
     python benchmarks/torchrec_cuda.py FOLDER [--steps 50] [--rows 4000000x32 16000000x64] [--ids 1 4]
 
@@ -6,13 +6,13 @@ Three parts, each of which is run even if another fails:
 
 1. Bags (sum, mean, weighted) and sequences, in float32 and bfloat16, trained by CAdam on the device and, by the same
    classes in a second process, on the CPU: the largest difference of weights and moments, and the alignment ratios.
-2. Plain Adam of ours against FBGEMM's fused Adam, both on the device: the largest difference.
+2. cadam's Adam against FBGEMM's fused Adam, both on the device: the largest difference.
 3. Time of a step, lookup and backward with the update in it: interleaved, medians. `step` goes through TorchRec and
-   waits for the device before and after; `backward` is its second half; `flow` is a step among ten that nobody waits
-   between; `tables` is `flow` of the table module alone, without TorchRec around it; `busy` is how long the device
-   computes in a `tables` step, as the profiler saw it.
+   waits for the device before and after; `backward` is its second half; `flow` is one of ten steps without a
+   synchronization between them; `tables` is `flow` of the table module alone, without TorchRec around it; `busy` is
+   how long the device computes in a `tables` step, as the profiler saw it.
 
-Everything that was found is in FOLDER/torchrec_cuda.json.
+All results are written to FOLDER/torchrec_cuda.json.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def sharded(case: Case, sharder: Any, device: torch.device) -> DistributedModelP
 
 
 def start(model: DistributedModelParallel) -> None:
-    """The same tables on every device."""
+    """Build tables with equal weights on every device."""
     for name, value in sorted(model.state_dict().items()):
         generator = torch.Generator().manual_seed(int(name.split(".")[-2][1:]))
         for shard in value.local_shards():
@@ -144,7 +144,7 @@ def embeddings(case: Case, model: DistributedModelParallel, batch: KeyedJaggedTe
 
 
 def train(case: Case, sharder: Any, device: torch.device, steps: int) -> Result:
-    """Tables and moments after so many steps towards targets that are noise."""
+    """Return tables and moments after a number of steps towards random targets."""
     model = sharded(case, sharder, device)
     start(model)
     for step in range(steps):
@@ -391,7 +391,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rows", nargs="+", default=["4000000x32", "16000000x64"], help="rows x columns")
-    parser.add_argument("--ids", type=int, nargs="+", default=[1, 4], help="of a bag")
+    parser.add_argument("--ids", type=int, nargs="+", default=[1, 4], help="ids per bag")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--train-only", action="store_true", help="the CPU's side of the first part")
     given = parser.parse_args()

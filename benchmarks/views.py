@@ -1,9 +1,9 @@
-"""Parameters that engines see a view of, beside torch's fused and foreach Adam: complex ones and FSDP2's shards.
+"""Time parameters of which engines see a view (complex ones and shards of FSDP2) beside torch's fused and foreach Adam.
 
     python benchmarks/views.py [--rounds 41]
 
-Both run in turn, round after round; ratios are medians within a round. One process, one rank: what is timed is the
-step of a rank, which communicates nothing.
+All optimizers take turns; ratios are medians over rounds. There is one process and one rank, because a step does not
+communicate.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ One process, no network:
     python examples/dlrm.py
 
 Two processes with gloo, each with half of every batch and half of every table's rows; then, from the checkpoint that
-they left, go on with one:
+they left, resume with one:
 
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/dlrm.py --folder run
     python examples/dlrm.py --folder run --steps 600
@@ -15,10 +15,9 @@ One process for each GPU, with NCCL (needs fbgemm-gpu for CUDA):
     torchrun --standalone --nproc-per-node=8 --max-restarts=3 examples/dlrm.py --device cuda --rows 10000000 \\
         --folder run
 
-A process that dies is no end of the run: torchrun starts all of them anew, up to three times, and they go on from the
-newest checkpoint.
+If a process dies, torchrun restarts all of them, up to three times, and they resume from the newest checkpoint.
 
-The clicks are made up: each id has a taste, tastes drift, and a tenth of the labels lie.
+The clicks are simulated: each id has a taste, tastes drift, and a tenth of the labels are flipped.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ FEATURES, DENSE, WIDTH = [f"f{i}" for i in range(8)], 4, 16
 
 
 def batch(step: int, size: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Dense features, an id for each sparse one, and labels; the same for everybody who asks for this step."""
+    """Return dense features, one id per sparse feature, and labels. They depend only on the step, not on the rank."""
     generator = torch.Generator().manual_seed(step)
     dense = torch.randn(size, DENSE, generator=generator)
     ids = (torch.rand(size, len(FEATURES), generator=generator) ** 3 * rows).long()  # few ids are hot
@@ -79,43 +78,46 @@ def build(rows: int, device: torch.device) -> DistributedModelParallel:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=1024, help="of all processes together")
-    parser.add_argument("--rows", type=int, default=10_000, help="of each table")
+    parser.add_argument("--batch", type=int, default=1024, help="batch size of all processes together")
+    parser.add_argument("--rows", type=int, default=10_000, help="rows of each table")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--folder", help="for checkpoints; a run goes on from the newest one there")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
+    parser.add_argument("--folder", help="folder of the checkpoints; a run resumes from the newest one")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this torch sees no CUDA device")
     logging.getLogger("torchrec").setLevel(logging.ERROR)
 
     torch.manual_seed(0)
-    backend = "nccl" if given.device == "cuda" else "gloo"
+    backend = "nccl" if options.device == "cuda" else "gloo"
     tables.join(backend)
     rank, world = dist.get_rank(), dist.get_world_size()
     device = (
-        torch.device(given.device, int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")
+        torch.device(options.device, int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")
     )
-    if given.batch % world:
-        parser.error(f"--batch {given.batch} cannot be divided among {world} processes")
+    if options.batch % world:
+        parser.error(f"--batch {options.batch} cannot be divided among {world} processes")
 
-    model = build(given.rows, device)
+    model = build(options.rows, device)
     dense_parameters = [p for p in model.parameters() if not hasattr(p, "_in_backward_optimizers")]
     optimizer = cadam.CAdam(dense_parameters, lr=1e-2)
-    saved = tables.load(given.folder, model, optimizer) if given.folder else None
+    saved = tables.load(options.folder, model, optimizer) if options.folder else None
     first = saved.step if saved else 0
     if rank == 0 and saved:
-        print(f"going on from step {first}")
+        print(f"resuming from step {first}")
 
-    loss_of, share = nn.BCEWithLogitsLoss(), slice(rank * given.batch // world, (rank + 1) * given.batch // world)
+    loss_of, share = (
+        nn.BCEWithLogitsLoss(),
+        slice(rank * options.batch // world, (rank + 1) * options.batch // world),
+    )
     recent, start = torch.zeros((), device=device), time.perf_counter()
-    for step in range(first + 1, given.steps + 1):
-        dense, ids, labels = (x[share].to(device) for x in batch(step, given.batch, given.rows))
+    for step in range(first + 1, options.steps + 1):
+        dense, ids, labels = (x[share].to(device) for x in batch(step, options.batch, options.rows))
         lengths = torch.ones(ids.numel(), dtype=torch.int64, device=device)
         features = KeyedJaggedTensor(FEATURES, ids.t().reshape(-1), lengths=lengths)
         optimizer.zero_grad()
         loss = loss_of(model(dense, features).squeeze(1), labels)
-        loss.backward()  # updates the tables
-        optimizer.step()  # and this the rest
+        loss.backward()  # also updates the tables
+        optimizer.step()  # updates the dense part
         recent += loss.detach()
         if step % 50 == 0:
             dist.all_reduce(recent)
@@ -125,8 +127,8 @@ def main() -> None:
                 mean = recent.item() / world / 50
                 print(f"step {step:5d}   loss {mean:.4f}   aligned {aligned.over_touched:.3f}   {pace:.0f} steps/s")
             recent.zero_()
-        if given.folder and (step % 100 == 0 or step == given.steps):
-            tables.save(given.folder, step, model, optimizer)
+        if options.folder and (step % 100 == 0 or step == options.steps):
+            tables.save(options.folder, step, model, optimizer)
     tables.leave()
 
 

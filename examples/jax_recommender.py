@@ -3,8 +3,8 @@
     python examples/jax_recommender.py
     python examples/jax_recommender.py --optimizer adam
 
-The clicks are made up: users and items have tastes, tastes drift, and a tenth of the labels lie. Each batch is scored
-before it is learned, so the loss printed is that of events not seen before.
+The clicks are simulated: users and items have tastes, tastes drift, and a tenth of the labels are flipped. Each batch
+is scored before it is learned, so the printed loss is that of unseen events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH = 8
 
 
 def batch(step: int, size: int, users: int, items: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Users, items and whether they clicked; the same for everybody who asks for this step."""
+    """Return users, items and whether they clicked, which depend only on the step."""
     keys = jax.random.split(jax.random.key(step), 3)
     user = (jax.random.uniform(keys[0], (size,)) ** 3 * users).astype(jnp.int32)  # few are busy
     item = (jax.random.uniform(keys[1], (size,)) ** 3 * items).astype(jnp.int32)
@@ -42,14 +42,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rows", type=int, default=1_000, help="of each table")
+    parser.add_argument("--rows", type=int, default=1_000, help="rows of each table")
     parser.add_argument("--optimizer", default="cadam", help="a function of cadam.jax, such as cadam or adam")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
-    optimizer = getattr(cadam.jax, given.optimizer)(1e-2)
+    optimizer = getattr(cadam.jax, arguments.optimizer)(1e-2)
     keys = jax.random.split(jax.random.key(0), 4)
     tables = {
-        name: 0.1 * jax.random.normal(key, (given.rows, WIDTH))
+        name: 0.1 * jax.random.normal(key, (arguments.rows, WIDTH))
         for name, key in zip(("user", "item"), keys[:2], strict=True)
     }
     dense = {
@@ -63,7 +63,9 @@ def main() -> None:
     @partial(jax.jit, donate_argnums=(0, 1, 2, 3))
     def learn(tables: Any, of_tables: Any, dense: Any, of_dense: Any, user: Any, item: Any, clicked: Any) -> Any:
         ids = {"user": user, "item": item}
-        looked_up = {name: tables[name][ids[name]] for name in tables}  # outside of the gradient: no dense one is made
+        looked_up = {
+            name: tables[name][ids[name]] for name in tables
+        }  # outside of the gradient, so that no dense gradient is made
 
         def loss_of(looked_up: Any, dense: Any) -> jax.Array:
             return optax.sigmoid_binary_cross_entropy(score(looked_up, dense), clicked).mean()
@@ -78,11 +80,11 @@ def main() -> None:
         return tables, of_tables, dense, of_dense, loss
 
     recent = []
-    for step in range(1, given.steps + 1):
-        events = batch(step, given.batch, given.rows, given.rows)
+    for step in range(1, arguments.steps + 1):
+        events = batch(step, arguments.batch, arguments.rows, arguments.rows)
         tables, of_tables, dense, of_dense, loss = learn(tables, of_tables, dense, of_dense, *events)
         recent.append(loss)
-        if step % 100 == 0 or step == given.steps:
+        if step % 100 == 0 or step == arguments.steps:
             aligned = {
                 "user": optax.tree_utils.tree_get(of_tables["user"], "alignment"),
                 "dense": optax.tree_utils.tree_get(of_dense, "alignment"),

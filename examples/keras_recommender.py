@@ -1,10 +1,10 @@
-"""A small recommender in Keras on a stream of clicks, with CAdam; on whichever backend KERAS_BACKEND names.
+"""A small recommender in Keras on a stream of clicks, with CAdam, on the backend that KERAS_BACKEND names.
 
     KERAS_BACKEND=jax python examples/keras_recommender.py
     KERAS_BACKEND=torch python examples/keras_recommender.py --optimizer Adam
 
-The clicks are made up: users and items have tastes, tastes drift, and a tenth of the labels lie. Each batch is scored
-before it is learned, so the loss printed is that of events not seen before.
+The clicks are simulated: users and items have tastes, tastes drift, and a tenth of the labels are flipped. Each batch
+is scored before it is learned, so the printed loss is that of unseen events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTH = 8
 
 
 def batch(step: int, size: int, rows: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Users and items, and whether they clicked; the same for everybody who asks for this step."""
+    """Return users, items and whether they clicked, which depend only on the step."""
     rng = np.random.default_rng(step)
     user, item = ((rng.random(size) ** 3 * rows).astype("int32") for _ in range(2))  # few are busy
     taste = np.sin(user * 12.9898 + item * 78.233 % 7 + step / 300)
@@ -41,24 +41,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rows", type=int, default=1_000, help="of each table")
+    parser.add_argument("--rows", type=int, default=1_000, help="rows of each table")
     parser.add_argument("--optimizer", default="CAdam", help="a class of cadam.keras, such as CAdam or Adam")
     parser.add_argument("--save", help="a .keras file to write at the end")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     keras.utils.set_random_seed(0)
-    model = build(given.rows)
-    model.compile(optimizer=getattr(cadam.keras, given.optimizer)(1e-2), loss="binary_crossentropy")
+    model = build(arguments.rows)
+    model.compile(optimizer=getattr(cadam.keras, arguments.optimizer)(1e-2), loss="binary_crossentropy")
     recent = []
-    for step in range(1, given.steps + 1):
-        recent.append(float(model.train_on_batch(*batch(step, given.batch, given.rows))))
-        if step % 100 == 0 or step == given.steps:
+    for step in range(1, arguments.steps + 1):
+        recent.append(float(model.train_on_batch(*batch(step, arguments.batch, arguments.rows))))
+        if step % 100 == 0 or step == arguments.steps:
             aligned = model.optimizer.alignment
             print(f"step {step:5d}   loss {np.mean(recent):.4f}   aligned {aligned:.3f}")
             recent = []
             model.reset_metrics()
-    if given.save:
-        model.save(given.save)
+    if arguments.save:
+        model.save(arguments.save)
 
 
 if __name__ == "__main__":

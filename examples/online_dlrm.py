@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/online_dlrm.py --data clicks --folder online-run
 
 Each process reads its own share, clicks/share-RANK.jsonl, and holds its part of every table. One checkpoint for all of
-them is in online-run/state, and the predictions of each are logged in online-run/log. Kill one of them: torchrun starts
-all anew, and they go on from the checkpoint to the same end. SIGTERM to one of them: all stop with a checkpoint, and
-the same command goes on from there.
+them is in online-run/state, and the predictions of each are logged in online-run/log. If one of them is
+killed, torchrun restarts all, and they resume from the checkpoint with the same result. After SIGTERM to one of them,
+all stop with a checkpoint, and the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="how many shares to make")
     parser.add_argument("--count", type=int, default=50_000, help="how many events to make")
     parser.add_argument("--data", type=Path, help="the folder with a share for each process")
-    parser.add_argument("--folder", type=Path, help="for checkpoints and logs; a run goes on from the newest one there")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of checkpoints and logs; a run resumes from the newest checkpoint"
+    )
     given = parser.parse_args()
     if given.make:
         make(given.make, given.ranks, given.count)

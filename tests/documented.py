@@ -87,7 +87,7 @@ def prose(page: Path) -> list[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Where a page points to within the repository."""
+    """Return the links of a page to files of the repository."""
     text = re.sub(r"^```.*?^```$", "", _markdown(page), flags=re.MULTILINE | re.DOTALL)
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
 
@@ -115,7 +115,7 @@ def has_work(page: Path, slow: bool) -> bool:
 
 
 def main(page: Path, slow: bool) -> int:
-    """Torch is imported once; each block then runs in a process of its own. Cells of a notebook share one."""
+    """Torch is imported once; each block then runs in a separate process. Cells of a notebook share one."""
     import torch  # noqa: F401
 
     _shims(Path("bin"))

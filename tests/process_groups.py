@@ -38,7 +38,7 @@ def worker(
 
 
 def run(world: int, folder: Path, job: Callable[..., Any], *args: Any, seconds: float = 400, **options: Any) -> Any:
-    """What `job` returns on rank 0 of `world` processes with gloo; an error of any rank is raised here."""
+    """Run `job` on `world` processes with gloo and return the result of rank 0. An error of any rank is raised."""
     folder.mkdir(parents=True)
     # Imported once for all worlds; without TorchRec the last is passed over.
     multiprocessing.set_forkserver_preload(["torch", "cadam.online.distributed_learner", "cadam.torchrec"])

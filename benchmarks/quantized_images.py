@@ -1,6 +1,6 @@
-"""A dense model trained to the end with moments in bfloat16 and in one byte: test accuracy minus that with float32.
+"""Train a dense model to the end with moments in bfloat16 and int8: test accuracy minus that of float32.
 
-    CADAM_DATA=FOLDER python benchmarks/light_images.py [--epochs 30] [--seeds 3] [--lr 3e-4]
+    CADAM_DATA=FOLDER python benchmarks/quantized_images.py [--epochs 30] [--seeds 3] [--lr 3e-4]
 
 VGG-16 on CIFAR-10 with CAdam, without any change of the data; each storage under the same seeds. The noise floor is
 float32 under as many other seeds. On an H200 twelve runs of 30 epochs, six at a time, take about three minutes.
@@ -21,7 +21,7 @@ from cadam_paper.images.runs import LANES
 from cadam_paper.images.train import Run, Task, side_by_side
 
 REPEAT = 100
-"""What sets the seeds of the noise floor apart."""
+"""Offset of the seeds of the noise floor, so that they differ from the others."""
 
 
 def main() -> None:

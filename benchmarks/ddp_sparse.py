@@ -1,11 +1,10 @@
-"""Sparse gradients under DistributedDataParallel: `cadam.optim.ddp.gather_rows` beside torch's own sum of them.
+"""Compare `cadam.optim.ddp.gather_rows` with torch's sum of sparse gradients under DistributedDataParallel.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py times
-    torchrun --standalone --nproc-per-node 2 benchmarks/ddp_rows.py steps {torch,rows} [--seconds 480]
+    torchrun --standalone --nproc-per-node 2 benchmarks/ddp_sparse.py times
+    torchrun --standalone --nproc-per-node 2 benchmarks/ddp_sparse.py steps {torch,rows} [--seconds 480]
 
-`times`: backward and a step of CAdam with either, interleaved, medians. `steps`: backwards of ten small tables with
-batches of 0 to 30 events, as many as there is time for; torch's own sum ends some of these runs with a segmentation
-fault.
+`times` prints medians of backward and a step of CAdam, interleaved. `steps` runs backward for ten small tables with
+batches of 0 to 30 events until the time is over; torch's sum ends some of these runs with a segmentation fault.
 """
 
 from __future__ import annotations

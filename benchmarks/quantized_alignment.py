@@ -1,10 +1,10 @@
-"""Where the alignment ratio of coded moments differs from float32's: by how small the gradients are.
+"""Compare the alignment ratio of quantized moments with float32, by the size of the gradients.
 
-    CADAM_DATA=FOLDER python benchmarks/light_alignment.py [--steps 4000]
+    CADAM_DATA=FOLDER python benchmarks/quantized_alignment.py [--steps 4000]
 
-A small convolutional network learns CIFAR-10 with much weight decay, so that units die; every 20th step each weight is
-put into a class by its gradient. Then weights that are dead from the start: decay is all of their gradient. There
-float64 says what exact arithmetic would find. A minute for each storage on one core.
+A small convolutional network learns CIFAR-10 with strong weight decay, so that units die; every 20th step each weight
+is classified by its gradient. A second part has weights that are dead from the start, whose gradient is only the decay;
+float64 gives the exact result there. Each storage takes a minute on one core.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Event by event: events a second and log loss beside Vowpal Wabbit, river and a plain loop of torch, on one core.
+"""Compare per-event training with Vowpal Wabbit, river and a plain torch loop: events per second and log loss.
 
-    python benchmarks/events_bench.py RETROSHEET.parquet                    all parts, one after the other
-    python benchmarks/events_bench.py RETROSHEET.parquet --part PART        one of them: `PARTS`
+    python benchmarks/per_event_bench.py RETROSHEET.parquet                    all parts, one after the other
+    python benchmarks/per_event_bench.py RETROSHEET.parquet --part PART        one of them: `PARTS`
 
 Two sets of events: nine fields of plate appearances (Retrosheet) and 39 fields of generated Criteo rows. All learn the
-same events in the same order, each predicted before it is learnt from, with a weight for every value of every field
+same events in the same order, each predicted before it is learned, with a weight for every value of every field
 (linear) or these and the inner products of all pairs (FM of width 8; in Vowpal Wabbit all pairs of fields,
 `--interactions ::`). Learners take turns, several rounds; the median counts. Slow ones get the first of the events.
 Vowpal Wabbit reads a text file, cadam Parquet; "learning alone" is from encoded events in memory. Log loss: of each at
@@ -224,7 +224,7 @@ def river(data: Data, model: str, lr: float) -> Timed:
     return time.perf_counter() - begin, loss / data.events
 
 
-# Who takes part -------------------------------------------------------------------------------------------------
+# Contenders ----------------------------------------------------------------------------------------------------
 
 Run = Callable[[Data, float], Timed]
 
@@ -271,7 +271,7 @@ PARTS = ["files", "rates", *(f"{family}-{fields}" for fields in (9, 39) for fami
 
 
 def best_rate(taker: Taker, data: Data) -> float:
-    """Of its grid, from the lowest up to the first that is worse than the one before it."""
+    """Yield learning rates of the grid in ascending order, up to the first that is worse than the one before it."""
     best, chosen = math.inf, 0.0
     for rate in RATES[taker.grid]:
         loss = taker.run(data, rate)[1]
@@ -282,7 +282,7 @@ def best_rate(taker: Taker, data: Data) -> float:
 
 
 class Bench:
-    """What the parts have found so far, in a folder."""
+    """The results of the parts so far, stored in a folder."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.folder = options, Path(options.folder)

@@ -1,7 +1,7 @@
-"""Moments in fewer bytes on the CPU: how fast, beside float32, torch and whoever else keeps light moments.
+"""Time quantized moments on the CPU beside float32, torch and other packages with quantized moments.
 
-    python benchmarks/light_cpu.py [dense] [rows]     # about two minutes each
-    python benchmarks/light_cpu.py bfloat16           # parameters in bfloat16: about two minutes
+    python benchmarks/quantized_cpu.py [dense] [rows]     # about two minutes each
+    python benchmarks/quantized_cpu.py bfloat16           # parameters in bfloat16: about two minutes
 
 Dense: one tensor of 50M, the peer is torch's fused Adam in float32. Rows: 260,000 Zipf ids a step, the peer is our own
 float32. All sides are interleaved in each round and medians are given; alignment is counted. torchao and bitsandbytes
@@ -48,7 +48,7 @@ def peers() -> Iterator[tuple[str, Make]]:
         try:
             make: Make = getattr(__import__(module, fromlist=["Adam8bit"]), "Adam8bit")  # noqa: B009
             bench_cases.dense_contender(label, make, [(8192,)], "cpu").step()
-        except Exception as error:  # whatever a package of somebody else may raise
+        except Exception as error:  # another package may raise any exception
             print(f"{label} is left out: {type(error).__name__}: {error}", flush=True)
         else:
             yield label, make
@@ -142,7 +142,7 @@ for count, width in TABLES:
 
 
 def main() -> None:
-    """Each case in a process of its own: what ran before in one decides where its tables come to lie in memory."""
+    """Run each case in a separate process, because earlier cases influence the memory layout of the tables."""
     if len(sys.argv) == 3 and sys.argv[1] == "--case":
         bench.print_results(
             bench.measure(CASES[sys.argv[2]], "cpu", bench_cases.cpu_limit if sys.argv[2] == "dense" else None)

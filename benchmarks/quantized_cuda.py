@@ -1,11 +1,11 @@
-"""Moments in bfloat16 and in one byte on a CUDA device: the codes of the reference, unbiased, and how fast.
+"""Check moments in bfloat16 and int8 on a CUDA device: equal to the reference, unbiased, and how fast.
 
-    python benchmarks/light_cuda.py            # about two minutes, most of it compilation
-    python benchmarks/light_cuda.py --check    # without timing
-    python benchmarks/light_cuda.py --times    # nothing else
-    python benchmarks/light_cuda.py --sizes    # bytes of state, and the largest table of each storage
+    python benchmarks/quantized_cuda.py            # about two minutes, most of it compilation
+    python benchmarks/quantized_cuda.py --check    # without timing
+    python benchmarks/quantized_cuda.py --times    # nothing else
+    python benchmarks/quantized_cuda.py --sizes    # bytes of state, and the largest table of each storage
 
-First the kernels are compared with the reference engines on the same device and on the CPU, to the bit of every code;
+First the kernels are compared with the reference engines on the same device and on the CPU, bit for bit;
 then with themselves in a CUDA graph and as replayed steps. Then the mean of a million roundings is compared with the
 value. Then come times, interleaved with torch's fused Adam and SparseAdam, and last the sizes.
 """
@@ -51,7 +51,7 @@ def say(fine: bool, what: str) -> None:
     print(f"{'ok' if fine else 'FAILED'}: {what}", flush=True)
 
 
-# The same codes ---------------------------------------------------------------------------------------------------
+# Equal to the reference ---------------------------------------------------------------------------------------------
 
 
 def gradients(rows: bool, shape: tuple[int, ...], steps: int) -> list[Tensor]:
@@ -168,7 +168,7 @@ def unbiased() -> None:
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int, inside: int) -> dict[str, float]:
-    """Milliseconds of each, on the device: medians over rounds of so many calls."""
+    """Return the milliseconds of each on the device, as medians over rounds of a number of calls."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for step in contenders.values():
         for _ in range(3):
@@ -193,7 +193,7 @@ def table(title: str, peer: str, times: dict[str, float], extra: dict[str, str] 
 
 
 def bars(title: str, of: str, times: dict[str, float], wanted: dict[str, float]) -> None:
-    """What was asked for, and what is seen."""
+    """Compare the requested storage with the observed one."""
     for name, bar in wanted.items():
         seen = times[of] / times[name]
         print(f"  {'reached' if seen >= bar else 'MISSED'}: {title}, {name} {seen:.2f} x {of}, bar {bar}", flush=True)
@@ -212,7 +212,7 @@ def in_graph(step: Callable[[], Any]) -> Callable[[], Any]:
 
     def replay() -> Callable[[], Any]:
         held.replay()
-        return step  # which keeps the optimizer, whose memory the graph uses
+        return step  # the reference keeps the optimizer alive, because the graph uses its memory
 
     return replay
 

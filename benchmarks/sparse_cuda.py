@@ -1,6 +1,6 @@
-"""The replayed step with sparse gradients on a CUDA device: the same bits as the usual way, and its time.
+"""Compare the replayed step with the usual step for sparse gradients on a CUDA device: equality and time.
 
-    python benchmarks/rows_cuda.py
+    python benchmarks/sparse_cuda.py
 
 Models of tables alone and of tables beside dense parameters, taken both ways and compared to the bit; then row updates
 on plain tensors with a gradient for each id and for each bag of ids; then whole steps beside torch's SparseAdam.

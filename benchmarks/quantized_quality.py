@@ -1,8 +1,8 @@
-"""What storing moments in fewer bytes does to a model: a factorization machine that predicts a stream, then learns it.
+"""Measure the effect of quantized moments on a factorization machine that predicts a stream and then learns it.
 
-    python benchmarks/light_quality.py DATA [--streams flights Retrosheet] [--events 300000] [--seeds 3]
-    python benchmarks/light_quality.py DATA --streams MovieLens-1M --movielens-1m ratings.dat
-    python benchmarks/light_quality.py DATA --passes 20
+    python benchmarks/quantized_quality.py DATA [--streams flights Retrosheet] [--events 300000] [--seeds 3]
+    python benchmarks/quantized_quality.py DATA --streams MovieLens-1M --movielens-1m ratings.dat
+    python benchmarks/quantized_quality.py DATA --passes 20
 
 DATA is a folder with nycflights13.parquet, ml_latest_small.parquet and retrosheet-2000-2024.parquet. MovieLens-1M is a
 file of lines "user::film::stars::seconds", or with tabs. Every storage sees the same events from the same starting
@@ -127,7 +127,7 @@ def learn(model: nn.Module, optimizer: cadam.Optimizer, ids: Tensor, labels: Ten
 
 
 def long_run(data: Any, seeds: int, passes: int) -> None:
-    """Pass after pass over the same events: how far light moments are from float32's."""
+    """Repeat passes over the events and compare quantized moments with float32."""
     ids, labels, _, rows = data
     touched = len(ids) * ids.shape[1] * passes // rows
     print(f"\nlong run: {passes} passes over {len(ids)} events, {rows} rows, each met {touched} times on average")
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=[*STREAMS, "MovieLens-1M"])
     parser.add_argument("--movielens-1m", type=Path, metavar="FILE")
-    parser.add_argument("--passes", type=int, help="the long run, in so many passes")
+    parser.add_argument("--passes", type=int, help="number of passes of the long run")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.passes:
