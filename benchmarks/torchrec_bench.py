@@ -52,7 +52,7 @@ def sharders() -> dict[str, Callable[[], Any]]:
 
 
 def own(where: str) -> Callable[[], Any]:
-    """A sharder class from somebody's file, given as FILE:CLASS."""
+    """Load a sharder class that is given as FILE:CLASS."""
     file, name = where.rsplit(":", 1)
     sys.path.insert(0, str(Path(file).parent))
     spec = importlib.util.spec_from_file_location("own_sharder", file)

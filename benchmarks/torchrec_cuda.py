@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # one process talks to nobody
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # a single process needs no network
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 STARTED = time.perf_counter()
@@ -207,7 +207,7 @@ def equality(device: torch.device, steps: int, on_cpu: Callable[[], dict[str, Re
 
 
 def against_fbgemm(device: torch.device, steps: int) -> dict[str, float]:
-    """Plain Adam, ours and theirs: the largest difference of weights."""
+    """Return the largest difference of the weights between cadam's Adam and FBGEMM's."""
     case = Case()
     theirs = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.ADAM, "learning_rate": 0.02, "eps": 1e-8})
     trained = []
@@ -251,7 +251,7 @@ def large_batches(rows: int, ids: int, device: torch.device, count: int = 8) -> 
 
 
 def module_of(model: DistributedModelParallel) -> nn.Module:
-    """The one table module of a sharded model: FBGEMM's or ours."""
+    """Return the table module of a sharded model, which has one."""
     (found,) = [
         kernel.emb_module
         for m in model.modules()

@@ -95,6 +95,14 @@ ARCHAIC = {
     "nor does|nor is|nor are": "and ... not",
     "who(?:m)?ever|whatsoever": "anyone who, any",
     "let alone": "and certainly not",
+    "nobody|somebody|everybody": "no one, the user, or the passive voice",
+    "at the least": "at least",
+    "(?:is|are) to be": "must be, will be",
+    "go(?:es)? by": "depends on, uses",
+    "but for": "except for",
+    "(?:is|are|was|were) told": "is updated with, gets",
+    "ours|theirs": "the noun",
+    "at hand": "available",
     "ere|amongst|whilst": "before, among, while",
     "of which none|of which there": "a complete sentence",
     "made out of": "made from",
@@ -238,9 +246,9 @@ def source_files(folder: Path) -> list[Path]:
 
 
 def _packages() -> list[Path]:
-    """List what is checked separately: each module and package of src/cadam, and the package of the paper."""
+    """List the folders and modules that are checked: each member of src/cadam, the paper, benchmarks and examples."""
     members = (path for path in (ROOT / "src" / "cadam").iterdir() if source_files(path) and path.name != "__pycache__")
-    return [*sorted(members), ROOT / "paper" / "cadam_paper"]
+    return [*sorted(members), *(ROOT / name for name in ("paper/cadam_paper", "benchmarks", "examples"))]
 
 
 @pytest.mark.parametrize("package", _packages(), ids=lambda path: path.relative_to(ROOT).as_posix())
