@@ -1,9 +1,12 @@
-"""Adam and CAdam learn from a stream of clicks that drifts and is noisy, both made on the fly.
+"""The experiment behind `cadam demo`: Adam and CAdam on a simulated click stream with distribution change and noise.
 
-Users meet items; whether they click follows from hidden tastes. The items' appeal drifts all the time, and changes at
-a stroke every so often; some clicks are mistakes. The model is a small DeepFM that predicts each batch first and
-then learns from it, so every prediction is made on data it has not seen. Both arms meet the same events and start from
-the same weights; each uses the learning rate that was best for it on other seeds.
+Users are shown items, and a latent factor model determines the click probability. The latent factors of the items drift
+continuously and are replaced at regular intervals (sudden shift), and a share of the labels is flipped (label noise).
+The model is a small DeepFM with prequential evaluation: it predicts each batch before it learns from it. Both
+optimizers see the same events and start from the same weights. Each uses the learning rate that was best for it on
+other seeds.
+
+This experiment is not in the paper. It stands in for the paper's online experiments, whose data are private.
 """
 
 from __future__ import annotations
@@ -43,55 +46,61 @@ SETTINGS = {
     "mistakes": 0.1,
     "warm_up": 50,
 }
-"""Changes, drift and warm-up are counted in batches; mistakes is the share of labels flipped."""
+"""Settings of every run, stored with its results.
 
-USERS, ITEMS, HOURS, SLOTS, TASTES = 200, 100, 24, 8, 4
+`change_every` (interval of sudden shifts) and `warm_up` are counted in batches; `drift` is the share of an item's
+variance that is redrawn with each batch; `mistakes` is the share of flipped labels.
+"""
+
+USERS, ITEMS, HOURS, SLOTS, FACTORS = 200, 100, 24, 8, 4
 
 
 @dataclass
 class ClickStream:
-    """Batches of (ids, clicks); which items appeal changes as time goes on."""
+    """A simulated click stream of (ids, clicks) batches, whose click probabilities change over time."""
 
     random: np.random.Generator
     settings: Mapping[str, float]
 
     def __post_init__(self) -> None:
         draw = self.random.normal
-        self.taste = draw(size=(USERS, TASTES)) / TASTES**0.5
-        self.habit = draw(size=USERS) * 0.5
+        self.user_factors = draw(size=(USERS, FACTORS)) / FACTORS**0.5
+        self.user_bias = draw(size=USERS) * 0.5
         self.hour, self.slot = draw(size=HOURS) * 0.3, draw(size=SLOTS) * 0.3
         self.change()
 
     def change(self) -> None:
-        """Items get a new appeal at a stroke."""
-        self.appeal = self.random.normal(size=(ITEMS, TASTES))
-        self.fame = self.random.normal(size=ITEMS) * 0.7
+        """Replace the latent factors and biases of all items: a sudden shift."""
+        self.item_factors = self.random.normal(size=(ITEMS, FACTORS))
+        self.item_bias = self.random.normal(size=ITEMS) * 0.7
 
     def drift(self) -> None:
-        """A step of a walk that keeps the spread of the appeal."""
+        """Move the latent factors of the items by one step of a random walk that preserves their variance."""
         keep = (1 - self.settings["drift"]) ** 0.5
-        self.appeal = keep * self.appeal + (1 - keep**2) ** 0.5 * self.random.normal(size=self.appeal.shape)
+        noise = self.random.normal(size=self.item_factors.shape)
+        self.item_factors = keep * self.item_factors + (1 - keep**2) ** 0.5 * noise
 
     def batch(self) -> tuple[Array, Array]:
+        """Draw the next batch: rows of the embedding table, of shape (batch, 4), and whether each event is a click."""
         size = int(self.settings["batch_size"])
-        user, item = (_favoring_first(self.random, count, size) for count in (USERS, ITEMS))
+        user, item = (_draw_skewed_ids(self.random, count, size) for count in (USERS, ITEMS))
         hour, slot = self.random.integers(HOURS, size=size), self.random.integers(SLOTS, size=size)
-        logit = -1.2 + self.habit[user] + self.fame[item] + self.hour[hour] + self.slot[slot]
-        logit += 1.5 * (self.taste[user] * self.appeal[item]).sum(1)
+        logit = -1.2 + self.user_bias[user] + self.item_bias[item] + self.hour[hour] + self.slot[slot]
+        logit += 1.5 * (self.user_factors[user] * self.item_factors[item]).sum(1)
         clicks = self.random.random(size) < 1 / (1 + np.exp(-logit))
         clicks ^= self.random.random(size) < self.settings["mistakes"]
         ids = np.stack([user, USERS + item, USERS + ITEMS + hour, USERS + ITEMS + HOURS + slot], axis=1)
         return ids, clicks
 
 
-def _favoring_first(random: np.random.Generator, count: int, size: int) -> Array:
-    """Numbers below `count`, the first ones most often, as users and items are met in life."""
+def _draw_skewed_ids(random: np.random.Generator, count: int, size: int) -> Array:
+    """Draw ids below `count`; small ids are the most frequent, because real users and items are skewed as well."""
     ids: Array = (count * random.random(size) ** 2).astype(np.int64)
     return ids
 
 
 class SmallDeepFM(nn.Module):
-    """A DeepFM over one embedding table: linear part, factorization machine and a small network."""
+    """A DeepFM (https://arxiv.org/abs/1703.04247) with one embedding table for all fields and a small MLP."""
 
     def __init__(self, width: int = 8, hidden: int = 16) -> None:
         super().__init__()
@@ -110,7 +119,7 @@ class SmallDeepFM(nn.Module):
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """Predict each batch of the stream, then learn from it."""
+    """Run one optimizer over the stream with prequential evaluation: predict each batch, then learn from it."""
     settings = spec.settings
     stream = ClickStream(np.random.default_rng(spec.seed), settings)
     with torch.random.fork_rng(devices=[]):
@@ -158,23 +167,27 @@ def tuning_specs(plan: Plan) -> list[RunSpec]:
 
 
 def choices(results: Results) -> dict[str, RateChoice]:
-    """The learning rate of each arm, from the tuning seeds among the results."""
+    """Choose the learning rate of each optimizer by the log loss on tuning seeds."""
     tuning = results.tuning()
     return {arm: choose_lr(arm, tuning.where(optimizer=arm).metric_by_rate("log_loss"), "lower") for arm in ARMS}
 
 
-def run_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
-    """Every learning rate on tuning seeds; then the best of each arm on test seeds, and Adam on as many others."""
+def run_specs(plan: Plan, results: Results) -> Sequence[RunSpec]:
+    """List the runs that can be named so far.
+
+    First come all learning rates on tuning seeds. Once these have results, the best rate of each optimizer runs on the
+    test seeds, and Adam also on repeat seeds to estimate the noise floor.
+    """
     tuning = tuning_specs(plan)
-    if len(found) < len(tuning):
+    if len(results) < len(tuning):
         return tuning
-    best = {arm: choice.lr for arm, choice in choices(found).items()}
+    best = {arm: choice.lr for arm, choice in choices(results).items()}
     tests = [_spec(arm, best[arm], seed) for seed in plan.test_seeds() for arm in ARMS]
     return [*tuning, *tests, *(_spec("Adam", best["Adam"], seed) for seed in plan.repeat_seeds())]
 
 
 def summary(results: Results) -> Summary:
-    """Both metrics of both arms, each at its own learning rate."""
+    """Compare log loss and AUC of the two optimizers, each at its own learning rate."""
     chosen = choices(results)
     tests, repeats = results.tests(), results.repeats()
     rows = []
@@ -188,18 +201,18 @@ def summary(results: Results) -> Summary:
             repeat=repeats.metric(metric),
         )
         name = metric.upper() if metric == "auc" else metric
-        paper = "no such run; its private streams: GAUC higher" if metric == "auc" else "no such run"
+        paper = "not in the paper; GAUC is higher on its private streams" if metric == "auc" else "not in the paper"
         rows.append(comparison_row(f"{name} ({better} is better)", paper, compared[metric], tests.seconds, digits=4))
     rates = ", ".join(f"{arm} {choice.lr:g}" for arm, choice in chosen.items())
     verdict = (
         f"Log loss: {verdict_over_seeds(compared['log_loss'])}. AUC: {verdict_over_seeds(compared['auc'])}. "
-        f"Each with its own learning rate, chosen on other seeds: {rates}."
+        f"Each optimizer has its own learning rate, chosen on other seeds: {rates}."
     )
     return Summary(verdict, rows, [choice.warning for choice in chosen.values() if choice.warning])
 
 
 def figures(results: Results) -> Mapping[str, Figure]:
-    """How prediction goes along the stream, and what the learning rate does."""
+    """Draw the AUC along the stream, and the log loss over learning rates."""
     from matplotlib.figure import Figure
 
     chosen = choices(results)
@@ -214,28 +227,26 @@ def figures(results: Results) -> Mapping[str, Figure]:
         means = chosen[arm].means
         rates.plot(list(means), list(means.values()), "o-", ms=4, color=colors[arm], label=arm)
         rates.plot(chosen[arm].lr, means[chosen[arm].lr], "o", ms=10, mfc="none", color=colors[arm])
-    along.set(
-        xlabel="events seen", ylabel="AUC of the next 1,280 events", title="Along the stream, mean over test seeds"
-    )
+    along.set(xlabel="events", ylabel="AUC per 1,280 events", title="AUC along the stream, mean over test seeds")
     along.legend(loc="lower right")
     rates.set(xscale="log", xlabel="learning rate", ylabel="log loss", title="Tuning seeds (ring: chosen)")
     return {
-        "Prediction along the stream. Dotted: items get a new appeal at a stroke, and both have to learn anew.": figure
+        "AUC along the stream. Dotted lines mark sudden shifts, at which the preferences for all items change.": figure
     }
 
 
 DEMO_STREAM = Experiment(
     name="demo-stream",
-    title="A drifting, noisy click stream",
-    shows="Adam and CAdam predict clicks and learn from them, event after event, while tastes shift and labels lie.",
+    title="A simulated click stream with distribution change and label noise",
+    shows="Adam and CAdam predict clicks and learn from them while preferences shift and labels are noisy.",
     claim=(
-        "In production, where data shift and labels are noisy, CAdam predicts better than Adam (table 3, on private "
-        "data: GAUC up by 0.26 points on average)."
+        "In production, where the distribution shifts and labels are noisy, CAdam predicts better than Adam (table 3, "
+        "on private data: GAUC is higher by 0.26 points on average)."
     ),
     measure=(
-        "Log loss: how surprising the clicks are to the prediction, less is better. AUC: how often a click is ranked "
-        "above a pass, more is better, 0.5 is guessing. GAUC, the paper's measure: AUC within a group such as a user, "
-        "averaged over groups."
+        "Log loss: the negative log likelihood of the labels under the predictions; lower is better. AUC: how often a "
+        "click is ranked above an event without a click; higher is better, 0.5 is guessing. GAUC, the paper's metric: "
+        "the AUC within a group such as a user, averaged over groups."
     ),
     run_specs=run_specs,
     compute=compute,
@@ -244,7 +255,7 @@ DEMO_STREAM = Experiment(
     seconds={"quick": 35, "full": 150},
     seeds={"quick": 8, "full": 30},
     notes=[
-        "Not an experiment of the paper, whose streams are private: a small stand-in made on the fly, and no evidence "
+        "This is not an experiment of the paper, whose streams are private. It is a small simulation and no evidence "
         "about real traffic.",
         "The paper prints averages of 85.34, 85.64 and +0.30 GAUC for its production runs; the means of the columns it "
         "prints are 85.91, 86.17 and +0.26.",
@@ -252,11 +263,11 @@ DEMO_STREAM = Experiment(
 )
 
 NAMES = ("fig-shift", DEMO_STREAM.name)
-"""What `cadam demo` computes."""
+"""The experiments that `cadam demo` computes."""
 BOARD = (
     DEMO_STREAM.name,
-    "A drifting, noisy click stream: predict, then learn",
+    "A simulated click stream with distribution change and label noise: predict, then learn",
     ("Adam", "CAdam"),
     {"log_loss": "log loss", "auc": "AUC"},
 )
-"""What its scoreboard shows."""
+"""Arguments of the `Scoreboard` that `cadam demo` shows."""

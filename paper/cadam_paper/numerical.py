@@ -1,8 +1,13 @@
-"""The numerical study: a moving minimum (paper fig. 2), landscapes with noise (fig. 3) and without, and sweeps.
+"""The numerical experiments of the paper, and learning-rate sweeps that extend them.
 
-Every update is elementwise, so a spec runs all its problems and many runs of each as one tensor: no run feels
-another. What is random under a seed, and the same for every optimizer: where runs start, the phase of the moving
-minimum, and the noise.
+- `FIG_SHIFT` reproduces figure 2: one-dimensional losses whose minimum moves (sudden, linear or sinusoidal shift).
+- `FIG_NOISE` reproduces figure 3: four two-dimensional loss landscapes with noisy gradients.
+- `FIG_NO_NOISE` reproduces the figure of the appendix: the same landscapes with exact gradients.
+- `SWEEP_CYCLE` and `SWEEP_LR` repeat figures 2 and 3 over learning rates and cycle lengths. They are not in the paper.
+
+All updates are elementwise, so one optimizer run holds every problem and many random repetitions of it as the elements
+of a single tensor, and the elements do not influence each other. A seed determines the starting points, the phases of
+the moving minima and the gradient noise. All optimizers get the same ones.
 """
 
 from __future__ import annotations
@@ -41,16 +46,24 @@ PAIRS = (
     ("CSGDM", "SGDM"),
     ("CLion", "Lion"),
 )
-"""Every optimizer of the catalog, with confidence and without."""
+"""Every optimizer that cadam provides, as (with confidence, without confidence)."""
 ARMS = tuple(name for pair in PAIRS for name in pair)
 
 
 def descend(
     optimizer: str, start: Array, gradient: Callable[[Array, int], Array], steps: int, **options: Any
 ) -> tuple[Array, float]:
-    """Where an optimizer goes from `start`, as an array (1 + steps, *start.shape), and its alignment ratio.
+    """Run an optimizer on the elements of `start` and record its path.
 
-    `gradient(x, t)` is that of step t, counted from 1. Each element goes its own way.
+    Args:
+        optimizer: Name of a class of `cadam`.
+        start: Initial values. Each element is optimized independently.
+        gradient: Function of (x, t) that returns the gradient at step t, counted from 1.
+        steps: Number of steps.
+        **options: Options of the optimizer, such as `lr`.
+
+    Returns:
+        The path as an array of shape (1 + steps, *start.shape), and the alignment ratio over all steps.
     """
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     x.grad = torch.zeros_like(x)
@@ -66,7 +79,7 @@ def descend(
     return path, opt.alignment().total.over_all
 
 
-# A moving minimum ---------------------------------------------------------------------------------------------
+# Figure 2: a moving minimum ---------------------------------------------------------------------------------------------
 
 CYCLE, SHIFT_STEPS, SHIFT_LR, SHIFT_RUNS = 40, 100, 0.5, 64
 LOSSES = ("L1", "L2")
@@ -75,55 +88,65 @@ TARGETS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda cycles: cycles,
     "sine": lambda cycles: np.sin(2 * np.pi * cycles),
 }
-"""Where the minimum is after so many cycles."""
+"""Position of the minimum as a function of the elapsed number of cycles, by kind of shift."""
 SHIFTS = tuple((loss, target) for loss in LOSSES for target in TARGETS)
 
 
 @dataclass(frozen=True)
-class Chase:
-    """Runs after moving minima. Axes: (step,) loss and target as in SHIFTS, cycle length, run."""
+class TrackingRuns:
+    """Runs of one optimizer that follow moving minima.
+
+    The axes of the arrays are loss and kind of shift (as in `SHIFTS`), cycle length, and run. `path` and `target`
+    have the steps as an additional first axis.
+    """
 
     path: Array
     target: Array
     regret: Array
-    aligned: float
+    alignment: float
 
 
-def chase(optimizer: str, lr: float, cycles: Sequence[float], starts: Array, phases: Array, steps: int) -> Chase:
-    """Follow every minimum x*(t/cycle + phase) from every start. Regret is the sum of the losses met on the way."""
+def track_minima(
+    optimizer: str, lr: float, cycles: Sequence[float], starts: Array, phases: Array, steps: int
+) -> TrackingRuns:
+    """Follow every minimum x*(t/cycle + phase) from every starting point. The regret is the sum of the losses."""
     elapsed = np.arange(1, 1 + steps)[:, None, None] / np.asarray(cycles, dtype=float)[:, None] + phases
     target = np.stack([TARGETS[name](elapsed) for _, name in SHIFTS], axis=1)
     is_l1 = np.array([loss == "L1" for loss, _ in SHIFTS])[:, None, None]
 
     def gradient(x: Array, t: int) -> Array:
-        away = x - target[t - 1]
-        return np.asarray(np.where(is_l1, np.sign(away), 2 * away))
+        error = x - target[t - 1]
+        return np.asarray(np.where(is_l1, np.sign(error), 2 * error))
 
     start = np.broadcast_to(starts, target.shape[1:])
-    path, aligned = descend(optimizer, start, gradient, steps, lr=lr)
+    path, alignment = descend(optimizer, start, gradient, steps, lr=lr)
     with np.errstate(over="ignore", invalid="ignore"):
-        away = path[:-1] - target
-        regret = np.where(is_l1, np.abs(away), away**2).sum(axis=0)
-    return Chase(path, target, regret, aligned)
+        error = path[:-1] - target
+        regret = np.where(is_l1, np.abs(error), error**2).sum(axis=0)
+    return TrackingRuns(path, target, regret, alignment)
 
 
-def random_chases(seed: int, runs: int) -> tuple[Array, Array]:
-    """Starts between -1 and 1, and phases as a share of the cycle."""
+def draw_starts_and_phases(seed: int, runs: int) -> tuple[Array, Array]:
+    """Draw starting points between -1 and 1, and phases as fractions of a cycle."""
     rng = np.random.default_rng(seed)
     return rng.uniform(-1, 1, runs), rng.uniform(0, 1, runs)
 
 
 def compute_shift(spec: RunSpec) -> Outcome:
-    """The paper's run (x0 = 0, phase 0: nothing random), and the mean regret over runs with random start and phase."""
+    """Compute one run of figure 2.
+
+    The first element reproduces the paper's deterministic run (x0 = 0, phase 0). The others have random starting points
+    and phases, and their regret is averaged.
+    """
     runs, steps, cycle = spec.settings["runs"], spec.settings["steps"], spec.settings["cycle"]
-    starts, phases = random_chases(spec.seed, runs)
-    found = chase(spec.optimizer, spec.lr, [cycle], np.append(0.0, starts), np.append(0.0, phases), steps)
-    metrics = {"aligned": found.aligned}
-    for (loss, target), regret in zip(SHIFTS, found.regret[:, 0], strict=True):
+    starts, phases = draw_starts_and_phases(spec.seed, runs)
+    tracked = track_minima(spec.optimizer, spec.lr, [cycle], np.append(0.0, starts), np.append(0.0, phases), steps)
+    metrics = {"aligned": tracked.alignment}
+    for (loss, target), regret in zip(SHIFTS, tracked.regret[:, 0], strict=True):
         metrics[metric_name("paper regret", loss, target)] = float(regret[0])
         metrics[metric_name("regret", loss, target)] = mean = float(regret[1:].mean())
         metrics[metric_name("log10 regret", loss, target)] = float(np.log10(mean))
-    return Outcome(metrics, {"path": found.path[1:, :, 0, 0].T, "target": found.target[:, :, 0, 0].T})
+    return Outcome(metrics, {"path": tracked.path[1:, :, 0, 0].T, "target": tracked.target[:, :, 0, 0].T})
 
 
 def shift_specs(plan: Plan, _: Results) -> list[RunSpec]:
@@ -132,7 +155,7 @@ def shift_specs(plan: Plan, _: Results) -> list[RunSpec]:
 
 
 def _arm_specs(experiment: str, plan: Plan, lr: float, settings: Mapping[str, Any]) -> list[RunSpec]:
-    """Every arm under every test seed, and Adam once more under other seeds: its noise floor."""
+    """List every optimizer with every test seed, and Adam with further seeds to estimate the noise floor."""
     return [
         RunSpec(experiment, "", "", arm, lr, "", seed, settings)
         for arm in ARMS
@@ -141,10 +164,10 @@ def _arm_specs(experiment: str, plan: Plan, lr: float, settings: Mapping[str, An
 
 
 def _split(results: Results, arm: str) -> tuple[Results, Results]:
-    """The results of an arm: under test seeds, and under the others."""
-    mine = results.where(optimizer=arm)
-    test = set(Plan("full", len(mine)).test_seeds())
-    return Results([r for r in mine if r.spec.seed in test]), Results([r for r in mine if r.spec.seed not in test])
+    """Split the results of one optimizer into those of test seeds and those of all other seeds."""
+    of_arm = results.where(optimizer=arm)
+    test = set(Plan("full", len(of_arm)).test_seeds())
+    return Results([r for r in of_arm if r.spec.seed in test]), Results([r for r in of_arm if r.spec.seed not in test])
 
 
 def _compare(results: Results, pair: tuple[str, str], metric: str) -> statistics.Comparison:
@@ -217,20 +240,22 @@ def shift_figures(results: Results) -> dict[str, Figure]:
         for loss, target in SHIFTS
     }
     return {
-        "A minimum that moves: x* and where Adam and CAdam go (start 0, lr 0.5, cycle 40)": figure,
-        "Regret with confidence over regret without, random starts and phases, with 95% intervals": forest(ratios, 3),
+        "A moving minimum x*, and the trajectories of Adam and CAdam (start 0, lr 0.5, cycle 40)": figure,
+        "Ratio of the regret with confidence to the regret without (random starts and phases, 95% intervals)": forest(
+            ratios, 3
+        ),
     }
 
 
 _REGRET = (
-    "Regret is the loss summed along the way: less is better. The loss is the distance to the minimum (L1) or its "
-    "square (L2); the minimum jumps (sudden), drifts evenly (linear) or swings to and fro (sine)."
+    "Regret is the sum of the losses over all steps; lower is better. The loss is the distance to the minimum (L1) or "
+    "its square (L2). The minimum jumps (sudden), moves at a constant speed (linear) or oscillates (sine)."
 )
 FIG_SHIFT = Experiment(
     name="fig-shift",
     title="A moving minimum (fig. 2)",
-    shows="Trajectories of Adam and CAdam after a minimum that jumps, drifts or oscillates, and their regret.",
-    claim="CAdam closely follows the minimum and has the lower regret, for both losses and all three kinds of change.",
+    shows="Trajectories and regret of Adam and CAdam while the minimum of the loss jumps, drifts or oscillates.",
+    claim="CAdam closely follows the minimum and has the lower regret, for both losses and all three kinds of shift.",
     measure=_REGRET,
     run_specs=shift_specs,
     compute=compute_shift,
@@ -240,29 +265,35 @@ FIG_SHIFT = Experiment(
     tolerance=1e-6,
     seeds={"quick": 4, "full": 10},
     notes=(
-        "The paper's run is deterministic (x0 = 0). The intervals come from runs with random start (-1 to 1) and "
-        f"phase, {SHIFT_RUNS} per seed, the same for every optimizer; a seed counts as one value.",
-        "The paper prints no regrets; its text says CAdam's is lower throughout. The start x0 is not given; 0 is used.",
-        "Every optimizer runs at the paper's lr of 0.5, which was set for Adam; sweep-cycle tunes each.",
+        "The paper's run is deterministic (x0 = 0). The intervals come from runs with a random starting point (-1 to 1) "
+        f"and a random phase, {SHIFT_RUNS} per seed and the same for every optimizer. Each seed counts as one value.",
+        "The paper prints no regrets; its text says that CAdam's regret is always lower. It does not state the starting "
+        "point x0; 0 is used here.",
+        "Every optimizer runs at the paper's learning rate of 0.5, which was set for Adam. The experiment sweep-cycle "
+        "tunes the learning rate of each optimizer.",
     ),
 )
 
-# Landscapes ---------------------------------------------------------------------------------------------------
+# Figure 3: loss landscapes ---------------------------------------------------------------------------------------------------
 
 NOISE_STEPS, NOISE_LR, NOISE_RUNS, TAIL = 1500, 0.1, 64, 150
 MEASURES = {
     "loss": "log10 of the mean loss",
-    "end": "log10 of the loss at the end",
+    "end": "log10 of the final loss",
     "length": "log10 of the length of the path",
 }
 FLOOR = 1e-12
-"""Losses below this count as this: beyond it, ratios say how a run rounds, not how it learns."""
+"""Smaller losses are replaced by this value: below it, ratios of losses reflect rounding rather than learning."""
 Bounds = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """A function of the plane with minimum 0, its gradient, and where runs start: drawn one, and box for the others."""
+    """A function of two variables with minimum value 0, its gradient, and the starting points of its runs.
+
+    `start` is the starting point of the run that the figure shows. The other runs start at random points of `box`,
+    given as (left, right, bottom, top).
+    """
 
     formula: str
     value: Callable[[Array, Array], Array]
@@ -317,14 +348,15 @@ READINGS = {
     "component": "each component of the gradient scaled (appendix)",
     "whole": "the whole function scaled (main text)",
 }
-"""The paper's two descriptions of the noise."""
+"""The two descriptions of the gradient noise in the paper, which contradict each other."""
 
 
 @lru_cache(maxsize=4)
 def noise(seed: int, runs: int, steps: int) -> Array:
-    """Factors (step, reading, run, component): 1, or with probability 0.5 uniform on (-1, 1).
+    """Draw the factors that gradients are multiplied by: 1, or with probability 0.5 a uniform number from (-1, 1).
 
-    Under the second reading both components share the first one's factor.
+    The axes are step, reading (as in `READINGS`), run, and component. Under the reading "whole" both components
+    get the factor of the first component.
     """
     rng = np.random.default_rng(seed)
     shape = (steps, runs, 2)
@@ -333,19 +365,26 @@ def noise(seed: int, runs: int, steps: int) -> Array:
 
 
 def random_starts(seed: int, runs: int) -> Array:
-    """Starts (landscape, run, component): the one that is drawn, then `runs` others anywhere in the box."""
+    """Return the starting points, with axes (landscape, run, component).
+
+    The first run starts at the point that the figure shows, the other `runs` start at random points of the box.
+    """
     rng = np.random.default_rng([seed, 1])
     starts = np.empty((len(LANDSCAPES), 1 + runs, 2))
-    for place, landscape in zip(starts, LANDSCAPES.values(), strict=True):
+    for points, landscape in zip(starts, LANDSCAPES.values(), strict=True):
         left, right, bottom, top = landscape.box
-        place[0] = landscape.start
-        place[1:] = rng.uniform((left, bottom), (right, top), (runs, 2))
+        points[0] = landscape.start
+        points[1:] = rng.uniform((left, bottom), (right, top), (runs, 2))
     return starts
 
 
 def compute_landscapes(spec: RunSpec) -> Outcome:
-    """All landscapes at once. Over the runs with random start: the mean log10 of the mean loss, of the loss at the end
-    (mean of the last tenth) and of the length of the path. Losses are those of the function itself, without noise."""
+    """Run one optimizer on all landscapes at once.
+
+    The metrics are averages of log10 over the runs with random starting points: of the mean loss, of the final loss
+    (the mean over the last tenth of the steps), and of the path length. The losses are values of the function itself,
+    without noise.
+    """
     runs, steps, readings = spec.settings["runs"], spec.settings["steps"], spec.settings["readings"]
     starts = random_starts(spec.seed, runs)[:, None].repeat(len(readings), axis=1)
     clean = readings == ["none"]
@@ -356,8 +395,8 @@ def compute_landscapes(spec: RunSpec) -> Outcome:
         stacked = np.stack([np.stack(slope, axis=-1) for slope in slopes])
         return stacked if factors is None else stacked * factors[t - 1]
 
-    path, aligned = descend(spec.optimizer, starts, gradient, steps, lr=spec.lr)
-    metrics, curves = {"aligned": aligned}, {}
+    path, alignment = descend(spec.optimizer, starts, gradient, steps, lr=spec.lr)
+    metrics, curves = {"aligned": alignment}, {}
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(np.diff(path, axis=0), axis=-1).sum(axis=0)
         for number, (name, landscape) in enumerate(LANDSCAPES.items()):
@@ -380,12 +419,11 @@ def _landscape_specs(experiment: str, plan: Plan, readings: Sequence[str]) -> li
     settings = {"runs": NOISE_RUNS, "steps": NOISE_STEPS, "readings": list(readings)}
     specs = _arm_specs(experiment, plan, NOISE_LR, settings)
     first = plan.test_seeds()[0]
-    return [_drawn(spec, spec.seed == first and spec.optimizer in PAIRS[0]) for spec in specs]
-
-
-def _drawn(spec: RunSpec, draw: bool) -> RunSpec:
-    """The spec with or without the paths that the figure shows."""
-    return replace(spec, settings={**spec.settings, "draw": draw})
+    # Only the runs that the figure shows store their paths.
+    return [
+        replace(spec, settings={**spec.settings, "draw": spec.seed == first and spec.optimizer in PAIRS[0]})
+        for spec in specs
+    ]
 
 
 def noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
@@ -397,7 +435,7 @@ def no_noise_specs(plan: Plan, _: Results) -> list[RunSpec]:
 
 
 def landscape_summary(results: Results) -> Summary:
-    """The losses of Adam and CAdam landscape by landscape, the lengths of their paths, and how the other pairs fare."""
+    """Compare losses and path lengths of Adam and CAdam on each landscape, and the final losses of the other pairs."""
     readings = results[0].spec.settings["readings"]
     problems = [(name, reading) for reading in readings for name in LANDSCAPES]
     rows, ends = [], []
@@ -417,10 +455,10 @@ def landscape_summary(results: Results) -> Summary:
             )
             for name, reading in problems
         }
-        what = f"{pair[0]} against {pair[1]}, loss at the end"
+        what = f"{pair[0]} against {pair[1]}, final loss"
         rows.append(family_row(what, compared, _seconds(results, *pair)))
     counts = tally(ends, "problems", "lower", "higher")
-    return Summary(f"CAdam's loss at the end, against Adam's: {counts}.", rows)
+    return Summary(f"CAdam's final loss, against Adam's: {counts}.", rows)
 
 
 def landscape_figures(results: Results) -> dict[str, Figure]:
@@ -428,7 +466,7 @@ def landscape_figures(results: Results) -> dict[str, Figure]:
     figures = {}
     for reading in readings:
         how = "no noise" if reading == "none" else f"noise: {READINGS[reading]}"
-        figures[f"Paths from the marked start, {how}"] = _paths(results, reading)
+        figures[f"Paths from the marked starting point, {how}"] = _paths(results, reading)
     ratios = {
         name: {
             "" if reading == "none" else reading: {
@@ -438,7 +476,7 @@ def landscape_figures(results: Results) -> dict[str, Figure]:
         }
         for name in LANDSCAPES
     }
-    caption = "Loss at the end with confidence over loss without, random starts, with 95% intervals"
+    caption = "Ratio of the final loss with confidence to the final loss without (random starts, 95% intervals)"
     return {**figures, caption: forest(ratios, 4)}
 
 
@@ -454,7 +492,7 @@ def _paths(results: Results, reading: str) -> Figure:
             panel.plot(*landscape.start, "o", color=palette.INK, ms=4)
             panel.plot(*landscape.minimum, "*", color=palette.INK, ms=9)
             end = landscape.value(x[-TAIL:].astype(float), y[-TAIL:].astype(float)).mean()
-            panel.set_title(f"{arm}, {name}\nloss at the end {end:.2g}", fontsize=9)
+            panel.set_title(f"{arm}, {name}\nfinal loss {end:.2g}", fontsize=9)
     return figure
 
 
@@ -469,21 +507,23 @@ def _contours(panel: Axes, landscape: Landscape) -> None:
 
 
 _NOISE_NOTES = (
-    "The paper does not say where runs start. One drawn start is fixed; the numbers come from "
-    f"{NOISE_RUNS} random starts per seed, the same for every optimizer; a seed counts as one value.",
-    "Losses are of the function without noise; over runs, the mean of log10 is taken; below 1e-12 they count as 1e-12.",
-    "Every optimizer runs at the paper's lr of 0.1, which was set for Adam; sweep-lr tunes each.",
+    "The paper does not state the starting points. The figure shows one fixed starting point; the numbers come from "
+    f"{NOISE_RUNS} random starting points per seed, the same for every optimizer. Each seed counts as one value.",
+    "Losses are values of the function without noise. The mean of log10 is taken over runs, and losses below 1e-12 "
+    "count as 1e-12.",
+    "Every optimizer runs at the paper's learning rate of 0.1, which was set for Adam. The experiment sweep-lr tunes "
+    "the learning rate of each optimizer.",
 )
 
 _LOSS = (
-    "Loss is the height above the lowest point of the landscape: less is better. It is given as log10, so that a "
-    "difference of -1 means a tenth of it. L1 landscapes are sums of absolute values, L2 of squares; Rosenbrock is a "
-    "bent valley."
+    "The loss is the height above the minimum of the landscape; lower is better. It is given as log10, so a difference "
+    "of -1 means a loss ten times smaller. L1 landscapes are sums of absolute values, L2 landscapes sums of squares; "
+    "the Rosenbrock function is a curved valley."
 )
 FIG_NOISE = Experiment(
     name="fig-noise",
     title="Noisy landscapes (fig. 3)",
-    shows="Paths of Adam and CAdam on four landscapes when half of the gradients are scaled by U(-1, 1).",
+    shows="Paths of Adam and CAdam on four landscapes when half of the gradients are multiplied by U(-1, 1).",
     claim="CAdam's trajectories are smoother and it outperforms Adam in stability and robustness.",
     measure=_LOSS,
     run_specs=noise_specs,
@@ -494,7 +534,7 @@ FIG_NOISE = Experiment(
     tolerance=1e-6,
     seeds={"quick": 4, "full": 5},
     notes=(
-        "The main text scales the function as a whole, the appendix each component of the gradient. Both are shown; "
+        "The main text scales the whole function, the appendix scales each component of the gradient. Both are shown; "
         "the first rows follow the appendix.",
         *_NOISE_NOTES,
     ),
@@ -504,7 +544,7 @@ FIG_NO_NOISE = Experiment(
     name="fig-no-noise",
     title="The same landscapes without noise (appendix)",
     shows="Paths of Adam and CAdam on the four landscapes with exact gradients.",
-    claim="The natural behavior of both optimizers; the paper draws no conclusion.",
+    claim="The figure shows the behavior of both optimizers without noise; the paper draws no conclusion.",
     measure=_LOSS,
     run_specs=no_noise_specs,
     compute=compute_landscapes,
@@ -513,7 +553,7 @@ FIG_NO_NOISE = Experiment(
     seconds={"quick": 28, "full": 35},
     tolerance=1e-6,
     seeds={"quick": 4, "full": 5},
-    notes=("Only the starts are random.", *_NOISE_NOTES),
+    notes=("Only the starting points are random.", *_NOISE_NOTES),
 )
 
 # Figures ------------------------------------------------------------------------------------------------------
@@ -524,7 +564,7 @@ def _legend(panel: Axes, **options: Any) -> None:
 
 
 def _difference(results: Results, pair: tuple[str, str], metric: str) -> Interval:
-    """A metric with confidence minus the same without, over paired test seeds."""
+    """Return the difference of a metric, with confidence minus without, over paired test seeds."""
     return _compare(results, pair, metric).difference
 
 
@@ -532,7 +572,10 @@ Ratios = Mapping[str, Mapping[str, Mapping[tuple[str, str], Interval]]]
 
 
 def forest(ratios: Ratios, columns: int) -> Figure:
-    """Intervals of log10 ratios: a panel for each problem, a line for each pair, a color for each variant."""
+    """Draw a forest plot of log10 ratios with their intervals.
+
+    There is a panel for each problem, a line for each pair of optimizers, and a color for each variant of the noise.
+    """
     rows = -(-len(ratios) // columns)
     figure, axes = panels(rows, columns, 11, 0.6 + 2.5 * rows, sharey=True)
     for panel, (title, variants) in zip(axes.flat, ratios.items(), strict=True):
@@ -541,12 +584,12 @@ def forest(ratios: Ratios, columns: int) -> Figure:
             offset = 0.3 * (number - (len(variants) - 1) / 2)
             color, marker = ((palette.SERIES[0], "o"), (palette.SERIES[4], "D"))[number]
             panel.plot([], [], marker, color=color, ms=4, ls="", label=variant)
-            for line, found in enumerate(pairs.values()):
-                if not found.count:
+            for line, ratio in enumerate(pairs.values()):
+                if not ratio.count:
                     panel.text(0, line + offset, " diverged", color=palette.MUTED, fontsize=7, va="center")
                     continue
-                panel.plot([found.low, found.high], [line + offset] * 2, color=color, lw=2)
-                panel.plot(found.mean, line + offset, marker, color=color, ms=4)
+                panel.plot([ratio.low, ratio.high], [line + offset] * 2, color=color, lw=2)
+                panel.plot(ratio.mean, line + offset, marker, color=color, ms=4)
         panel.set_title(title, fontsize=9)
         panel.set_yticks(range(len(PAIRS)), [arm for arm, _ in PAIRS])
         low, high = panel.get_xlim()
@@ -563,7 +606,7 @@ def forest(ratios: Ratios, columns: int) -> Figure:
 
 
 def _factors(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Ticks and labels of an axis of log10 ratios: round factors that leave each other room."""
+    """Return ticks and labels for an axis of log10 ratios: the finest list of round factors that does not overlap."""
     for factors in (
         [0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2],
         [0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.2],
@@ -572,13 +615,13 @@ def _factors(low: float, high: float) -> tuple[list[float], list[str]]:
         [10.0**n for n in range(-12, 13)],
         [10.0**n for n in range(-12, 13, 3)],
     ):
-        places = [place for place in np.log10(factors) if low <= place <= high]
-        if len(places) > 2 and min(np.diff(places)) > 0.12 * (high - low) and places[0] < low + 0.4 * (high - low):
+        ticks = [tick for tick in np.log10(factors) if low <= tick <= high]
+        if len(ticks) > 2 and min(np.diff(ticks)) > 0.12 * (high - low) and ticks[0] < low + 0.4 * (high - low):
             break
-    return [float(place) for place in places], [f"{10**place:.2g}×" for place in places]
+    return [float(tick) for tick in ticks], [f"{10**tick:.2g}×" for tick in ticks]
 
 
-# Sweeps -------------------------------------------------------------------------------------------------------
+# Sweeps over learning rates and cycle lengths -------------------------------------------------------------------------------------------------------
 
 CYCLES = (5, 10, 20, 40, 80, 160, 320)
 SWEEP_LRS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -587,7 +630,7 @@ NOISE_LRS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def _sweep_specs(experiment: str, plan: Plan, lrs: Sequence[float], settings: Mapping[str, Any]) -> list[RunSpec]:
-    """Every arm at every learning rate, under test seeds and under as many tuning seeds."""
+    """List every optimizer at every learning rate, with the test seeds and with an equal number of tuning seeds."""
     seeds = (*plan.test_seeds(), *tuning_seeds(plan.seeds))
     return [RunSpec(experiment, "", "", arm, lr, "", seed, settings) for arm in ARMS for lr in lrs for seed in seeds]
 
@@ -597,12 +640,12 @@ def cycle_specs(plan: Plan, _: Results) -> list[RunSpec]:
 
 
 def compute_cycles(spec: RunSpec) -> Outcome:
-    """log10 of the mean regret per step after every minimum, at every cycle length."""
+    """Compute log10 of the mean regret per step for each loss, kind of shift and cycle length."""
     steps = spec.settings["steps"]
-    starts, phases = random_chases(spec.seed, spec.settings["runs"])
-    found = chase(spec.optimizer, spec.lr, spec.settings["cycles"], starts, phases, steps)
+    starts, phases = draw_starts_and_phases(spec.seed, spec.settings["runs"])
+    tracked = track_minima(spec.optimizer, spec.lr, spec.settings["cycles"], starts, phases, steps)
     with np.errstate(divide="ignore"):
-        regret = np.log10(found.regret.mean(axis=-1) / steps)
+        regret = np.log10(tracked.regret.mean(axis=-1) / steps)
     metrics = {
         metric_name(loss, target, cycle): float(regret[i, j])
         for i, (loss, target) in enumerate(SHIFTS)
@@ -612,7 +655,7 @@ def compute_cycles(spec: RunSpec) -> Outcome:
 
 
 def _tuned(results: Results, arm: str, metric: str) -> tuple[RateChoice, dict[int, float]]:
-    """The learning rate that tuning seeds choose, and the metric at it under test seeds."""
+    """Choose the learning rate on tuning seeds; return the choice and the metric at that rate by test seed."""
     test, tuning = _split(results, arm)
     choice = choose_lr(arm, tuning.metric_by_rate(metric), "lower")
     return choice, test.where(lr=choice.lr).metric(metric)
@@ -621,28 +664,30 @@ def _tuned(results: Results, arm: str, metric: str) -> tuple[RateChoice, dict[in
 def _tuned_comparison(
     results: Results, pair: tuple[str, str], metric: str
 ) -> tuple[statistics.Comparison, list[RateChoice]]:
-    """A pair, each arm at its own learning rate."""
+    """Compare a pair of optimizers, each at its own best learning rate."""
     chosen = [_tuned(results, arm, metric) for arm in pair]
     arm, baseline = (values for _, values in chosen)
     return statistics.compare(arm, baseline, names=pair, better="lower"), [choice for choice, _ in chosen]
 
 
 def _tuned_summary(results: Results, lines: Sequence[tuple[tuple[str, str], str, str]]) -> Summary:
-    """A row for each pair, name and metric; and what the grids leave open."""
+    """Summarize a sweep with one row for each (pair, label, metric), and warn where a grid ends too early."""
     rows, comparisons, warnings = [], [], []
-    for pair, what, metric in lines:
+    for pair, label, metric in lines:
         comparison, choices = _tuned_comparison(results, pair, metric)
         lrs = ", ".join(f"{choice.arm} lr {choice.lr:g}" for choice in choices)
-        rows.append(comparison_row(f"{what} ({lrs})", "", comparison, _seconds(results, *pair)))
+        rows.append(comparison_row(f"{label} ({lrs})", "", comparison, _seconds(results, *pair)))
         comparisons.append(comparison)
-        warnings += [f"{what}: {choice.warning}" for choice in choices if choice.warning]
+        warnings += [f"{label}: {choice.warning}" for choice in choices if choice.warning]
     counts = tally(comparisons, "comparisons", "better", "worse")
     return Summary(f"Confidence, with each arm at its own best learning rate: {counts}.", rows, warnings)
 
 
 def cycle_summary(results: Results) -> Summary:
     lines = [(PAIRS[0], f"{loss}, {target}, cycle 40", metric_name(loss, target, 40)) for loss, target in SHIFTS]
-    return _tuned_summary(results, [*lines, *((pair, f"{pair[0]}: all minima and cycles", "all") for pair in PAIRS)])
+    return _tuned_summary(
+        results, [*lines, *((pair, f"{pair[0]}: all shifts and cycle lengths", "all") for pair in PAIRS)]
+    )
 
 
 def cycle_figures(results: Results) -> dict[str, Figure]:
@@ -679,8 +724,8 @@ def cycle_figures(results: Results) -> dict[str, Figure]:
     bar = heat.colorbar(mesh, ax=axes, ticks=[-0.5, 0, 0.5], shrink=0.7)
     bar.ax.set_yticklabels(["0.3× better", "1×", "3× worse"], color=palette.INK, fontsize=8)
     return {
-        "CAdam's regret over Adam's at the same learning rate: blue where CAdam wins, red where it loses": heat,
-        "Regret per step with each at its own best learning rate": lines,
+        "Ratio of CAdam's regret to Adam's at the same learning rate (blue: CAdam is better, red: it is worse)": heat,
+        "Regret per step, each optimizer at its own best learning rate": lines,
     }
 
 
@@ -720,7 +765,7 @@ def lr_figures(results: Results) -> dict[str, Figure]:
                 values = [_mean(test.where(lr=lr), metric_name(measure, name, "component")) for lr in lrs]
                 panel.loglog(lrs, 10 ** np.array(values), "o-", color=color, ms=4, lw=1.5, label=arm)
             panel.set_title(name, fontsize=9)
-        row[0].set_ylabel({"loss": "mean loss", "end": "loss at the end"}[measure])
+        row[0].set_ylabel({"loss": "mean loss", "end": "final loss"}[measure])
     _legend(axes[0, 0])
     for panel in axes[-1]:
         panel.set_xlabel("learning rate")
@@ -734,22 +779,24 @@ def lr_figures(results: Results) -> dict[str, Figure]:
         for name in LANDSCAPES
     }
     return {
-        "Loss under noise over the learning rate": figure,
-        "Mean loss with confidence over loss without, each arm at its own best learning rate": forest(ratios, 4),
+        "Loss under noise as a function of the learning rate": figure,
+        "Ratio of the mean loss with confidence to the mean loss without, each at its own best learning rate": forest(
+            ratios, 4
+        ),
     }
 
 
 _SWEEP_NOTE = (
-    "Learning rates are chosen per arm on tuning seeds and judged on others. The starts, phases and noise of a seed "
-    f"are the same for every arm; {SWEEP_RUNS} runs a seed."
+    "The learning rate of each optimizer is chosen on tuning seeds and evaluated on test seeds. The starting points, "
+    f"phases and noise of a seed are the same for every optimizer; a seed stands for {SWEEP_RUNS} runs."
 )
 
 SWEEP_CYCLE = Experiment(
     name="sweep-cycle",
-    title="Where CAdam wins: learning rate and cycle length",
-    shows="The regret of fig-shift over learning rates and cycle lengths, with and without confidence.",
+    title="A moving minimum over learning rates and cycle lengths",
+    shows="The regret of fig-shift as a function of learning rate and cycle length, with and without confidence.",
     claim="Not in the paper, which shows one learning rate and one cycle length.",
-    measure=f"{_REGRET} It is given per step, as log10: a difference of -1 means a tenth of it.",
+    measure=f"{_REGRET} It is given per step, as log10, so a difference of -1 means a regret ten times smaller.",
     run_specs=cycle_specs,
     compute=compute_cycles,
     summary=cycle_summary,
@@ -757,13 +804,13 @@ SWEEP_CYCLE = Experiment(
     seconds={"quick": 45, "full": 90},
     tolerance=1e-6,
     seeds={"quick": 2, "full": 4},
-    notes=(_SWEEP_NOTE, f"{SWEEP_STEPS} steps for every cycle length."),
+    notes=(_SWEEP_NOTE, f"Each run takes {SWEEP_STEPS} steps, for every cycle length."),
 )
 
 SWEEP_LR = Experiment(
     name="sweep-lr",
-    title="Where CAdam wins: learning rate under noise",
-    shows="The losses of fig-noise over learning rates, for every optimizer with and without confidence.",
+    title="Noisy landscapes over learning rates",
+    shows="The losses of fig-noise as a function of the learning rate, for every optimizer with and without confidence.",
     claim="Not in the paper, which shows one learning rate.",
     measure=_LOSS,
     run_specs=lr_specs,
@@ -773,5 +820,5 @@ SWEEP_LR = Experiment(
     seconds={"quick": 120, "full": 240},
     tolerance=1e-6,
     seeds={"quick": 2, "full": 4},
-    notes=(_SWEEP_NOTE, "Noise on each component, as in the appendix."),
+    notes=(_SWEEP_NOTE, "Each component of the gradient has its own noise, as in the appendix."),
 )

@@ -73,7 +73,7 @@ def test_regrets_at_the_papers_settings() -> None:
 def test_a_chase_is_what_autograd_and_one_parameter_give() -> None:
     """One panel computed plainly: loss by autograd, one element, regret added up on the way."""
     starts, phases = np.array([0.3, -0.7]), np.array([0.0, 0.4])
-    found = numerical.chase("CAdam", 0.5, [10, 40], starts, phases, 50)
+    found = numerical.track_minima("CAdam", 0.5, [10, 40], starts, phases, 50)
     panel, cycle, run = numerical.SHIFTS.index(("L2", "sine")), 1, 1
     x = torch.tensor([starts[run]], dtype=torch.float64, requires_grad=True)
     opt, regret = cadam.CAdam([x], lr=0.5), 0.0

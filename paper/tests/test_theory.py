@@ -17,7 +17,7 @@ from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam_paper import theory
 
 UNIT = st.integers(-16, 16).map(lambda n: n / 16)
-MEETING = [name for name, function in theory.FUNCTIONS.items() if not function.broken]
+MEETING = [name for name, function in theory.FUNCTIONS.items() if not function.violation]
 
 
 @st.composite
@@ -41,8 +41,8 @@ def broken(optimizer: type[cadam.Optimizer], problem: dict[str, Any], factor: fl
     """The lemmas that a run breaks; G is the longest gradient it met, the least that the lemmas allow."""
     hessian, eps, lr = problem["hessian"], problem["eps"], problem["lr"]
     start = problem["start"][None]
-    trace = theory.watch(optimizer, start, lambda x, _: x @ hessian, steps, lr=lr, eps=eps, betas=problem["betas"])
-    longest = float(np.linalg.norm(trace.given, axis=-1).max())
+    trace = theory.record_run(optimizer, start, lambda x, _: x @ hessian, steps, lr=lr, eps=eps, betas=problem["betas"])
+    longest = float(np.linalg.norm(trace.gradients, axis=-1).max())
 
     def run(bound: float) -> theory.Check:
         return theory.check(
@@ -56,9 +56,9 @@ def broken(optimizer: type[cadam.Optimizer], problem: dict[str, Any], factor: fl
         )
 
     found = set()
-    if run(max(longest, 1e-300)).step_broken.any():
+    if run(max(longest, 1e-300)).violates_step_length.any():
         found.add("step")
-    if run(max(longest, eps)).descent_broken.any():
+    if run(max(longest, eps)).violates_descent.any():
         found.add("descent")
     return found
 
@@ -167,7 +167,7 @@ def test_one_gradient_of_the_wrong_sign_breaks_descent_for_cadam_only(
 ) -> None:
     """1 - cos x near pi/2, a slope of 1. One flip in 20 leaves mhat right, but the mask asks the flipped gradient."""
     lr, eps, steps = 0.004, 0.5, 20
-    trace = theory.watch(
+    trace = theory.record_run(
         optimizer,
         np.full((1, 1), 1.8),
         lambda x, t: np.sin(x) * (-1 if t == steps else 1),
