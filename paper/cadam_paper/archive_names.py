@@ -1,7 +1,8 @@
 """Identifiers in the archive of results whose wording differs from the vocabulary of the code.
 
-The archive (results/*.parquet) is never rewritten, so the names that were stored with a result must keep their spelling.
-Names that have a better wording today are defined here once; `display_condition` gives the wording for tables.
+The archive (results/*.parquet) is never rewritten, so the names that were stored with a result must keep their
+spelling. Names that have a better wording today are defined here once; `display_condition` gives the wording for
+tables.
 """
 
 from __future__ import annotations

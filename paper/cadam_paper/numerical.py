@@ -79,7 +79,7 @@ def descend(
     return path, opt.alignment().total.over_all
 
 
-# Figure 2: a moving minimum ---------------------------------------------------------------------------------------------
+# Figure 2: a moving minimum ------------------------------------------------------------------------------------
 
 CYCLE, SHIFT_STEPS, SHIFT_LR, SHIFT_RUNS = 40, 100, 0.5, 64
 LOSSES = ("L1", "L2")
@@ -265,16 +265,17 @@ FIG_SHIFT = Experiment(
     tolerance=1e-6,
     seeds={"quick": 4, "full": 10},
     notes=(
-        "The paper's run is deterministic (x0 = 0). The intervals come from runs with a random starting point (-1 to 1) "
-        f"and a random phase, {SHIFT_RUNS} per seed and the same for every optimizer. Each seed counts as one value.",
-        "The paper prints no regrets; its text says that CAdam's regret is always lower. It does not state the starting "
-        "point x0; 0 is used here.",
+        "The paper's run is deterministic (x0 = 0). The intervals come from runs with a random starting point (-1 to "
+        f"1) and a random phase, {SHIFT_RUNS} per seed and the same for every optimizer. Each seed counts as one "
+        "value.",
+        "The paper prints no regrets; its text says that CAdam's regret is always lower. It does not state the "
+        "starting point x0; 0 is used here.",
         "Every optimizer runs at the paper's learning rate of 0.5, which was set for Adam. The experiment sweep-cycle "
         "tunes the learning rate of each optimizer.",
     ),
 )
 
-# Figure 3: loss landscapes ---------------------------------------------------------------------------------------------------
+# Figure 3: loss landscapes -------------------------------------------------------------------------------------
 
 NOISE_STEPS, NOISE_LR, NOISE_RUNS, TAIL = 1500, 0.1, 64, 150
 MEASURES = {
@@ -621,7 +622,7 @@ def _factors(low: float, high: float) -> tuple[list[float], list[str]]:
     return [float(tick) for tick in ticks], [f"{10**tick:.2g}×" for tick in ticks]
 
 
-# Sweeps over learning rates and cycle lengths -------------------------------------------------------------------------------------------------------
+# Sweeps over learning rates and cycle lengths ------------------------------------------------------------------
 
 CYCLES = (5, 10, 20, 40, 80, 160, 320)
 SWEEP_LRS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -810,7 +811,7 @@ SWEEP_CYCLE = Experiment(
 SWEEP_LR = Experiment(
     name="sweep-lr",
     title="Noisy landscapes over learning rates",
-    shows="The losses of fig-noise as a function of the learning rate, for every optimizer with and without confidence.",
+    shows="The losses of fig-noise as a function of the learning rate, for all optimizers with and without confidence.",
     claim="Not in the paper, which shows one learning rate.",
     measure=_LOSS,
     run_specs=lr_specs,

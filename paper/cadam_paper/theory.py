@@ -426,9 +426,7 @@ def theorem_summary(results: Results) -> Summary:
     bounded = min(r.outcome.metrics["bounded"] for r in inside)
     warnings = []
     if bounded < 1:
-        warnings = [
-            f"gradient norms exceeded G in up to {1 - bounded:.1%} of the steps of a run; these are not checked"
-        ]
+        warnings = [f"gradient norms exceeded G in up to {1 - bounded:.1%} of a run's steps, which are not checked"]
     return Summary(verdict, rows, warnings)
 
 
@@ -539,7 +537,7 @@ def _draw_recipe(panel: Axes, results: Results) -> None:
 THEOREM = Experiment(
     name="theorem",
     title="Convergence (theorem 4.3 and its two lemmas)",
-    shows="Whether both lemmas and the rate hold at every step, on functions with and without the theorem's assumptions.",
+    shows="Whether the lemmas and the rate hold at every step, on functions that meet the assumptions and on others.",
     measure=(
         "A step violates a lemma if its inequality fails by more than rounding errors; under the theorem's assumptions "
         "no step should. Masked: the share of elementwise updates that CAdam skipped."
@@ -553,9 +551,9 @@ THEOREM = Experiment(
     tolerance=1e-6,
     seeds={"quick": 1, "full": 2},
     notes=(
-        "Power of the check: the descent lemma requires the function to decrease only while the gradient is large. Near "
-        "the optimum, where most steps are, it permits an increase and is hard to violate. The rate follows from the "
-        "descent lemma; it is drawn but is not independent evidence.",
+        "Power of the check: the descent lemma requires the function to decrease only while the gradient is large. "
+        "Near the optimum, where most steps are, it permits an increase and is hard to violate. The rate follows from "
+        "the descent lemma; it is drawn but is not independent evidence.",
         "The check shows whether an inequality failed on these runs by more than rounding errors. It cannot show that "
         "it never fails elsewhere, or that CAdam is better than Adam. The bounds hold for both optimizers and are far "
         "above the measured values of both.",
