@@ -1,4 +1,7 @@
-"""``python -m cadam_paper ...``: the command `cadam`, also where no package is installed and PYTHONPATH names both."""
+"""Run the command `cadam` with the commands of the paper: ``python -m cadam_paper ...``.
+
+This works without installing the packages, if PYTHONPATH contains the folders of both.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The experiments by name. Each is imported only when asked for."""
+"""The list of experiments. The module of an experiment is imported only when the experiment is requested."""
 
 from __future__ import annotations
 
@@ -51,25 +51,31 @@ EXPERIMENTS = {
     "rates-movielens-1m": "cadam_paper.real_streams:MOVIELENS_1M_RATES",
     "rates-retrosheet": "cadam_paper.real_streams:RETROSHEET_RATES",
 }
-"""In the order of the paper: module and name of each `Experiment`."""
+"""Where each `Experiment` is defined, as "module:attribute", in the order of the paper."""
 
 
 class UnknownExperimentError(ValueError):
-    """A name that is no experiment's."""
+    """Raised for a name that is not in the catalog."""
 
 
 def find(name: str) -> Experiment:
-    """The experiment of this name."""
+    """Return the experiment with this name.
+
+    Raises:
+        UnknownExperimentError: If there is no such experiment. The message suggests a similar name.
+    """
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name.lower(), EXPERIMENTS, n=1, cutoff=0.5)
-        advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(EXPERIMENTS)}"
-        raise UnknownExperimentError(f"no experiment is called {name!r}; {advice}")
+        advice = f"did you mean {close[0]!r}?" if close else f"the experiments are {', '.join(EXPERIMENTS)}"
+        raise UnknownExperimentError(f"there is no experiment {name!r}; {advice}")
     module, attribute = EXPERIMENTS[name].split(":")
     experiment: Experiment = getattr(import_module(module), attribute)
     return experiment
 
 
 def select(names: Iterable[str]) -> list[Experiment]:
-    """The experiments of these names, each once; `all` stands for every one."""
-    listed = [known for name in names for known in (EXPERIMENTS if name == "all" else [name])]
-    return [find(name) for name in dict.fromkeys(listed)]
+    """Return the experiments with these names without duplicates; the name `all` stands for every experiment."""
+    selected: list[str] = []
+    for name in names:
+        selected += EXPERIMENTS if name == "all" else [name]
+    return [find(name) for name in dict.fromkeys(selected)]

@@ -1,4 +1,4 @@
-"""The page of commands, docs/cli.md, from the parsers themselves."""
+"""Generation of the command reference, docs/cli.md, from the argument parsers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from cadam.cli.commands import available_commands
 from cadam.cli.main import build_parser
 
-from .published import head, line
+from .published import table_header, table_row
 
 
 def commands() -> list[str]:
-    """Every command: what it does, then its arguments."""
+    """Return the Markdown of every command: its description and a table of its arguments."""
     available = available_commands()
     parser = build_parser(available, with_arguments=available)
     subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
@@ -20,27 +20,27 @@ def commands() -> list[str]:
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield from (f"## cadam {name}", "", *_text(parser.description or "").splitlines(), "")
-    yield from head("argument", "meaning")
+    yield from (f"## cadam {name}", "", *_escape(parser.description or "").splitlines(), "")
+    yield from table_header("argument", "meaning")
     for action in parser._actions:
         if not isinstance(action, argparse._HelpAction) and action.help is not argparse.SUPPRESS:
             meaning = (action.help or "") % {**vars(action), "prog": f"cadam {name}"}
-            yield line(f"`{_spelling(action)}`", _text(meaning).replace("|", "\\|"))
+            yield table_row(f"`{_usage(action)}`", _escape(meaning).replace("|", "\\|"))
     yield ""
 
 
-def _text(text: str) -> str:
-    """A help text for Markdown, where a star or an angle bracket would mean something."""
+def _escape(text: str) -> str:
+    """Escape the characters of a help text that have a meaning in Markdown."""
     return text.strip().replace("``", "`").replace("*", "\\*").replace("<", "&lt;")
 
 
-def _spelling(action: argparse.Action) -> str:
-    """How it is typed: its longest name, and what it takes."""
-    takes = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
-    if isinstance(takes, tuple):
-        takes = " ".join(takes)
+def _usage(action: argparse.Action) -> str:
+    """Return an argument as it is typed: its longest name and the placeholder of its value."""
+    placeholder = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    if isinstance(placeholder, tuple):
+        placeholder = " ".join(placeholder)
     if not action.option_strings:
-        return f"{takes or action.dest}{'...' if action.nargs in ('*', '+') else ''}".replace("|", "\\|")
-    if not takes and action.nargs != 0:
-        takes = action.dest.upper()
-    return f"{max(action.option_strings, key=len)} {takes}".strip().replace("|", "\\|")
+        return f"{placeholder or action.dest}{'...' if action.nargs in ('*', '+') else ''}".replace("|", "\\|")
+    if not placeholder and action.nargs != 0:
+        placeholder = action.dest.upper()
+    return f"{max(action.option_strings, key=len)} {placeholder}".strip().replace("|", "\\|")

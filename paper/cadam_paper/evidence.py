@@ -1,7 +1,8 @@
-"""Does CAdam help? The answer of all archived studies together: in sentences, as tables and as a forest plot.
+"""Tables and figures of docs/evidence.md, which combines all archived studies to answer whether CAdam helps.
 
-`pages` puts what is made here into docs/evidence.md. Nothing on that page is a number that was typed in, but for the
-paper's own.
+`pages` inserts the results of these functions into the page. All numbers are computed from the archive, except those
+that the paper reports. A *pair* is an optimizer with confidence and the same optimizer without, each evaluated over a
+grid of learning rates.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cadam.ab.verdict import kind_names
 from cadam.statistics.comparison import Comparison, Kind, compare
 from cadam.statistics.intervals import Interval, t_quantile
 
+from .archive_names import LABEL_NOISE, UNCHANGED, display_condition
 from .ctr import rates as click_rates
 from .ctr import study as click_study
 from .harness.rate_pairs import Pair
@@ -30,34 +32,50 @@ from .harness.rates import RateCurve
 from .harness.rates import draw as draw_curves
 from .images import rates as image_rates
 from .images import study as images
-from .published import ROOT, archive, head, in_brackets, interval, is_archived, line, lines, part, request, row, short
-from .stream_tables import STREAMS, times_adams
+from .published import (
+    ROOT,
+    archive,
+    difference_of,
+    find_row,
+    find_rows,
+    format_interval,
+    format_rate,
+    is_complete,
+    load,
+    load_full_scale,
+    table_header,
+    table_row,
+)
+from .stream_tables import STREAMS, best_rate_ratios
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 POINTS = 100.0
-"""GAUC is archived as a share and written in points."""
+"""Factor from the archived GAUC, a number between 0 and 1, to points."""
 IMAGE_CURVES = {
     "fig-rates": image_rates.Curves("vgg", images.ARMS),
     "fig-rates-amsgrad": image_rates.Curves("vgg", ("CAmsGrad", "AmsGrad")),
     "fig-rates-sgdm": image_rates.Curves("vgg", ("CSGDM", "SGDM")),
     "fig-rates-resnet": image_rates.Curves("resnet", images.ARMS),
 }
+"""Experiments that evaluate a pair of optimizers on images over learning rates."""
 FIGURE_OF = {"sudden": "fig-sudden", "continuous": "fig-continuous", "noise": "fig-image-noise"}
-"""The paper's figure of each condition, for VGG-16; those of the other models have its name and theirs."""
+"""The experiment on VGG-16 for each condition. The names for other models have the model as a suffix."""
 CLICK_CURVES = "fig-rates-clicks"
+"""The experiment that evaluates Adam and CAdam on clicks over learning rates."""
 OWN, BASELINES, FIRST_FIFTH, TUNED = "own best", "the baseline's, by 10 epochs", "first fifth", "tuning runs"
+"""The ways in which studies choose learning rates."""
 ACCURACY, AUC, GAUC = "points of accuracy", "points of AUC", "points of GAUC"
 
 
-# What was found ------------------------------------------------------------------------------------------------
+# Findings ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A treatment minus its baseline in one study, under one condition."""
+    """The difference between a treatment and its baseline in one study, under one condition."""
 
     unit: str
     study: str
@@ -65,80 +83,82 @@ class Finding:
     difference: Interval
     kind: Kind
     rates: str
-    """How learning rates were chosen."""
+    """The way in which the learning rates were chosen."""
     paper: float | None = None
+    """The difference that the paper reports, if any."""
     treatment: str = "CAdam"
 
     @property
-    def ahead(self) -> bool:
-        """Does the interval over seeds lie above 0?"""
+    def is_ahead(self) -> bool:
+        """Whether the interval over seeds lies above 0."""
         return self.difference.low > 0
 
 
 @cache
 def image_pairs(name: str = "fig-rates") -> dict[str, Pair]:
-    """Curves over rates, by condition: of those of which the archive has every run."""
-    found = part(name)
-    return image_rates.pairs(found.results, IMAGE_CURVES[name], found.missing)
+    """Return the pair of an image experiment by condition, for the conditions whose runs are all archived."""
+    request = load_full_scale(name)
+    return image_rates.pairs(request.results, IMAGE_CURVES[name], request.missing)
 
 
 MODELS = {"VGG-16": "fig-rates", "ResNet-18": "fig-rates-resnet"}
-"""The models of which Adam and CAdam were run over rates, and where."""
+"""The experiments that evaluate Adam and CAdam on images over learning rates, by model."""
 
 
 @cache
 def adam_pairs() -> dict[tuple[str, str], Pair]:
-    """The curves of CAdam and Adam on images, by model and condition."""
+    """Return the pairs of CAdam and Adam on images by (model, condition)."""
     return {(model, label): pair for model, name in MODELS.items() for label, pair in image_pairs(name).items()}
 
 
 @cache
-def image_curves() -> dict[str, Pair]:
-    """All pairs of curves on images, by model, optimizer without confidence and condition."""
+def all_image_pairs() -> dict[str, Pair]:
+    """Return all pairs on images. The keys name model, optimizer without confidence and condition."""
     return {
-        f"{images.MODELS[what.family]['full']}, {what.arms[1]}, {label}": pair
-        for name, what in IMAGE_CURVES.items()
+        f"{images.MODELS[curves.family]['full']}, {curves.arms[1]}, {label}": pair
+        for name, curves in IMAGE_CURVES.items()
         for label, pair in image_pairs(name).items()
     }
 
 
 @cache
 def click_pairs() -> dict[str, Pair]:
-    return click_rates.pairs(request(CLICK_CURVES).results)
+    """Return the pair of CAdam and Adam on clicks by condition."""
+    return click_rates.pairs(load(CLICK_CURVES).results)
 
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """All comparisons of archived studies on data, none left out."""
-    return (*_on_images(), *_on_clicks(), *_on_streams())
+    """Return every comparison of the archived studies on images, clicks and real streams."""
+    return (*_image_findings(), *_click_findings(), *_stream_findings())
 
 
-def _on_images() -> Iterable[Finding]:
-    for name, what in IMAGE_CURVES.items():
-        study = f"{images.MODELS[what.family]['full']}, {what.arms[0]}"
+def _image_findings() -> Iterable[Finding]:
+    for name, curves in IMAGE_CURVES.items():
+        study = f"{images.MODELS[curves.family]['full']}, {curves.arms[0]}"
         for label, pair in image_pairs(name).items():
-            yield _of(ACCURACY, study, label, pair.own, OWN, pair.margin, what.arms[0])
+            yield _finding_of_pair(ACCURACY, study, label, pair, curves.arms[0])
     for condition in images.CONDITIONS.values():
         label = condition.label(condition.reference)
         for treatment, baseline in images.PAIRS:
-            found = row("tab-ablation-images", f"{label}: {treatment} against {baseline}")
+            row = find_row("tab-ablation-images", f"{label}: {treatment} against {baseline}")
             without, confident = images.PAPER[condition.name, baseline]
             paper = confident - without
-            yield _from(ACCURACY, f"VGG-16, {treatment}", label, found, BASELINES, paper, treatment=treatment)
+            yield _finding_of_row(ACCURACY, f"VGG-16, {treatment}", label, row, BASELINES, paper, treatment=treatment)
         for family in ("resnet", "densenet"):
-            found = row(f"{FIGURE_OF[condition.name]}-{family}", f"{label}: mean test accuracy")
-            yield _from(ACCURACY, f"{images.MODELS[family]['full']}, CAdam", label, found, BASELINES)
+            row = find_row(f"{FIGURE_OF[condition.name]}-{family}", f"{label}: mean test accuracy")
+            yield _finding_of_row(ACCURACY, f"{images.MODELS[family]['full']}, CAdam", label, row, BASELINES)
 
 
-def _on_clicks() -> Iterable[Finding]:
+def _click_findings() -> Iterable[Finding]:
     for condition, pair in click_pairs().items():
-        yield _of(AUC, "DeepFM, generated clicks", condition, pair.own, OWN, pair.margin)
+        yield _finding_of_pair(AUC, "DeepFM, generated clicks", condition, pair)
     for treatment, baseline, table in MODEL_PAIRS:
-        found = row(table, f"mean of the models: {treatment} against {baseline}")
+        row = find_row(table, f"mean of the models: {treatment} against {baseline}")
         paper = click_study.PAPER_ABLATION[treatment] - click_study.PAPER_ABLATION[baseline]
-        yield _from(AUC, f"five models, {treatment}", "no drift", found, TUNED, paper, treatment=treatment)
+        yield _finding_of_row(AUC, f"five models, {treatment}", "no drift", row, TUNED, paper, treatment=treatment)
     paper = float(np.subtract(click_study.PAPER_NOISY["CAdam"], click_study.PAPER_NOISY["Adam"]).mean())
-    yield _from(AUC, "five models, CAdam", "no drift, 1% noise", noisy_clicks(), TUNED, paper)
+    yield _finding_of_row(AUC, "five models, CAdam", "no drift, 1% noise", noisy_clicks(), TUNED, paper)
 
 
 MODEL_PAIRS = (
@@ -146,165 +166,159 @@ MODEL_PAIRS = (
     ("CAmsGrad", "AmsGrad", "tab-criteo"),
     ("CSGDM", "SGDM", "tab-ablation-criteo"),
 )
-"""What was compared on five models and generated clicks, and in which study."""
+"""Treatment, baseline and experiment of the comparisons on five models and generated clicks."""
 
 
 def noisy_clicks() -> Row:
-    """CAdam against Adam over five models with 1% noise, each at the rate best in tuning runs."""
-    return row("tab-criteo-noise", "lr best on noisy data: mean of the models")
+    """Return CAdam against Adam over five models with 1% label noise, each at its best rate of the tuning runs."""
+    return find_row("tab-criteo-noise", "lr best on noisy data: mean of the models")
 
 
-def _on_streams() -> Iterable[Finding]:
+def _stream_findings() -> Iterable[Finding]:
     for name, label in STREAMS.items():
-        if is_archived(f"rates-{name}"):
-            found = row(f"rates-{name}", "GAUC by impressions: each at its own best rate")
-            yield _from(GAUC, label, "as it is", found, OWN, scale=POINTS)
-        if is_archived(f"ab-{name}"):
-            for found in lines(f"ab-{name}", end=": GAUC by impressions (higher is better)"):
-                condition = found.label.partition(":")[0]
-                yield _from(GAUC, label, condition, found, FIRST_FIFTH, scale=POINTS)
+        if is_complete(f"rates-{name}"):
+            row = find_row(f"rates-{name}", "GAUC by impressions: each at its own best rate")
+            yield _finding_of_row(GAUC, label, UNCHANGED, row, OWN, scale=POINTS)
+        if is_complete(f"ab-{name}"):
+            for row in find_rows(f"ab-{name}", suffix=": GAUC by impressions (higher is better)"):
+                condition = row.label.partition(":")[0]
+                yield _finding_of_row(GAUC, label, condition, row, FIRST_FIFTH, scale=POINTS)
 
 
-def _of(
+def _finding_of_pair(unit: str, study: str, condition: str, pair: Pair, treatment: str = "CAdam") -> Finding:
+    own = pair.own
+    return Finding(unit, study, condition, own.difference, own.kind, OWN, pair.margin, treatment)
+
+
+def _finding_of_row(
     unit: str,
     study: str,
     condition: str,
-    found: Comparison,
-    rates: str,
-    paper: float | None,
-    treatment: str = "CAdam",
-) -> Finding:
-    return Finding(unit, study, condition, found.difference, found.kind, rates, paper, treatment)
-
-
-def _from(
-    unit: str,
-    study: str,
-    condition: str,
-    found: Row,
+    row: Row,
     rates: str,
     paper: float | None = None,
     scale: float = 1.0,
     treatment: str = "CAdam",
 ) -> Finding:
-    assert found.verdict_kind is not None
-    return Finding(unit, study, condition, interval(found, scale), found.verdict_kind, rates, paper, treatment)
+    assert row.verdict_kind is not None
+    return Finding(unit, study, condition, difference_of(row, scale), row.verdict_kind, rates, paper, treatment)
 
 
-# The answer ----------------------------------------------------------------------------------------------------
+# Summary -------------------------------------------------------------------------------------------------------
 
-KINDS_SAID = kind_names("ahead", "behind")
+KIND_NAMES = kind_names("ahead", "behind")
 
 
 def answer() -> list[str]:
-    """Does CAdam help? In five sentences."""
-    pairs = adam_pairs()
-    high = _above(pairs)
-    clicks, calm = clicks_by_drift()
-    streams = as_they_are()
-    ahead = [each for each in streams if each.ahead]
-    drift = _span([each.difference.mean for each in clicks])
-    clear = sum(each.ahead for each in clicks)
-    everywhere = all(_gains(pair) > 0 for name, pair in click_pairs().items() if not name.startswith("no drift"))
-    always = ", and its mean is ahead at every rate that was run" if everywhere else ""
-    gains = _span([each.difference.mean for each in ahead], 2)
-    own_rates = (
-        "each at its own best rate" if all(each.rates == OWN for each in streams) else "at rates chosen early on"
+    """Return the summary of the page: whether CAdam helps, in five numbered paragraphs."""
+    drifting, stationary = clicks_by_drift()
+    streams = unchanged_streams()
+    ahead = [finding for finding in streams if finding.is_ahead]
+    always_ahead = all(
+        _smallest_gain(pair) > 0 for name, pair in click_pairs().items() if not name.startswith("no drift")
     )
+    at_every_rate = ", and its mean is ahead at every learning rate that was run" if always_ahead else ""
+    own_rates = all(finding.rates == OWN for finding in streams)
+    chosen = "each at its own best rate" if own_rates else "at rates chosen early in the stream"
     return [
-        f"1. **Yes, where the data change.** On CIFAR-10 images that turn, CAdam gains {_turning()} points of "
-        f"accuracy over Adam, in the mean over epochs, each at its own best learning rate{_surely()}. "
-        f"{_in_the_last_epoch()}",
-        f"2. **Little elsewhere, as far as we saw.** {_elsewhere()}{_calm(calm)}.",
-        f"3. **On event streams it is mostly ahead.** On generated clicks that drift it gains {drift} points of AUC, "
-        f"clearly in {clear} of {len(clicks)} kinds of drift{always}. On {len(ahead)} of {len(streams)} real streams "
-        f"its GAUC is higher by {gains} points over seeds, {own_rates}. Over users and time as well that is certain on "
-        f"{_certain(streams)}; on {sum(each.difference.mean < 0.1 for each in streams)} the gain is below 0.1 points.",
+        f"1. **Yes, under distribution change.** On CIFAR-10 images that are rotated during training, CAdam gains "
+        f"{_gains_under_shift()} points of accuracy over Adam, averaged over epochs and with each optimizer at its own "
+        f"best learning rate{_significance_under_shift()}. {_last_epoch_under_shift()}",
+        f"2. **Little otherwise.** {_gains_without_shift()}{_gains_without_drift(stationary)}.",
+        f"3. **Mostly, on event streams.** On generated clicks with drift it gains "
+        f"{_range(_means(drifting))} points of AUC, clearly in {_count_ahead(drifting)} of {len(drifting)} kinds of "
+        f"drift{at_every_rate}. On {len(ahead)} of {len(streams)} real streams its GAUC is higher by "
+        f"{_range(_means(ahead), 2)} points over seeds, {chosen}. The gain is also clear over users and time on "
+        f"{_clear_streams(streams)}; on {sum(mean < 0.1 for mean in _means(streams))} streams it is below 0.1 points.",
         "4. **On images the gain grows with the learning rate.** At three times Adam's best rate CAdam is ahead by "
-        f"{_span(_means(high))} points of accuracy: above all, it loses less than Adam where the rate is too high.",
-        f"5. **Start at Adam's rate, then try three times that.** {_best_rates()}",
+        f"{_range(_means(_compare_above(adam_pairs())))} points of accuracy. The main reason is that CAdam loses less "
+        "than Adam if the rate is too high.",
+        f"5. **Start at Adam's learning rate, then try three times that rate.** {_describe_best_rates()}",
     ]
 
 
-TURNING = ("sudden", "continuous")
-"""How the conditions begin in which images turn."""
+SHIFTS = ("sudden", "continuous")
+"""The prefixes of the conditions in which images are rotated during training."""
 
 
-def _ahead(found: Comparison) -> bool:
-    return found.kind == "better"
+def _is_ahead(comparison: Comparison) -> bool:
+    return comparison.kind == "better"
 
 
-def _best_rates() -> str:
-    """How CAdam's best rate compares with Adam's."""
+def _describe_best_rates() -> str:
+    """Compare CAdam's best learning rates with Adam's on images, clicks and real streams."""
     pairs = [*adam_pairs().values(), *click_pairs().values()]
+    ratios = [pair.treatment.best() / pair.baseline.best() for pair in pairs]
     return (
-        f"CAdam's best rate was {_said_of([pair.treatment.best() / pair.baseline.best() for pair in pairs])} on images "
-        f"and clicks; on real streams it was {_said_of(list(times_adams().values()))}."
+        f"On images and clicks, CAdam's best rate was {_describe_ratios(ratios)}; on real streams it was "
+        f"{_describe_ratios(list(best_rate_ratios().values()))}."
     )
 
 
-def _said_of(times: Sequence[float]) -> str:
-    """How CAdam's best rates compare with Adam's."""
-    same, higher, lower = sum(t == 1 for t in times), [t for t in times if t > 1], sum(t < 1 for t in times)
-    said = f"Adam's in {same} of {len(times)} cases and {_span(higher, 0)} times that in {len(higher)}"
-    return said + (f", and lower in {lower}" if lower else "")
+def _describe_ratios(ratios: Sequence[float]) -> str:
+    """Count the cases in which CAdam's best rate equals, exceeds or is below Adam's."""
+    same, higher, lower = sum(r == 1 for r in ratios), [r for r in ratios if r > 1], sum(r < 1 for r in ratios)
+    text = f"Adam's in {same} of {len(ratios)} cases and {_range(higher, 0)} times Adam's in {len(higher)}"
+    return text + (f", and lower in {lower}" if lower else "")
 
 
-def others() -> list[str]:
-    """What confidence does for other optimizers on images."""
-    pairs = [pair for pair in image_curves().values() if pair.baseline.arm != "Adam"]
+def other_optimizers() -> list[str]:
+    """Summarize the effect of confidence on SGDM and AmsGrad on images."""
+    pairs = [pair for pair in all_image_pairs().values() if pair.baseline.arm != "Adam"]
     own, same = [pair.own for pair in pairs], [pair.at(pair.baseline.best()) for pair in pairs]
     gains = [mean for mean in _means(own) if mean > 0]
-    held = sum(_ahead(each) and holds_among(each, len(own)) for each in own)
+    significant = sum(_is_ahead(comparison) and is_significant_among(comparison, len(own)) for comparison in own)
     higher = sum(pair.treatment.best() > pair.baseline.best() for pair in pairs)
     return [
-        f"With confidence SGDM and AmsGrad are ahead in the mean in {len(gains)} of {len(own)} cases on VGG-16, by "
-        f"{_span(gains)} points of accuracy, each at its own best rate. Clearly so in {_kinds(own)[0]}, and after "
-        f"correction for {len(own)} comparisons in {held or 'none'} (three seeds). That rate is higher with confidence "
-        f"in {higher} cases. With both at the best rate of the one without, {_kinds(same)[0]} of {len(same)} are "
-        f"clearly ahead and {_kinds(same)[1] or 'none'} behind."
+        f"With confidence, the mean accuracy of SGDM and AmsGrad on VGG-16 is higher in {len(gains)} of {len(own)} "
+        f"cases, by {_range(gains)} points, each optimizer at its own best rate. The gain is clear in "
+        f"{_count_kinds(own)[0]} cases, and after correction for {len(own)} comparisons in {significant or 'none'} "
+        f"(three seeds). The best rate is higher with confidence in {higher} cases. With both at the best rate of the "
+        f"optimizer without confidence, {_count_kinds(same)[0]} of {len(same)} are clearly ahead and "
+        f"{_count_kinds(same)[1] or 'none'} behind."
     ]
 
 
-def _turning() -> str:
-    """How much is gained on images that turn, by model."""
+def _gains_under_shift() -> str:
+    """Give the range of clear gains on rotated images by model."""
     gains: dict[str, list[float]] = {}
     for (model, label), pair in adam_pairs().items():
-        if label.startswith(TURNING) and _ahead(pair.own):
+        if label.startswith(SHIFTS) and _is_ahead(pair.own):
             gains.setdefault(model, []).append(pair.own.difference.mean)
-    return " and ".join(f"{_span(means)} ({model})" for model, means in gains.items())
+    return " and ".join(f"{_range(means)} ({model})" for model, means in gains.items())
 
 
-def _surely() -> str:
-    """How many of these gains hold as one of all comparisons, where not all do."""
-    gains = [pair.own for (_, label), pair in adam_pairs().items() if label.startswith(TURNING) and _ahead(pair.own)]
-    held = sum(map(_holds, gains))
-    if held == len(gains):
+def _significance_under_shift() -> str:
+    """Count the gains on rotated images that remain significant after correction, unless all of them do."""
+    gains = [pair.own for (_, label), pair in adam_pairs().items() if label.startswith(SHIFTS) and _is_ahead(pair.own)]
+    significant = sum(map(_is_significant_on_images, gains))
+    if significant == len(gains):
         return ""
-    return f"; {held} of these {len(gains)} gains hold after correction for {len(adam_pairs())} comparisons"
+    corrected = f"after correction for {len(adam_pairs())} comparisons"
+    return f"; {significant} of these {len(gains)} gains are significant {corrected}"
 
 
-def _in_the_last_epoch() -> str:
-    """What is left at the end of training on images that turn, each at its best rate in the mean over epochs."""
-    found = {key: _over(*key, slice(-1, None)) for key in adam_pairs() if key[1].startswith(TURNING)}
+def _last_epoch_under_shift() -> str:
+    """Compare the last epoch on rotated images, with the rates that are best in the mean over epochs."""
+    comparisons = {key: _compare_epochs(*key, slice(-1, None)) for key in adam_pairs() if key[1].startswith(SHIFTS)}
     clear = [
-        f"{model}, {label} {in_brackets(one.difference)}"
-        for (model, label), one in found.items()
-        if one.kind != "inconclusive"
+        f"{model}, {label} {format_interval(comparison.difference)}"
+        for (model, label), comparison in comparisons.items()
+        if comparison.kind != "inconclusive"
     ]
     if not clear:
-        return "In the last epoch alone no clear difference between Adam and CAdam was seen."
-    return f"In the last epoch alone a clear difference was seen here: {'; '.join(clear)}."
+        return "In the last epoch alone, no clear difference between Adam and CAdam was measured."
+    return f"In the last epoch alone, these differences are clear: {'; '.join(clear)}."
 
 
-def _over(model: str, label: str, epochs: slice) -> Comparison:
-    """CAdam minus Adam in the mean over some epochs, each at its best rate in the mean over all."""
+def _compare_epochs(model: str, label: str, epochs: slice) -> Comparison:
+    """Compare CAdam with Adam in the mean over some epochs, each at its best rate in the mean over all epochs."""
     pair = adam_pairs()[model, label]
-    runs = request(MODELS[model]).results.tests().where(condition=str(image_rates.CONDITIONS[label]))
+    runs = load(MODELS[model]).results.tests().where(condition=str(image_rates.CONDITIONS[label]))
     means = []
     for curve in (pair.treatment, pair.baseline):
-        mine = runs.where(optimizer=curve.arm, lr=curve.best())
-        means.append({one.spec.seed: float(one.outcome.curves["test_accuracy"][epochs].mean()) for one in mine})
+        of_arm = runs.where(optimizer=curve.arm, lr=curve.best())
+        means.append({run.spec.seed: float(run.outcome.curves["test_accuracy"][epochs].mean()) for run in of_arm})
     return compare(*means, names=images.ARMS, better="higher")
 
 
@@ -316,280 +330,300 @@ WINDOWS = {
 }
 
 
-def when() -> list[str]:
-    """In which epochs the gain on images comes."""
-    rows, early = head("model", "condition", *WINDOWS), 0
+def gain_by_epoch() -> list[str]:
+    """Return the table of gains on images by window of epochs."""
+    rows, largest_first = table_header("model", "condition", *WINDOWS), 0
     for model, label in adam_pairs():
-        found = [_over(model, label, window).difference for window in WINDOWS.values()]
-        rows.append(line(model, label, *map(in_brackets, found)))
-        early += found[0].mean == max(each.mean for each in found)
-    said = f"In {early} of {len(adam_pairs())} cases the gain is largest in the first ten epochs."
-    return [f"{said} CAdam minus Adam, points of accuracy, each at its best rate for all seeds:", "", *rows]
+        differences = [_compare_epochs(model, label, window).difference for window in WINDOWS.values()]
+        rows.append(table_row(model, label, *map(format_interval, differences)))
+        largest_first += differences[0].mean == max(difference.mean for difference in differences)
+    text = f"In {largest_first} of {len(adam_pairs())} cases the gain is largest in the first ten epochs."
+    return [f"{text} CAdam minus Adam in points of accuracy, each at its best rate over all seeds:", "", *rows]
 
 
-def ties() -> list[str]:
-    """Where seeds chose different rates for one optimizer, what comes out at one rate for all seeds of each."""
-    said, excess = [], []
-    for name, pair in _curves().items():
-        both = (pair.treatment, pair.baseline)
-        if all(len(set(curve.chosen().values())) == 1 for curve in both):
+def gain_at_common_rates() -> list[str]:
+    """Compare pairs whose seeds chose different rates, with one rate for all seeds of an optimizer instead."""
+    texts, excess = [], []
+    for name, pair in _all_pairs().items():
+        curves = (pair.treatment, pair.baseline)
+        if all(len(set(curve.chosen().values())) == 1 for curve in curves):
             continue
-        values = (curve.values[curve.best()] for curve in both)
-        fixed = compare(*values, names=(pair.treatment.arm, pair.baseline.arm), better="higher")
-        said.append(f"{name}: {in_brackets(fixed.difference)}")
-        excess.append(pair.own.difference.mean - fixed.difference.mean)
-    if not said:
-        return ["All seeds chose the same rates."]
-    larger = [each for each in excess if each > 0]
-    by = f" That makes the gain of the table larger in {len(larger)} of {len(excess)} cases, by {_span(larger)} points."
+        values = (curve.values[curve.best()] for curve in curves)
+        common = compare(*values, names=(pair.treatment.arm, pair.baseline.arm), better="higher")
+        texts.append(f"{name}: {format_interval(common.difference)}")
+        excess.append(pair.own.difference.mean - common.difference.mean)
+    if not texts:
+        return ["All seeds chose the same learning rates."]
+    larger = [value for value in excess if value > 0]
+    count = f"{len(larger)} of {len(excess)} cases"
+    effect = f" This makes the gain in the table larger in {count}, by {_range(larger)} points."
     return [
-        "Where two rates do almost equally well, seeds choose different ones, and the choice is a little worse than "
-        f"either.{by if larger else ''} At each optimizer's best rate for all seeds: {'; '.join(said)}."
+        "If two rates perform almost equally well, seeds choose different ones, and the result is slightly worse than "
+        f"with either rate.{effect if larger else ''} With one best rate for all seeds: {'; '.join(texts)}."
     ]
 
 
-def _certain(streams: Sequence[Finding]) -> str:
-    """On how many streams the gain is clear over seeds, users and time, and on which."""
-    names = [each.study for each in streams if each.kind == "better"]
+def _clear_streams(streams: Sequence[Finding]) -> str:
+    """Count and name the streams on which the gain is clear over seeds, users and time."""
+    names = [finding.study for finding in streams if finding.kind == "better"]
     return f"{len(names)} of them" + (f" ({', '.join(names)})" if names else "")
 
 
-def _elsewhere() -> str:
-    """What came out on images that do not turn."""
-    still = {key: pair.own for key, pair in adam_pairs().items() if not key[1].startswith(TURNING)}
-    ahead = {key: found for key, found in still.items() if _ahead(found)}
+def _gains_without_shift() -> str:
+    """Describe the gains on images that are not rotated."""
+    own = {key: pair.own for key, pair in adam_pairs().items() if not key[1].startswith(SHIFTS)}
+    ahead = {key: comparison for key, comparison in own.items() if _is_ahead(comparison)}
     if not ahead:
-        return "No clear difference was found on images that do not turn"
-    said = [
-        f"{model} gains {found.difference.mean:.1f} points of accuracy {'' if label.startswith('without') else 'with '}"
-        f"{label}"
-        for (model, label), found in ahead.items()
+        return "No clear difference was measured on images that are not rotated"
+    texts = [
+        f"{model} gains {comparison.difference.mean:.1f} points of accuracy "
+        f"{'' if label.startswith('without') else 'with '}{label}"
+        for (model, label), comparison in ahead.items()
     ]
-    unsure = [f"{model}'s" for (model, _), found in ahead.items() if not _holds(found)]
-    which = "that" if len(unsure) == len(ahead) else " and ".join(unsure)
-    chance = f". With {len(adam_pairs())} comparisons made, {which} may be chance" if unsure else ""
-    return f"Where images do not turn, {' and '.join(said)}{chance}"
+    uncertain = [f"the gain of {model}" for (model, _), c in ahead.items() if not _is_significant_on_images(c)]
+    subject = "these gains" if len(uncertain) == len(ahead) else " and ".join(uncertain)
+    caveat = f". Given {len(adam_pairs())} comparisons, {subject} may be due to chance" if uncertain else ""
+    return f"On images that are not rotated, {' and '.join(texts)}{caveat}"
 
 
-def _calm(calm: Sequence[Finding]) -> str:
-    """What came out on clicks that do not drift."""
-    ahead = [each for each in calm if each.ahead]
+def _gains_without_drift(stationary: Sequence[Finding]) -> str:
+    """Describe the gains on clicks without drift, as a continuation of `_gains_without_shift`."""
+    ahead = [finding for finding in stationary if finding.is_ahead]
     if not ahead:
-        return ", nor on clicks that do not drift"
-    gains, counted = _span([each.difference.mean for each in ahead], 2), f"{len(ahead)} of {len(calm)} studies"
-    chance = "" if any(holds_among(each, len(calm)) for each in ahead) else ", which may be chance as well"
-    return f". On clicks that do not drift {gains} points of AUC were gained in {counted}{chance}"
+        return ", and none on clicks without drift"
+    significant = any(is_significant_among(finding, len(stationary)) for finding in ahead)
+    caveat = "" if significant else ", which may be due to chance as well"
+    count = f"{len(ahead)} of {len(stationary)} studies"
+    return f". On clicks without drift it gains {_range(_means(ahead), 2)} points of AUC in {count}{caveat}"
 
 
-def holds_among(found: Comparison | Finding, comparisons: int) -> bool:
-    """Does a difference hold as one of so many (Bonferroni): does its interval at 1 - 0.05 / number exclude 0?"""
-    d = found.difference
-    wider = t_quantile(1 - 0.05 / comparisons, d.count - 1) / t_quantile(0.95, d.count - 1)
-    return abs(d.mean) > wider * d.half_width
+def is_significant_among(comparison: Comparison | Finding, count: int) -> bool:
+    """Whether a difference is significant as one of `count` comparisons, by the Bonferroni correction.
+
+    The difference is significant if its interval at the level 1 - 0.05 / count excludes 0.
+    """
+    d = comparison.difference
+    ratio = t_quantile(1 - 0.05 / count, d.count - 1) / t_quantile(0.95, d.count - 1)
+    return abs(d.mean) > ratio * d.half_width
 
 
-def _holds(found: Comparison) -> bool:
-    """As one of all that were made with Adam and CAdam on images."""
-    return holds_among(found, len(adam_pairs()))
+def _is_significant_on_images(comparison: Comparison) -> bool:
+    """Whether a difference is significant among all comparisons of Adam and CAdam on images."""
+    return is_significant_among(comparison, len(adam_pairs()))
 
 
-def _gains(pair: Pair) -> float:
-    """The least difference at any rate for both."""
+def _smallest_gain(pair: Pair) -> float:
+    """Return the smallest difference over all learning rates, with the same rate for both optimizers."""
     return min(pair.at(rate).difference.mean for rate in pair.baseline.rates)
 
 
 def clicks_by_drift() -> tuple[list[Finding], list[Finding]]:
-    """CAdam on generated clicks: those that drift, and those that do not."""
-    clicks = [each for each in findings() if each.unit == AUC and each.treatment == "CAdam"]
-    calm = [each for each in clicks if each.condition.startswith("no drift")]
-    return [each for each in clicks if each not in calm], calm
+    """Return the findings of CAdam on generated clicks: those with drift, and those without."""
+    clicks = [finding for finding in findings() if finding.unit == AUC and finding.treatment == "CAdam"]
+    stationary = [finding for finding in clicks if finding.condition.startswith("no drift")]
+    return [finding for finding in clicks if finding not in stationary], stationary
 
 
-def as_they_are() -> list[Finding]:
-    """The real streams, nothing done to them: each once, with each arm at its own best rate where that was run."""
-    found: dict[str, Finding] = {}
-    for each in findings():
-        if each.unit == GAUC and each.condition == "as it is":
-            found.setdefault(each.study, each)
-    return list(found.values())
+def unchanged_streams() -> list[Finding]:
+    """Return one finding per real stream without simulated changes, preferably with each arm at its own best rate."""
+    by_stream: dict[str, Finding] = {}
+    for finding in findings():
+        if finding.unit == GAUC and finding.condition == UNCHANGED:
+            by_stream.setdefault(finding.study, finding)  # the finding at the own best rates comes first
+    return list(by_stream.values())
 
 
-def _span(values: Sequence[float], digits: int = 1) -> str:
-    """As in "1.1 to 3.9"."""
+def _range(values: Sequence[float], digits: int = 1) -> str:
+    """Format the range of values, as in "1.1 to 3.9"."""
     if not values:
         return "no"
     low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
-def switch() -> list[str]:
-    """Should I switch? By situation."""
-    rows = head("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
-    pairs = adam_pairs()
-    streams, (drifting, _) = as_they_are(), clicks_by_drift()
-    ahead = [each for each in streams if each.ahead]
+def _signed_range(values: Sequence[float]) -> str:
+    """Format the range of differences with two digits and their signs."""
+    low, high = (f"{value:+.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+# Recommendations -----------------------------------------------------------------------------------------------
+
+
+def switch_table() -> list[str]:
+    """Return the table that recommends for each situation whether to switch from Adam to CAdam."""
+    rows = table_header("your situation", "switch?", "what to expect, CAdam minus Adam", "evidence")
+    streams, (drifting, _) = unchanged_streams(), clicks_by_drift()
     rows.append(
-        line(
-            "a recommender or click stream that drifts",
+        table_row(
+            "a recommender or click stream with drift",
             "try it in an A/B",
-            f"{_signed([each.difference.mean for each in drifting])} points of AUC on generated clicks; "
-            f"{_signed([each.difference.mean for each in streams])} points of GAUC on real streams, median "
-            f"{median(each.difference.mean for each in streams):+.2f}",
-            f"generated clicks: clearly ahead in {sum(each.ahead for each in drifting)} of {len(drifting)} kinds of "
-            f"drift; real streams: clearly ahead over seeds in {len(ahead)} of {len(streams)}, over users and time as "
-            f"well on {_certain(streams)}",
+            f"{_signed_range(_means(drifting))} points of AUC on generated clicks; "
+            f"{_signed_range(_means(streams))} points of GAUC on real streams, median {median(_means(streams)):+.2f}",
+            f"generated clicks: clearly ahead in {_count_ahead(drifting)} of {len(drifting)} kinds of drift; real "
+            f"streams: clearly ahead over seeds in {_count_ahead(streams)} of {len(streams)}, also over users and time "
+            f"on {_clear_streams(streams)}",
         )
     )
-    wrong = [each for each in findings() if each.unit == GAUC and each.condition.endswith("labels wrong")]
+    noisy = [finding for finding in findings() if finding.unit == GAUC and finding.condition == LABEL_NOISE]
     rows.append(
-        line(
-            "an event stream with many wrong labels",
+        table_row(
+            "an event stream with label noise",
             "try it in an A/B",
-            f"{_signed([each.difference.mean for each in wrong])} points of GAUC with a fifth of the labels wrong",
-            f"real streams, at rates chosen on the first fifth: clearly ahead over seeds in "
-            f"{sum(each.ahead for each in wrong)} of {len(wrong)}, over users and time as well on {_certain(wrong)}; "
-            f"the gain is larger than without wrong labels on {_larger(wrong)}",
+            f"{_signed_range(_means(noisy))} points of GAUC with 20% label noise",
+            f"real streams, at rates chosen on the first fifth: clearly ahead over seeds in {_count_ahead(noisy)} of "
+            f"{len(noisy)}, also over users and time on {_clear_streams(noisy)}; the gain is larger than without label "
+            f"noise on {_count_larger_gains(noisy)} of them",
         )
     )
     situations = {
-        "images that jump: rotated by 80° at each epoch": "sudden 80°",
-        "images that turn: rotated by 2° at each step": "continuous 2°",
-        "images with wrong labels": "noise 40%",
-        "images that do not change": "without change",
+        "images with sudden shift: rotated by 80° after each epoch": "sudden 80°",
+        "images with continuous shift: rotated by 2° after each step": "continuous 2°",
+        "images with label noise": "noise 40%",
+        "images without change": "without change",
     }
-    for situation, name in situations.items():
-        rows.append(_on_every_model(situation, name))
-    rows.append(_on_calm_clicks())
-    for situation, where, at in (
-        ("a rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _above),
-        ("a rate that may be too low", "the next rate below Adam's best", _below),
+    for situation, label in situations.items():
+        rows.append(_image_row(situation, label))
+    rows.append(_stationary_click_row())
+    for situation, rate, compare_at in (
+        ("a learning rate that may be too high and cannot be tuned", "2 to 4 times Adam's best rate", _compare_above),
+        ("a learning rate that may be too low", "the next rate below Adam's best", _compare_below),
     ):
-        on_images, on_clicks = at(pairs), at(click_pairs())
+        on_images, on_clicks = compare_at(adam_pairs()), compare_at(click_pairs())
+        image_advice, click_advice = advise(on_images), advise(on_clicks)
+        advice = image_advice
+        if image_advice != click_advice:
+            advice = f"{image_advice} for images, {click_advice} for clicks"
         rows.append(
-            line(
+            table_row(
                 situation,
-                _for_both(advised(on_images), advised(on_clicks)),
-                f"{_signed(_means(on_images))} points of accuracy, {_signed(_means(on_clicks))} of AUC, at {where}",
-                f"{' and '.join(MODELS)}: {_counted(on_images)} cases; DeepFM: {_counted(on_clicks)}",
+                advice,
+                f"{_signed_range(_means(on_images))} points of accuracy, {_signed_range(_means(on_clicks))} of AUC, "
+                f"at {rate}",
+                f"{' and '.join(MODELS)}: {_count_in_words(on_images)} cases; DeepFM: {_count_in_words(on_clicks)}",
             )
         )
     return rows
 
 
-def _on_calm_clicks() -> str:
-    _, calm = clicks_by_drift()
-    said = []
-    for each in calm:
-        noise = each.condition.removeprefix("no drift").replace(",", " with")
-        said.append(f"{each.study.partition(',')[0]}{noise} {in_brackets(each.difference)}")
-    sure = any(holds_among(each, len(calm)) for each in calm)
-    unsure = {each.study.partition(",")[0]: None for each in calm if each.ahead and not sure}
-    chance = f"; {' and '.join(unsure)} may be chance, as {len(calm)} comparisons were made" if unsure else ""
-    to_do, how = "yes" if sure else "no need to", f"each at its own best rate{chance}"
-    return line("clicks that do not drift", to_do, f"{', '.join(said)} points of AUC", how)
+def _stationary_click_row() -> str:
+    """Return the row of `switch_table` for clicks without drift."""
+    _, stationary = clicks_by_drift()
+    texts = []
+    for finding in stationary:
+        noise = finding.condition.removeprefix("no drift").replace(",", " with")
+        texts.append(f"{finding.study.partition(',')[0]}{noise} {format_interval(finding.difference)}")
+    significant = any(is_significant_among(finding, len(stationary)) for finding in stationary)
+    uncertain = {f.study.partition(",")[0]: None for f in stationary if f.is_ahead and not significant}
+    caveat = f"each at its own best rate{_chance_caveat(uncertain, len(stationary))}"
+    advice = "yes" if significant else "no need to"
+    return table_row("clicks without drift", advice, f"{', '.join(texts)} points of AUC", caveat)
 
 
-def _for_both(images: str, clicks: str) -> str:
-    return images if images == clicks else f"{images} for images, {clicks} for clicks"
+def _chance_caveat(names: Iterable[str], comparisons: int) -> str:
+    """Say which gains may be due to chance, given the number of comparisons."""
+    subject = " and ".join(names)
+    return f"; {subject} may be due to chance, given {comparisons} comparisons" if subject else ""
 
 
-def advice() -> list[str]:
-    """What the words of that table mean, and what accuracy is."""
+def switch_legend() -> list[str]:
+    """Explain the recommendations of `switch_table` and how accuracy is measured."""
     return [
-        f"*Yes*: clearly ahead in most cases, or after correction for all {len(adam_pairs())} comparisons on images. "
-        "*Try it in an A/B*: ahead in our studies, but by little, or not surely so for other users and times. "
-        "*No need to*: no gain, or one that may be chance. Accuracy is the mean over 30 epochs. "
-        f"{_in_the_last_epoch()}"
+        "*Yes*: clearly ahead in most cases, or significant after correction for all "
+        f"{len(adam_pairs())} comparisons on images. *Try it in an A/B*: ahead in our studies, but by a small margin, "
+        "or not clearly for other users and times. *No need to*: no gain, or one that may be due to chance. Accuracy "
+        f"is the mean over 30 epochs. {_last_epoch_under_shift()}"
     ]
 
 
-def _larger(wrong: Sequence[Finding]) -> str:
-    """On how many streams the gain is larger than on the stream as it is, at rates chosen in the same way."""
-    usual = {each.study: each for each in findings() if each.condition == "as it is" and each.rates == FIRST_FIFTH}
-    return f"{sum(each.difference.mean > usual[each.study].difference.mean for each in wrong)} of them"
+def _count_larger_gains(noisy: Sequence[Finding]) -> int:
+    """Count the streams whose gain is larger with label noise than without, at rates chosen in the same way."""
+    unchanged = {f.study: f for f in findings() if f.condition == UNCHANGED and f.rates == FIRST_FIFTH}
+    return sum(finding.difference.mean > unchanged[finding.study].difference.mean for finding in noisy)
 
 
-def _above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
-    """The differences at about three times the baseline's best rate."""
+def _compare_above(pairs: Mapping[Any, Pair]) -> list[Comparison]:
+    """Compare each pair at about three times the baseline's best learning rate."""
     return [pair.at(pair.baseline.above(pair.baseline.best())) for pair in pairs.values()]
 
 
-def _below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
-    """The differences at the next rate below the baseline's best."""
-    found = []
+def _compare_below(pairs: Mapping[Any, Pair]) -> list[Comparison]:
+    """Compare each pair at the next learning rate below the baseline's best."""
+    comparisons = []
     for pair in pairs.values():
         rates = pair.baseline.rates
-        found.append(pair.at(rates[max(rates.index(pair.baseline.best()) - 1, 0)]))
-    return found
+        comparisons.append(pair.at(rates[max(rates.index(pair.baseline.best()) - 1, 0)]))
+    return comparisons
 
 
-def _means(found: Sequence[Comparison]) -> list[float]:
-    return [each.difference.mean for each in found]
+def _means(differences: Sequence[Comparison | Finding]) -> list[float]:
+    return [each.difference.mean for each in differences]
 
 
-def _kinds(found: Sequence[Comparison]) -> tuple[int, int]:
-    """In how many comparisons the treatment is clearly ahead, and clearly behind."""
-    kinds = [each.kind for each in found]
+def _count_ahead(differences: Sequence[Finding]) -> int:
+    return sum(finding.is_ahead for finding in differences)
+
+
+def _count_kinds(comparisons: Sequence[Comparison]) -> tuple[int, int]:
+    """Count the comparisons in which the treatment is clearly ahead, and those in which it is clearly behind."""
+    kinds = [comparison.kind for comparison in comparisons]
     return kinds.count("better"), kinds.count("worse")
 
 
-def advised(found: Sequence[Comparison]) -> str:
-    """What to do where most comparisons say one thing, and none the contrary."""
-    ahead, behind = _kinds(found)
-    return (
-        "yes" if 2 * ahead > len(found) and not behind else "no" if 2 * behind > len(found) and not ahead else "unclear"
-    )
+def _count_in_words(comparisons: Sequence[Comparison]) -> str:
+    ahead, behind = _count_kinds(comparisons)
+    return f"clearly ahead in {ahead}, behind in {behind} of {len(comparisons)}"
 
 
-def _counted(found: Sequence[Comparison]) -> str:
-    ahead, behind = _kinds(found)
-    return f"clearly ahead in {ahead}, behind in {behind} of {len(found)}"
+def advise(comparisons: Sequence[Comparison]) -> str:
+    """Return "yes" or "no" if most comparisons are clear in one direction and none in the other, else "unclear"."""
+    ahead, behind = _count_kinds(comparisons)
+    if 2 * ahead > len(comparisons) and not behind:
+        return "yes"
+    if 2 * behind > len(comparisons) and not ahead:
+        return "no"
+    return "unclear"
 
 
-def _on_every_model(situation: str, label: str) -> str:
-    """The row of images under one condition: what to do, and what came out for each model."""
-    own = {model: pair.own for (model, of), pair in adam_pairs().items() if of == label}
-    ahead = [model for model, found in own.items() if _ahead(found)]
-    unsure = [model for model in ahead if not _holds(own[model])]
-    to_do = "yes" if len(unsure) < len(ahead) else "no need to"
-    if any(found.kind == "worse" for found in own.values()):
-        to_do = "unclear" if ahead else "no"
-    said = ", ".join(f"{model} {in_brackets(found.difference)}" for model, found in own.items())
-    chance = f"; {' and '.join(unsure)} may be chance, as {len(adam_pairs())} comparisons were made" if unsure else ""
-    return line(situation, to_do, f"{said} points of accuracy", f"{label}, each at its own best rate{chance}")
+def _image_row(situation: str, label: str) -> str:
+    """Return the row of `switch_table` for images under one condition, with the result of each model."""
+    own = {model: pair.own for (model, condition), pair in adam_pairs().items() if condition == label}
+    ahead = [model for model, comparison in own.items() if _is_ahead(comparison)]
+    uncertain = [model for model in ahead if not _is_significant_on_images(own[model])]
+    advice = "yes" if len(uncertain) < len(ahead) else "no need to"
+    if any(comparison.kind == "worse" for comparison in own.values()):
+        advice = "unclear" if ahead else "no"
+    results = ", ".join(f"{model} {format_interval(comparison.difference)}" for model, comparison in own.items())
+    caveat = _chance_caveat(uncertain, len(adam_pairs()))
+    return table_row(situation, advice, f"{results} points of accuracy", f"{label}, each at its own best rate{caveat}")
 
 
-def _signed(values: Sequence[float]) -> str:
-    low, high = (f"{value:+.2f}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
+# Learning rates ------------------------------------------------------------------------------------------------
 
 
-# Rates ---------------------------------------------------------------------------------------------------------
-
-
-def skipped() -> list[str]:
-    """How many elements CAdam leaves alone, at its best rates."""
+def masked_share() -> list[str]:
+    """Describe the share of elements that CAdam masks at its best learning rates."""
     shares = []
     for name, pair in image_pairs().items():
-        runs = request("fig-rates").results.where(
+        runs = load("fig-rates").results.where(
             optimizer="CAdam", condition=str(image_rates.CONDITIONS[name]), lr=pair.treatment.best()
         )
-        shares += [100 * (1 - share) for share in runs.metric("alignment").values()]
+        shares += [100 * (1 - aligned) for aligned in runs.metric("alignment").values()]
     return [
-        f"At its best rate CAdam skips {_span(shares, 0)}% of all elements in an average step. On images it is behind "
-        "Adam at low rates and ahead at high ones. A comparison at one rate for both says as much about the rate as "
-        "about the optimizers."
+        f"At its best rate CAdam masks {_range(shares, 0)}% of all elements in an average step. On images it is behind "
+        "Adam at low learning rates and ahead at high ones. A comparison at one rate for both therefore says as much "
+        "about the rate as about the optimizers."
     ]
 
 
-def _curves() -> dict[str, Pair]:
-    """All pairs of curves over rates, by study."""
-    return image_curves() | {f"DeepFM, Adam, {label}": pair for label, pair in click_pairs().items()}
+def _all_pairs() -> dict[str, Pair]:
+    """Return all pairs on images and clicks by study."""
+    return all_image_pairs() | {f"DeepFM, Adam, {label}": pair for label, pair in click_pairs().items()}
 
 
 def rate_table() -> list[str]:
-    """Best rates and how far one may be off, for every pair of curves."""
-    rows = head(
+    """Return the table of best learning rates and of the rates that perform nearly as well."""
+    rows = table_header(
         "study",
         "best rate without confidence",
         "with",
@@ -599,144 +633,151 @@ def rate_table() -> list[str]:
         f"within {image_rates.NEAR:g} point of accuracy or {click_rates.NEAR:g} of AUC of its best, without",
         "with",
     )
-    for name, pair in _curves().items():
+    for name, pair in _all_pairs().items():
         base = pair.baseline
-        best, near = base.best(), image_rates.NEAR if name in image_curves() else click_rates.NEAR
+        best, near = base.best(), image_rates.NEAR if name in all_image_pairs() else click_rates.NEAR
         rows.append(
-            line(
+            table_row(
                 name,
-                short(best),
-                short(pair.treatment.best()),
-                in_brackets(pair.own.difference),
-                in_brackets(pair.at(best).difference),
-                in_brackets(pair.at(base.above(best)).difference),
-                *(_tolerated(curve, near) for curve in (base, pair.treatment)),
+                format_rate(best),
+                format_rate(pair.treatment.best()),
+                format_interval(pair.own.difference),
+                format_interval(pair.at(best).difference),
+                format_interval(pair.at(base.above(best)).difference),
+                *(_format_tolerance(curve, near) for curve in (base, pair.treatment)),
             )
         )
     return rows
 
 
-def _tolerated(curve: RateCurve, near: float) -> str:
-    """The rates that do nearly as well as the best."""
+def _format_tolerance(curve: RateCurve, near: float) -> str:
+    """Format the range of learning rates whose metric is within `near` of the best."""
     low, high = curve.tolerance(near)
     if low == high:
-        return f"{short(low)} only"
-    return f"{short(low)} to {short(high)}{', the highest that was run' if high == curve.rates[-1] else ''}"
+        return f"{format_rate(low)} only"
+    last = ", the highest that was run" if high == curve.rates[-1] else ""
+    return f"{format_rate(low)} to {format_rate(high)}{last}"
 
 
-def drawn(pairs: Mapping[str, Pair]) -> list[str]:
-    """Every number of some curves, to tell whether a figure of them is current."""
-    return [f"{name}: {pair}" for name, pair in pairs.items()]
-
-
-def _drawn_of(name: str) -> list[str]:
-    return drawn(image_pairs(name))
-
-
-def floors() -> list[str]:
-    """How far apart Adam and Adam under other seeds may be: what a gain has to be measured against."""
+def noise_floors() -> list[str]:
+    """Describe the noise floor: the difference between two sets of Adam runs that differ only in their seeds."""
     accuracy = [
-        row(FIGURE_OF[c.name], f"{c.label(c.reference)}: mean test accuracy").values["noise floor"]
+        find_row(FIGURE_OF[c.name], f"{c.label(c.reference)}: mean test accuracy").values["noise floor"]
         for c in images.CONDITIONS.values()
     ]
-    auc = [each.values["noise floor"] for each in lines("stream-criteo", "stream")]
+    auc = [row.values["noise floor"] for row in find_rows("stream-criteo", "stream")]
     return [
-        "**The noise floor.** Adam against itself, three seeds each, differs by less than "
-        f"{_span(accuracy)} points of accuracy on VGG-16 and {_span(auc)} points of AUC on drifting clicks, 95% of the "
-        "time. Paired seeds make the comparisons above sharper than that. Still, a smaller gain is small."
+        "**The noise floor.** Two sets of three Adam runs that differ only in their seeds differ by less than "
+        f"{_range(accuracy)} points of accuracy on VGG-16 and {_range(auc)} points of AUC on clicks with drift, 95% of "
+        "the time. The comparisons above are more precise because their seeds are paired. Still, a gain below the "
+        "noise floor is small."
     ]
 
 
-def explanations() -> list[str]:
-    """Which rate would explain the paper's margins, and how good a rate that is."""
-    rows = head("study", "the paper's margin", "ours has it at the rate", "best rate without", "which is better by")
-    for name, pair in _curves().items():
+def rates_of_paper_margins() -> list[str]:
+    """Return the table of the learning rates at which our differences equal the paper's."""
+    rows = table_header(
+        "study", "the paper's margin", "our margin equals it at rate", "best rate without", "accuracy gained there"
+    )
+    for name, pair in _all_pairs().items():
         if pair.margin is None or not name.startswith("VGG-16"):
             continue
-        at, base = pair.explains, pair.baseline
-        if at is None:
-            found = ("none that was run", "")
-        else:
-            found = f"{at:.1e}".replace("e-0", "e-"), f"{base.at(base.best()).mean - base.between(at):.1f}"
-        rows.append(line(name, f"{pair.margin:+.2f}", found[0], short(base.best()), found[1]))
+        rate, base = pair.explains, pair.baseline
+        rate_text, gain = "none that was run", ""
+        if rate is not None:
+            rate_text = f"{rate:.1e}".replace("e-0", "e-")
+            gain = f"{base.at(base.best()).mean - base.between(rate):.1f}"
+        rows.append(table_row(name, f"{pair.margin:+.2f}", rate_text, format_rate(base.best()), gain))
     return rows
 
 
-# Everything that was found -------------------------------------------------------------------------------------
+# All findings --------------------------------------------------------------------------------------------------
 
 
-def all_findings() -> list[str]:
-    """The numbers of the forest plot."""
-    rows = head("study", "condition", "rates", "difference", "unit", "the paper's", "verdict")
-    for each in findings():
-        paper = "" if each.paper is None else f"{each.paper:+.2f}"
-        said = KINDS_SAID[each.kind]
-        if each.unit == GAUC and each.kind == "inconclusive" and each.ahead:
-            said = "ahead over seeds, undecided over time"
-        rows.append(line(each.study, each.condition, each.rates, in_brackets(each.difference), each.unit, paper, said))
+def finding_table() -> list[str]:
+    """Return the table of all findings, which are also the numbers of the forest plot."""
+    rows = table_header("study", "condition", "rates", "difference", "unit", "the paper's", "verdict")
+    for finding in findings():
+        paper = "" if finding.paper is None else f"{finding.paper:+.2f}"
+        verdict = KIND_NAMES[finding.kind]
+        if finding.unit == GAUC and finding.kind == "inconclusive" and finding.is_ahead:
+            verdict = "ahead over seeds, undecided over time"
+        rows.append(
+            table_row(
+                finding.study,
+                display_condition(finding.condition),
+                finding.rates,
+                format_interval(finding.difference),
+                finding.unit,
+                paper,
+                verdict,
+            )
+        )
     return rows
 
 
-REACH = {ACCURACY: 5.5, AUC: 1.2, GAUC: 3.0}
-"""How far the axes of the forest plot go; what lies beyond is drawn at their end, with its number beside it."""
+AXIS_LIMITS = {ACCURACY: 5.5, AUC: 1.2, GAUC: 3.0}
+"""Limits of the axes of the forest plot. Values beyond them are drawn at the limit, with the number beside them."""
 
 
 def forest() -> Figure:
-    """All findings, a line each, by unit."""
-    units = {unit: [each for each in findings() if each.unit == unit] for unit in (ACCURACY, AUC, GAUC)}
-    sizes = [len(found) for found in units.values()]
+    """Draw the forest plot: one line for each finding, one panel for each unit."""
+    units = {unit: [finding for finding in findings() if finding.unit == unit] for unit in (ACCURACY, AUC, GAUC)}
+    sizes = [len(of_unit) for of_unit in units.values()]
     figure, axes = palette.panels(3, 1, 9.5, 0.23 * sum(sizes) + 2.2, gridspec_kw={"height_ratios": sizes})
-    for panel, (unit, found) in zip(axes[:, 0], units.items(), strict=True):
-        _forest_panel(panel, unit, found)
+    for panel, (unit, of_unit) in zip(axes[:, 0], units.items(), strict=True):
+        _forest_panel(panel, unit, of_unit)
     return figure
 
 
-CHOSEN = {OWN: "", BASELINES: ", baseline's rate", FIRST_FIFTH: ", first fifth", TUNED: ", tuning runs"}
-"""How rates were chosen, in a word or two behind a line of the forest plot."""
+RATE_SUFFIXES = {OWN: "", BASELINES: ", baseline's rate", FIRST_FIFTH: ", first fifth", TUNED: ", tuning runs"}
+"""Suffixes of the labels in the forest plot that name how the learning rates were chosen."""
 
 
-def _forest_panel(axes: Axes, unit: str, found: Sequence[Finding]) -> None:
-    reach = REACH[unit]
+def _forest_panel(axes: Axes, unit: str, of_unit: Sequence[Finding]) -> None:
+    limit = AXIS_LIMITS[unit]
     colors = {"better": palette.CADAM, "worse": palette.ADAM}
     axes.axvline(0, color=palette.MUTED, lw=0.8)
-    for place, each in enumerate(found):
-        d, color = each.difference, colors.get(each.kind, palette.TARGET)
+    for y, finding in enumerate(of_unit):
+        d, color = finding.difference, colors.get(finding.kind, palette.TARGET)
         if math.isfinite(d.low):
-            axes.plot([max(d.low, -reach), min(d.high, reach)], [place, place], "-", color=color, lw=1.6)
-        marker = "o" if abs(d.mean) <= reach else (">" if d.mean > 0 else "<")
-        filled = "full" if each.rates == OWN else "none"
+            axes.plot([max(d.low, -limit), min(d.high, limit)], [y, y], "-", color=color, lw=1.6)
+        marker = "o" if abs(d.mean) <= limit else (">" if d.mean > 0 else "<")
+        fill = "full" if finding.rates == OWN else "none"
         for end, arrow in ((d.low, "<"), (d.high, ">")):
-            if abs(end) > reach >= abs(d.mean):
-                axes.plot([math.copysign(reach, end)], [place], arrow, color=color, ms=4)
-        axes.plot([max(-reach, min(reach, d.mean))], [place], marker, color=color, ms=5, fillstyle=filled)
-        if each.paper is not None:
-            axes.plot([min(each.paper, reach)], [place], "d", color=palette.INK, ms=4, fillstyle="none")
+            if abs(end) > limit >= abs(d.mean):
+                axes.plot([math.copysign(limit, end)], [y], arrow, color=color, ms=4)
+        axes.plot([max(-limit, min(limit, d.mean))], [y], marker, color=color, ms=5, fillstyle=fill)
+        if finding.paper is not None:
+            axes.plot([min(finding.paper, limit)], [y], "d", color=palette.INK, ms=4, fillstyle="none")
         axes.annotate(
             f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]",
-            (1.01, place),
+            (1.01, y),
             xycoords=("axes fraction", "data"),
             fontsize=7,
             va="center",
             color=palette.INK,
         )
-    axes.set(xlim=(-1.05 * reach, 1.05 * reach), ylim=(len(found) - 0.4, -0.6), xlabel=f"with minus without, {unit}")
-    labels = [f"{each.study}: {each.condition}{CHOSEN[each.rates]}" for each in found]
-    axes.set_yticks(range(len(found)), labels, fontsize=7)
+    axes.set(xlim=(-1.05 * limit, 1.05 * limit), ylim=(len(of_unit) - 0.4, -0.6), xlabel=f"with minus without, {unit}")
+    labels = [f"{f.study}: {display_condition(f.condition)}{RATE_SUFFIXES[f.rates]}" for f in of_unit]
+    axes.set_yticks(range(len(of_unit)), labels, fontsize=7)
 
 
 # Cost ----------------------------------------------------------------------------------------------------------
 
 
-def costs() -> list[str]:
-    """GPU minutes and CPU hours by study."""
-    rows = head("study", "runs", "GPU minutes", "CPU hours")
+def cost_table() -> list[str]:
+    """Return the table of GPU minutes and CPU hours by study."""
+    rows = table_header("study", "runs", "GPU minutes", "CPU hours")
     totals = [0, 0.0, 0.0]
     for path in sorted(archive().root.glob("*.parquet")):
         results = archive().study(path.stem).results()
         gpu, cpu = _seconds(results, on_gpu=True), _seconds(results, on_gpu=False)
-        rows.append(line(path.stem, f"{len(results):,}", _amount(gpu / 60), _amount(cpu / 3600)))
+        rows.append(table_row(path.stem, f"{len(results):,}", _format_amount(gpu / 60), _format_amount(cpu / 3600)))
         totals = [totals[0] + len(results), totals[1] + gpu, totals[2] + cpu]
-    rows.append(line("**all**", f"{totals[0]:,}", _amount(totals[1] / 60), _amount(totals[2] / 3600)))
+    rows.append(
+        table_row("**all**", f"{totals[0]:,}", _format_amount(totals[1] / 60), _format_amount(totals[2] / 3600))
+    )
     return rows
 
 
@@ -744,34 +785,37 @@ def _seconds(results: Iterable[Result], *, on_gpu: bool) -> float:
     return sum(r.provenance.seconds for r in results if r.provenance.device.startswith("CPU") != on_gpu)
 
 
-def _amount(value: float) -> str:
-    return "" if value == 0 else "under 0.1" if value < 0.05 else f"{value:.1f}"
+def _format_amount(value: float) -> str:
+    if value == 0:
+        return ""
+    return "under 0.1" if value < 0.05 else f"{value:.1f}"
 
 
 # Figures -------------------------------------------------------------------------------------------------------
 
 
 def rate_figure(name: str) -> Figure:
-    found = request(name)
-    (figure,) = found.experiment.figures(found.results).values()
+    """Draw the figure of an experiment over learning rates."""
+    request = load(name)
+    (figure,) = request.experiment.figures(request.results).values()
     return figure
 
 
-PLAIN = {
-    "without change": "nothing changes",
-    "sudden": "images jump",
-    "continuous": "images turn",
-    "noise": "wrong labels",
+PANEL_TITLES = {
+    "without change": "no change",
+    "sudden": "sudden shift",
+    "continuous": "continuous shift",
+    "noise": "label noise",
 }
-"""The conditions of the image study in a word or two."""
+"""Titles of the panels in the README's figure, by the first word of the condition."""
 
 
-def first_figure() -> Figure:
-    """The README's: accuracy over learning rates, and nothing else."""
+def readme_figure() -> Figure:
+    """Draw the figure of the README: accuracy over learning rates under four conditions."""
     figure, axes = palette.panels(1, len(image_pairs()), 10, 2.9)
     for panel, (name, pair) in zip(axes[0], image_pairs().items(), strict=True):
         draw_curves(panel, {palette.CADAM: pair.treatment, palette.ADAM: pair.baseline})
-        panel.set_title(next(plain for start, plain in PLAIN.items() if name.startswith(start)), fontsize=13)
+        panel.set_title(next(title for start, title in PANEL_TITLES.items() if name.startswith(start)), fontsize=13)
         panel.minorticks_off()
         panel.set_xticks(pair.baseline.rates, [f"{rate:.0e}".replace("e-0", "e-") for rate in pair.baseline.rates])
         panel.set_xlabel("learning rate", fontsize=11)
@@ -780,32 +824,42 @@ def first_figure() -> Figure:
     return figure
 
 
+def pair_numbers(pairs: Mapping[str, Pair]) -> list[str]:
+    """List every number of some pairs, to detect that a figure of them is outdated."""
+    return [f"{name}: {pair}" for name, pair in pairs.items()]
+
+
+def _image_pair_numbers(name: str) -> list[str]:
+    return pair_numbers(image_pairs(name))
+
+
 def fingerprint(lines: Sequence[str]) -> str:
-    """Of the numbers that a figure is drawn from; it stands in the file, which shows whether that is current."""
+    """Return a hash of the numbers of a figure. It is stored in the image file to detect outdated figures."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 FIGURES: Mapping[str, tuple[Callable[[], Figure], Callable[[], list[str]]]] = {
-    "docs/img/readme.png": (first_figure, lambda: drawn(image_pairs())),
+    "docs/img/readme.png": (readme_figure, lambda: pair_numbers(image_pairs())),
     **{
-        f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(_drawn_of, name))
+        f"docs/img/evidence-{file}.png": (partial(rate_figure, name), partial(_image_pair_numbers, name))
         for file, name in {"rates": "fig-rates", "sgdm": "fig-rates-sgdm", "resnet": "fig-rates-resnet"}.items()
     },
-    "docs/img/evidence-clicks.png": (partial(rate_figure, CLICK_CURVES), lambda: drawn(click_pairs())),
-    "docs/img/evidence-forest.png": (forest, all_findings),
+    "docs/img/evidence-clicks.png": (partial(rate_figure, CLICK_CURVES), lambda: pair_numbers(click_pairs())),
+    "docs/img/evidence-forest.png": (forest, finding_table),
 }
-"""By file: what draws it, and the numbers that it shows."""
+"""The image files of the documentation: the function that draws each, and the function that lists its numbers."""
 
 
 def is_current(path: str) -> bool:
-    """Was a figure drawn from the numbers that the archive has now?"""
-    file, table = ROOT / path, FIGURES[path][1]
-    return file.exists() and fingerprint(table()).encode() in file.read_bytes()
+    """Whether a figure was drawn from the numbers that the archive contains now."""
+    file, numbers = ROOT / path, FIGURES[path][1]
+    return file.exists() and fingerprint(numbers()).encode() in file.read_bytes()
 
 
 def draw(path: str) -> None:
+    """Draw a figure of the documentation and write its file."""
     import matplotlib
 
-    make, table = FIGURES[path]
+    draw_figure, numbers = FIGURES[path]
     with matplotlib.rc_context(palette.STYLE):
-        make().savefig(ROOT / path, dpi=110, metadata={"Source": fingerprint(table())})
+        draw_figure().savefig(ROOT / path, dpi=110, metadata={"Source": fingerprint(numbers())})

@@ -1,4 +1,4 @@
-"""The commands of the paper: list, reproduce, report, archive, demo and criteo."""
+"""The commands `cadam list`, `reproduce`, `report`, `archive` and `demo`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SCALES: tuple[Scale, ...] = ("quick", "full")
 HEADING = report.Heading(
     "CAdam: the paper's claims, measured",
     (
-        "CAdam moves a weight only where its momentum and its current gradient agree in sign. This is what was "
-        "measured, for better or worse.",
+        "CAdam updates an element only if its momentum and its current gradient agree in sign. This page shows all "
+        "measurements, including those that do not support the paper's claims.",
     ),
     (
         "The paper: “CAdam: Confidence-Based Optimization for Online Learning” by Shaowen Wang, Anan Liu, Jian Xiao, "
@@ -48,12 +48,12 @@ def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(os.environ.get("CADAM_ARCHIVE", "results")),
         metavar="FOLDER",
-        help="where published results lie, which need not be computed again (default: $CADAM_ARCHIVE, else results)",
+        help="folder of the published results, which are not computed again (default: $CADAM_ARCHIVE, else results)",
     )
 
 
 def _cache(options: argparse.Namespace) -> Cache:
-    """What was computed: here, and what is published."""
+    """Open the cache of local results, backed by the published results if pyarrow is installed."""
     folder: Path = options.archive
     if find_spec("pyarrow") is None and any(folder.glob("*.parquet")):
         print(f"the published results in {folder} are not used: {NEEDS}", file=sys.stderr)
@@ -71,60 +71,63 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
     _scale_arguments(parser, default="--quick")
     parser.add_argument("--data", type=Path, metavar="PATH", help="your own data, such as Criteo's train.txt")
-    parser.add_argument("--rows", type=command.positive, metavar="N", help="this many rows of the data instead of all")
-    parser.add_argument("--force", action="store_true", help="compute again what is there")
-    parser.add_argument("--jobs", type=command.positive, metavar="N", help="processes (default: as many as pay)")
+    parser.add_argument("--rows", type=command.positive, metavar="N", help="number of rows to use (default: all)")
+    parser.add_argument("--force", action="store_true", help="compute results again that exist already")
+    parser.add_argument(
+        "--jobs", type=command.positive, metavar="N", help="number of worker processes (default: chosen automatically)"
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print verdicts and tables as JSON, and nothing else")
-    output.add_argument("--quiet", action="store_true", help="print only what goes wrong")
+    output.add_argument("--quiet", action="store_true", help="print only errors")
 
 
 def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     scale = parser.add_mutually_exclusive_group()
-    quick, full = f"fewer seeds (default: {default})", "as many seeds as it takes"
+    quick, full = f"small models and few seeds (default: {default})", "the paper's models and all seeds"
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help=quick)
     scale.add_argument("--full", dest="scale", action="store_const", const="full", help=full)
-    parser.add_argument("--seeds", type=command.positive, metavar="N", help="this many seeds instead")
+    parser.add_argument("--seeds", type=command.positive, metavar="N", help="number of seeds")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared_arguments(parser)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to report (default: all that was asked for)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments to report (default: all requested ones)")
     _scale_arguments(parser, default="what was last run")
     command.output_argument(parser)
-    parser.add_argument("--title", metavar="TEXT", help="of the page (default: that of the experiment if it is one)")
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure there, as PNG")
+    parser.add_argument("--title", metavar="TEXT", help="title of the page (default: the title of a single experiment)")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="also write each figure to this folder as PNG")
 
 
 def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared_arguments(parser)
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them")
     _scale_arguments(parser, default="what was last run")
-    parser.add_argument("--dirty", action="store_true", help="also results of code that no commit has")
+    parser.add_argument("--dirty", action="store_true", help="also archive results computed by uncommitted code")
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared_arguments(parser)
     command.output_argument(parser)
-    parser.add_argument("--force", action="store_true", help="compute again what is there")
+    parser.add_argument("--force", action="store_true", help="compute results again that exist already")
 
 
 # list ----------------------------------------------------------------------------------------------------------
 
 
 def list_experiments(options: argparse.Namespace) -> int:
+    """Print every experiment with its data, cost and state, and return the exit code."""
     cache = _cache(options)
     rows: list[dict[str, Any]] = []
     for experiment in catalog.select(["all"]):
-        request = _known(cache, experiment, _last(cache, experiment) or experiment.plan("quick"))
+        request = _load_results(cache, experiment, _last_plan(cache, experiment) or experiment.plan("quick"))
         rows.append(
             {
                 "name": experiment.name,
                 "title": experiment.title,
                 "shows": experiment.shows,
-                "data": {scale: _in_words(experiment.needed(scale)) for scale in SCALES},
+                "data": {scale: _describe_data(experiment.needed(scale)) for scale in SCALES},
                 "cuda": list(experiment.cuda),
-                "state": console.state(experiment, request, _published(request, cache)),
+                "state": console.state(experiment, request, _count_published(request, cache)),
                 "seconds": dict(experiment.seconds),
             }
         )
@@ -141,16 +144,19 @@ def list_experiments(options: argparse.Namespace) -> int:
             device = " on a CUDA device" if scale in row["cuda"] else ""
             lines.append(f"{'':{width}}  --{scale}: about {report.duration(row['seconds'][scale])}{device}, {needs}")
         lines.append("")
-    command.print_lines([*lines, "cadam reproduce NAME computes one, cadam report shows what there is."])
+    command.print_lines([*lines, "`cadam reproduce NAME` computes an experiment, `cadam report` shows the results."])
     return DONE
 
 
-def _in_words(data: Data | None) -> str | None:
+def _describe_data(data: Data | None) -> str | None:
     return None if data is None else f"{data.name} (from {data.source}, {data.size})"
 
 
-def _last(cache: Cache, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
-    """The plan that was last asked for, if one was. One that cannot be read is said, and taken for a quick one."""
+def _last_plan(cache: Cache, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
+    """Return the last requested plan of an experiment, or None.
+
+    If the stored plan cannot be read, print that and return the default plan of the scale.
+    """
     try:
         return cache.last_plan(experiment, scale)
     except (DamagedResultError, DamagedResultsError) as error:
@@ -158,21 +164,25 @@ def _last(cache: Cache, experiment: Experiment, scale: Scale | None = None) -> P
         return experiment.plan(scale or "quick")
 
 
-def _meant(cache: Cache, experiment: Experiment, options: argparse.Namespace) -> Plan:
-    """The plan that --quick, --full and --seeds mean: the last of that scale, with these seeds; or the last."""
+def _requested_plan(cache: Cache, experiment: Experiment, options: argparse.Namespace) -> Plan:
+    """Return the plan that --quick, --full and --seeds select.
+
+    Without these options it is the last requested plan. With them it is the last requested plan of that scale, with the
+    given number of seeds.
+    """
     if not options.scale and not options.seeds:
-        return _last(cache, experiment) or experiment.plan("quick")
+        return _last_plan(cache, experiment) or experiment.plan("quick")
     plan = experiment.plan(options.scale or "quick", options.seeds)
-    return replace(_last(cache, experiment, plan.scale) or plan, seeds=plan.seeds)
+    return replace(_last_plan(cache, experiment, plan.scale) or plan, seeds=plan.seeds)
 
 
-def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
-    """What there is of an experiment. Computes nothing."""
+def _load_results(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
+    """Load the existing results of an experiment without computing anything."""
     try:
         if experiment.unread is not None and (advice := experiment.unread(plan)):
             return runner.Request(experiment, plan, unknown=advice)
         return runner.read(cache, experiment, plan, console.say_damaged)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:  # such as the user's own data, which is gone
+    except (OSError, ValueError, RuntimeError, ImportError) as error:  # for example, the user's data file is gone
         return runner.Request(experiment, plan, unknown=str(error))
 
 
@@ -180,134 +190,145 @@ def _known(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Request:
 
 
 def reproduce(options: argparse.Namespace) -> int:
+    """Compute the results of experiments that are missing, print the summaries, and return the exit code."""
     try:
-        experiments = _selected(options.names, options.scale or "quick")
+        experiments = _select(options.names, options.scale or "quick")
     except catalog.UnknownExperimentError as error:
         print(f"cadam reproduce: {error}", file=sys.stderr)
         return USAGE
     fixed = [e.name for e in experiments if not e.takes_data]
     if fixed and (options.data or options.rows):
-        print(
-            f"cadam reproduce: --data and --rows are not for {', '.join(fixed)}, whose data is given", file=sys.stderr
-        )
+        print(f"cadam reproduce: {', '.join(fixed)} cannot be run with --data or --rows", file=sys.stderr)
         return USAGE
     if not command.can_write("reproduce", cache=options.cache):
         return USAGE
-    own = "" if options.data is None else str(options.data.absolute())
-    plans = [e.plan(options.scale or "quick", options.seeds, own, options.rows) for e in experiments]
+    user_data = "" if options.data is None else str(options.data.absolute())
+    plans = [e.plan(options.scale or "quick", options.seeds, user_data, options.rows) for e in experiments]
     requests = [runner.Request(e, plan) for e, plan in zip(experiments, plans, strict=True)]
-    lacking = [r for r in requests if _lacking(r) or _lacking_packages(r.experiment)]
-    new = [r for r in lacking if not _all_known(r, _cache(options), options.force)]
-    if packages := list(dict.fromkeys(name for request in new for name in _lacking_packages(request.experiment))):
+    # Missing data, devices and packages matter only for experiments that have results to compute.
+    blocked = [
+        r for r in requests if _missing_requirement(r.experiment, r.plan.scale) or _missing_packages(r.experiment)
+    ]
+    blocked = [r for r in blocked if not _is_complete(r, _cache(options), options.force)]
+    if packages := list(dict.fromkeys(name for request in blocked for name in _missing_packages(request.experiment))):
         print(f"cadam reproduce: {', '.join(packages)} missing: pip install {' '.join(packages)}", file=sys.stderr)
         return NO_PACKAGE
-    missing = [lack for request in new if (lack := _lacking_data(request.experiment, request.plan.scale))]
-    if names := [r.experiment.name for r in new if _lacking_device(r.experiment, r.plan.scale)]:
+    missing = [advice for r in blocked if (advice := _missing_data(r.experiment, r.plan.scale))]
+    if names := [r.experiment.name for r in blocked if _lacks_device(r.experiment, r.plan.scale)]:
         missing.append(f"{', '.join(names)}: {_NO_CUDA}")
-    if own and not options.data.exists():
-        missing.append(f"there is nothing at {own}")
+    if user_data and not options.data.exists():
+        missing.append(f"there is no file or folder {user_data}")
     if missing:
         print("\n".join(dict.fromkeys(missing)), file=sys.stderr)
         return NO_DATA
-    if own or options.rows:
+    if user_data or options.rows:
         try:
-            requests[0].experiment.run_specs(requests[0].plan, Results())  # reads the data, if that was not done yet
+            # Listing the runs reads the user's data, so errors in the data appear before any run starts.
+            requests[0].experiment.run_specs(requests[0].plan, Results())
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             print(f"cadam reproduce: {error}", file=sys.stderr)
-            return NO_DATA if own else USAGE
+            return NO_DATA if user_data else USAGE
         except KeyboardInterrupt:
-            print("interrupted: what is read is kept, the same command goes on from there", file=sys.stderr)
+            print("interrupted: the data read so far is kept; the same command continues from there", file=sys.stderr)
             return INTERRUPTED
-    show = console.live if console.on_terminal() else console.plain
+    display = console.live if console.on_terminal() else console.plain
+    if options.quiet or options.json:
+        display = console.silent
     try:
-        with (console.silent if options.quiet or options.json else show)(requests) as tell:
+        with display(requests) as tell:
             code = command.run(requests, _cache(options), options.jobs, options.force, tell)
     except PermissionError as error:
         print(f"cadam reproduce: the cache cannot be written to: {error}", file=sys.stderr)
         return FAILED
     except NoLearningRateError as error:
-        print(f"cadam reproduce: {error}; what is done is cached", file=sys.stderr)
+        print(f"cadam reproduce: {error}; finished runs are cached", file=sys.stderr)
         return FAILED
     if options.json:
         command.print_lines([json.dumps([command.as_json(request) for request in requests], indent=1, allow_nan=False)])
     elif not options.quiet:
         lines = [line for request in requests for line in command.summary_lines(request, options.cache)]
-        lines += ["", *_from_archive(requests, _cache(options)), "All numbers and figures: cadam report, or --json."]
+        lines += ["", *_from_archive(requests, _cache(options)), "`cadam report` shows all numbers and figures."]
         command.print_lines(lines)
     return code
 
 
 def _from_archive(requests: Sequence[runner.Request], cache: Cache) -> list[str]:
-    """How many of the results were not computed here."""
+    """Describe how many results come from the archive rather than from a local run."""
     lines = []
     for request in requests:
-        if published := _published(request, cache):
-            counted = f"{published} of {len(request.results)} results"
-            lines.append(f"{request.experiment.name}: {counted} are published ones; --force computes them here.")
+        if published := _count_published(request, cache):
+            lines.append(
+                f"{request.experiment.name}: {published} of {len(request.results)} results come from the archive of "
+                "published results; --force computes them again."
+            )
     return lines
 
 
-def _published(request: runner.Request, cache: Cache) -> int:
-    """How many results are there that were not computed here."""
+def _count_published(request: runner.Request, cache: Cache) -> int:
+    """Count the results that come from the archive rather than from the local cache."""
     return sum(not cache.path(request.experiment, result.spec).exists() for result in request.results)
 
 
-_NO_CUDA = "a CUDA device is needed at this scale, and torch finds none; --quick runs on the CPU"
+_NO_CUDA = "this scale needs a CUDA device and torch does not find one; --quick runs on the CPU"
 
 
-def _lacking(request: runner.Request) -> bool:
-    """Is there something that cannot be computed without, and is not there?"""
-    asked = request.experiment, request.plan.scale
-    return _lacking_data(*asked) is not None or _lacking_device(*asked)
+def _missing_requirement(experiment: Experiment, scale: Scale) -> str | None:
+    """Return what to do about missing data or a missing CUDA device, or None if nothing is missing."""
+    return _missing_data(experiment, scale) or (_NO_CUDA if _lacks_device(experiment, scale) else None)
 
 
-def _lacking_data(experiment: Experiment, scale: Scale) -> str | None:
-    """What data has to be fetched first."""
-    needed = experiment.needed(scale)
-    return None if needed is None else needed.missing()
+def _missing_data(experiment: Experiment, scale: Scale) -> str | None:
+    """Return where to get the data of an experiment, or None if nothing is missing."""
+    data = experiment.needed(scale)
+    return None if data is None else data.missing()
 
 
-def _lacking_device(experiment: Experiment, scale: Scale) -> bool:
+def _lacks_device(experiment: Experiment, scale: Scale) -> bool:
+    """Whether the experiment needs a CUDA device that torch does not find."""
     import torch
 
     return scale in experiment.cuda and not torch.cuda.is_available()
 
 
-def _lacking_packages(experiment: Experiment) -> list[str]:
-    """The packages that have to be installed first."""
+def _missing_packages(experiment: Experiment) -> list[str]:
+    """Return the names of required packages that are not installed."""
     return [name for name in experiment.packages if find_spec(name) is None]
 
 
-def _all_known(request: runner.Request, cache: Cache, force: bool) -> bool:
-    """Whether there is nothing left to compute, as far as that can be told without reading through data first."""
+def _is_complete(request: runner.Request, cache: Cache, force: bool) -> bool:
+    """Whether all results exist. Returns False if the user's data would have to be read to find out."""
     experiment, plan = request.experiment, request.plan
     if force:
         return False
     try:
         unread = experiment.unread is not None and experiment.unread(plan) is not None
         return not unread and runner.read(cache, experiment, plan).complete
-    except (OSError, ValueError):  # the user's own data, which is not there or cannot be read
+    except (OSError, ValueError):  # the user's data is missing or cannot be read
         return False
 
 
-def _selected(names: Sequence[str], scale: Scale) -> list[Experiment]:
-    """The experiments that are named. `all` are those whose data and device are there; what is left out is said."""
-    kept, left_out = [], dict[str, list[str]]()
+def _select(names: Sequence[str], scale: Scale) -> list[Experiment]:
+    """Return the experiments with these names.
+
+    The name `all` selects the experiments whose data and device are available; the others are printed.
+    """
+    selected, skipped = [], dict[str, list[str]]()
     for experiment in catalog.select(names):
-        advice = _lacking_data(experiment, scale) or (_NO_CUDA if _lacking_device(experiment, scale) else "")
+        advice = _missing_requirement(experiment, scale)
         if experiment.name not in names and advice:
-            left_out.setdefault(advice, []).append(experiment.name)
+            skipped.setdefault(advice, []).append(experiment.name)
         else:
-            kept.append(experiment)
-    for advice, experiments in left_out.items():
-        print(f"left out of all: {', '.join(experiments)}: {advice}", file=sys.stderr)
-    return kept
+            selected.append(experiment)
+    for advice, experiments in skipped.items():
+        print(f"skipped: {', '.join(experiments)}: {advice}", file=sys.stderr)
+    return selected
 
 
 # report --------------------------------------------------------------------------------------------------------
 
 
 def write_report(options: argparse.Namespace) -> int:
+    """Write the HTML page of the existing results and return the exit code."""
     try:
         experiments = catalog.select(options.names or ["all"])
     except catalog.UnknownExperimentError as error:
@@ -325,30 +346,33 @@ def write_report(options: argparse.Namespace) -> int:
     if unknown and not any(request.results for request in requests):
         return NOTHING
     if not any(request.results for request in requests):
-        of = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
-        runs = [command.command_of(request, options.cache) for request in requests] or ["cadam reproduce NAME"]
-        places = f"neither {options.cache} nor {options.archive} has"
-        print(f"{places} results{of}: run `{'; '.join(runs)}`", file=sys.stderr)
+        names = f" of {', '.join(request.experiment.name for request in requests)}" if requests else ""
+        commands = [command.command_of(request, options.cache) for request in requests] or ["cadam reproduce NAME"]
+        folders = f"neither {options.cache} nor {options.archive}"
+        print(f"{folders} has results{names}: run `{'; '.join(commands)}`", file=sys.stderr)
         return NOTHING
-    one = requests[0].experiment.title if len(requests) == 1 else HEADING.title
-    print(command.write_page(requests, replace(HEADING, title=options.title or one), options.output))
+    title = requests[0].experiment.title if len(requests) == 1 else HEADING.title
+    print(command.write_page(requests, replace(HEADING, title=options.title or title), options.output))
     if options.images:
         _write_images(requests, options.images)
     for request in (r for r in requests if r.missing):
-        lacking = f"{request.experiment.name}: {len(request.missing)} specs failed or were not run"
-        print(f"{lacking}: {command.command_of(request, options.cache)}", file=sys.stderr)
+        missing = f"{request.experiment.name}: {len(request.missing)} runs failed or were not started"
+        print(f"{missing}: {command.command_of(request, options.cache)}", file=sys.stderr)
     return DONE if all(request.complete for request in requests) else FAILED
 
 
 def _to_report(cache: Cache, experiments: Sequence[Experiment], options: argparse.Namespace) -> list[runner.Request]:
-    """What is named; without names, what was asked for at some time. One that only shares specs with it was not."""
+    """Return the named experiments, or without names every experiment that was requested before.
+
+    An experiment that merely shares runs with a requested one is not included.
+    """
     requests = []
     for experiment in experiments:
-        last = _last(cache, experiment)
+        last = _last_plan(cache, experiment)
         if last is None and not options.names:
             continue
-        plan = _meant(cache, experiment, options)
-        request = _known(cache, experiment, plan)
+        plan = _requested_plan(cache, experiment, options)
+        request = _load_results(cache, experiment, plan)
         if request.results or request.unknown or options.names or plan == last:
             requests.append(request)
     return requests
@@ -367,6 +391,7 @@ def _write_images(requests: Sequence[runner.Request], folder: Path) -> None:
 
 
 def archive(options: argparse.Namespace) -> int:
+    """Copy results from the cache to the archive and return the exit code."""
     try:
         experiments = catalog.select(options.names)
     except catalog.UnknownExperimentError as error:
@@ -380,14 +405,14 @@ def archive(options: argparse.Namespace) -> int:
     published, code = Archive(options.archive), DONE
     for experiment in experiments:
         cache = Cache(options.cache, published, any_versions=True)
-        plan = _meant(cache, experiment, options)
-        request = _known(cache, experiment, plan)
+        plan = _requested_plan(cache, experiment, options)
+        request = _load_results(cache, experiment, plan)
         new = [r for r in request.results if _is_new(published.find(experiment, r.spec), r)]
         unknown = sum(r.provenance.commit is None or bool(r.provenance.dirty) for r in new)
         if unknown and not options.dirty:
             print(
-                f"cadam archive: {experiment.name}: {unknown} of {len(new)} new results were computed by code that no "
-                "commit has; commit it and run with --force again, or archive them all the same with --dirty",
+                f"cadam archive: {experiment.name}: {unknown} of {len(new)} new results were computed by uncommitted "
+                "code; commit the code and compute them again with --force, or archive them with --dirty",
                 file=sys.stderr,
             )
             code = FAILED
@@ -396,15 +421,17 @@ def archive(options: argparse.Namespace) -> int:
             published.add(experiment, new)
         if request.results:
             published.remember(experiment, plan)
-        missing = f", {len(request.missing)} of the plan are missing: " if request.missing else ""
-        go_on = command.command_of(request, options.cache) if request.missing else ""
-        print(f"{experiment.name}: {len(new)} results archived{missing}{go_on}")
+        missing = ""
+        if request.missing:
+            count, advice = len(request.missing), command.command_of(request, options.cache)
+            missing = f", {count} results of the plan are missing: {advice}"
+        print(f"{experiment.name}: {len(new)} results archived{missing}")
         code = FAILED if request.missing and not new else code
     return code
 
 
 def _is_new(published: Result | None, result: Result) -> bool:
-    """Is a result not in the archive, or other than there? Then it supersedes what is there."""
+    """Whether a result is not in the archive, or differs from the archived one and supersedes it."""
     if published is None:
         return True
     before, after = published.outcome, result.outcome
@@ -422,15 +449,14 @@ def _is_new(published: Result | None, result: Result) -> bool:
 
 
 def demo(options: argparse.Namespace) -> int:
+    """Run the demo experiments, write their report, and return the exit code."""
     from .demo import BOARD, NAMES
 
     if not command.can_draw():
         return NO_PACKAGE
     if not command.can_write("demo", cache=options.cache, output=options.output):
         return USAGE
-    print(
-        "Adam and CAdam, first on a minimum that moves, then on clicks made on the fly. No data, no network, CPU only."
-    )
+    print("Comparing Adam and CAdam on a moving minimum and on simulated clicks. This needs no data and no GPU.")
     requests = [runner.Request(e, e.plan("quick")) for e in catalog.select(NAMES)]
     code = command.with_scoreboard(requests, Scoreboard(*BOARD), Cache(options.cache), options.force)
     if code == DONE:

@@ -1,4 +1,8 @@
-"""What the archive has, and how it is written on pages: results by experiment, rows by name, specs of tables."""
+"""Access to the published results, and the formatting of numbers in the tables of the documentation.
+
+The published results are the archive in results/. The other modules of the documentation (`pages`, `evidence`,
+`claims` and `stream_tables`) take every number from the functions of this module.
+"""
 
 from __future__ import annotations
 
@@ -14,79 +18,92 @@ from .harness.archive import Archive
 from .harness.experiment import Plan
 
 ROOT = Path(__file__).parents[2]
+"""The root of the repository."""
 
 
 @cache
 def archive() -> Archive:
+    """Open the archive of the repository."""
     return Archive(ROOT / "results")
 
 
 @cache
-def request(name: str) -> runner.Request:
-    """An experiment as it was archived, with the results that are there."""
+def load(name: str) -> runner.Request:
+    """Load an experiment with its published results, for the plan that it was archived with.
+
+    Raises:
+        LookupError: If the archive has no plan of the experiment.
+    """
     plan = archive().plan(catalog.find(name))
     if plan is None:
         raise LookupError(f"{name} is not in {archive().root}")
-    return _looked_up(name, plan)
+    return _load_plan(name, plan)
 
 
 @cache
-def part(name: str) -> runner.Request:
-    """What the archive has of an experiment at full scale, be it whole or not."""
-    return _looked_up(name, catalog.find(name).plan("full"))
+def load_full_scale(name: str) -> runner.Request:
+    """Load the published results of an experiment at full scale, even if some of its runs are missing."""
+    return _load_plan(name, catalog.find(name).plan("full"))
 
 
-def _looked_up(name: str, plan: Plan) -> runner.Request:
-    asked = runner.Request(catalog.find(name), plan)
-    runner.look_up(asked, archive().find)
-    return asked
+def _load_plan(name: str, plan: Plan) -> runner.Request:
+    request = runner.Request(catalog.find(name), plan)
+    runner.look_up(request, archive().find)
+    return request
 
 
 @cache
-def is_archived(name: str) -> bool:
-    """Does the archive have all that an experiment was asked for?"""
-    return archive().plan(catalog.find(name)) is not None and request(name).complete
+def is_complete(name: str) -> bool:
+    """Whether the archive has every run of the plan that the experiment was archived with."""
+    return archive().plan(catalog.find(name)) is not None and load(name).complete
 
 
 @cache
 def summary(name: str) -> Summary:
-    """What an archived experiment says."""
-    asked = request(name)
-    return asked.experiment.summary(asked.results)
+    """Summarize the published results of an experiment."""
+    request = load(name)
+    return request.experiment.summary(request.results)
 
 
-def row(name: str, what: str) -> Row:
-    """The one line of an archived experiment that begins like this."""
-    found = [each for each in summary(name).rows if each.label.startswith(what)]
-    if len(found) != 1:
-        raise LookupError(f"{name}: {len(found)} lines begin with {what!r}")
-    return found[0]
+def find_row(name: str, prefix: str) -> Row:
+    """Return the only row of an experiment's summary whose label starts with `prefix`.
+
+    Raises:
+        LookupError: If no row or several rows match.
+    """
+    rows = find_rows(name, prefix)
+    if len(rows) != 1:
+        raise LookupError(f"{name}: {len(rows)} rows have a label that starts with {prefix!r}, expected one")
+    return rows[0]
 
 
-def lines(name: str, start: str = "", end: str = "") -> list[Row]:
-    """The lines of an archived experiment that begin and end like this."""
-    return [each for each in summary(name).rows if each.label.startswith(start) and each.label.endswith(end)]
+def find_rows(name: str, prefix: str = "", suffix: str = "") -> list[Row]:
+    """Return the rows of an experiment's summary whose labels have this prefix and suffix."""
+    return [row for row in summary(name).rows if row.label.startswith(prefix) and row.label.endswith(suffix)]
 
 
-def interval(found: Row, scale: float = 1.0) -> Interval:
-    """The difference of a line."""
-    mean, low, high = (scale * found.values[name] for name in ("difference", "low", "high"))
-    return Interval(mean, low, high, found.seeds)
+def difference_of(row: Row, scale: float = 1.0) -> Interval:
+    """Return the difference of a row and its interval, multiplied by `scale`."""
+    mean, low, high = (scale * row.values[name] for name in ("difference", "low", "high"))
+    return Interval(mean, low, high, row.seeds)
 
 
-def in_brackets(found: Interval) -> str:
-    """A difference and its interval, in bold where that excludes 0."""
-    text = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"**{text}**" if found.low > 0 or found.high < 0 else text
+def format_interval(interval: Interval) -> str:
+    """Format a difference and its interval, in bold if the interval excludes 0."""
+    text = f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
+    return f"**{text}**" if interval.low > 0 or interval.high < 0 else text
 
 
-def short(rate: float) -> str:
+def format_rate(rate: float) -> str:
+    """Format a learning rate with as few characters as possible."""
     return f"{rate:g}" if rate >= 0.01 else f"{rate:.0e}".replace("e-0", "e-")
 
 
-def head(*columns: str) -> list[str]:
-    return [line(*columns), line(*["---"] * len(columns))]
+def table_header(*columns: str) -> list[str]:
+    """Return the two header lines of a Markdown table."""
+    return [table_row(*columns), table_row(*["---"] * len(columns))]
 
 
-def line(*specs: str) -> str:
-    return f"| {' | '.join(specs)} |"
+def table_row(*columns: str) -> str:
+    """Return one line of a Markdown table."""
+    return f"| {' | '.join(columns)} |"

@@ -1,4 +1,7 @@
-"""Tables of docs/streams.md: what the A/B and the rate curves say of each real stream."""
+"""Tables of docs/streams.md: the A/B comparisons and the learning-rate curves on real event streams.
+
+These streams stand in for the paper's online experiments (table 3), whose data are private.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from cadam.ab.text import join_words
 from cadam.ab.verdict import kind_names
 from cadam.statistics.comparison import KINDS, sign
 
-from .published import head, interval, is_archived, line, lines, request, row, summary
+from .archive_names import UNCHANGED, display_condition
+from .published import difference_of, find_row, find_rows, is_complete, load, summary, table_header, table_row
 
 STREAMS = {
     "flights": "flights",
@@ -20,126 +24,143 @@ STREAMS = {
     "forest": "forest cover",
     "retrosheet": "baseball",
 }
+"""Labels of the streams, by the name that their experiments end with."""
 
 MAIN = "GAUC by impressions"
+"""The metric that decides the A/B."""
 OWN = "each at its own best rate"
-AS_IT_IS = "as it is"
 ARMS = ("Adam", "CAdam")
 
 
 def answer() -> list[str]:
-    """What the streams say, in a few sentences."""
-    curves = dict(_archived("rates"))
-    own = {label: row(name, f"{MAIN}: {OWN}") for label, name in curves.items()}
-    high = {label: row(name, f"{MAIN}: both at three times that") for label, name in curves.items()}
-    chosen = {label: row(name, f"{AS_IT_IS}: {MAIN} (") for label, name in _archived("ab")}
-    times = times_adams()
-    higher = [label for label in times if times[label] > 1]
-    lower = [label for label in times if times[label] < 1]
+    """Return the summary of the results on all streams as a list of bullet points."""
+    curves = dict(_complete_experiments("rates"))
+    own = {label: find_row(name, f"{MAIN}: {OWN}") for label, name in curves.items()}
+    high = {label: find_row(name, f"{MAIN}: both at three times that") for label, name in curves.items()}
+    chosen = {label: find_row(name, f"{UNCHANGED}: {MAIN} (") for label, name in _complete_experiments("ab")}
+    ratios = best_rate_ratios()
+    higher = [label for label, ratio in ratios.items() if ratio > 1]
+    lower = [label for label, ratio in ratios.items() if ratio < 1]
     lines = [
-        f"- **Each at its own best rate**: {_by_side(own)}.",
-        f"- **Both at three times Adam's best rate**: {_by_side(high)}.",
-        f"- **Rates chosen on the first fifth**: {_by_side(chosen)}.",
-        f"- **All three intervals together**, best against best: {_by_kind(own)}.",
-        f"- **All three intervals together**, rates chosen on the first fifth: {_by_kind(chosen)}.",
-        f"- **CAdam's best rate** is higher than Adam's on {_named(higher)}, and lower on {_named(lower)}.",
+        f"- **Each optimizer at its own best rate**: {_describe_by_sign(own)}.",
+        f"- **Both at three times Adam's best rate**: {_describe_by_sign(high)}.",
+        f"- **Rates chosen on the first fifth of the stream**: {_describe_by_sign(chosen)}.",
+        f"- **Intervals over seeds, users and time together**, each at its own best rate: {_describe_by_kind(own)}.",
+        "- **Intervals over seeds, users and time together**, rates chosen on the first fifth: "
+        f"{_describe_by_kind(chosen)}.",
+        f"- **CAdam's best rate** is higher than Adam's on {_join_or_none(higher)}, and lower on "
+        f"{_join_or_none(lower)}.",
     ]
-    left_out = [label for label in STREAMS.values() if label not in curves]
-    return lines + ([f"- Not run over learning rates: {join_words(left_out)}."] if left_out else [])
+    missing = [label for label in STREAMS.values() if label not in curves]
+    return lines + ([f"- Not run over learning rates: {join_words(missing)}."] if missing else [])
 
 
-def times_adams() -> dict[str, float]:
-    """By stream, how many times Adam's best rate CAdam's is."""
-    return {label: _near(name, "CAdam")["best"] / _near(name, "Adam")["best"] for label, name in _archived("rates")}
+def best_rate_ratios() -> dict[str, float]:
+    """Return the ratio of CAdam's best learning rate to Adam's by stream."""
+    return {
+        label: _rate_tolerance(name, "CAdam")["best"] / _rate_tolerance(name, "Adam")["best"]
+        for label, name in _complete_experiments("rates")
+    }
 
 
-def _by_side(found: Mapping[str, Row]) -> str:
-    """On which streams the seeds put CAdam ahead, and by how many points."""
-    sides = {1: "ahead", -1: "behind", 0: "open"}
+def _describe_by_sign(rows: Mapping[str, Row]) -> str:
+    """List the streams on which CAdam is ahead, behind or undecided over seeds, with the differences in points."""
+    words = {1: "CAdam is ahead over seeds on", -1: "CAdam is behind over seeds on", 0: "it is undecided over seeds on"}
     parts = []
-    for side, word in sides.items():
+    for side, text in words.items():
         points = {
-            label: 100 * each.values["difference"] for label, each in found.items() if sign(interval(each)) == side
+            label: 100 * row.values["difference"] for label, row in rows.items() if sign(difference_of(row)) == side
         }
         if points:
-            said = join_words(f"{label} ({point:+.2f})" for label, point in points.items())
-            parts.append(f"over seeds CAdam is {word} on {said}" if side else f"the seeds leave open {said}")
-    return "; ".join(parts) + ", in points of GAUC" if parts else "not run"
+            parts.append(f"{text} {join_words(f'{label} ({point:+.2f})' for label, point in points.items())}")
+    return "; ".join(parts) + " (points of GAUC)" if parts else "not run"
 
 
-def _by_kind(found: Mapping[str, Row]) -> str:
+def _describe_by_kind(rows: Mapping[str, Row]) -> str:
+    """List the streams by verdict."""
     words = kind_names("CAdam better", "CAdam worse")
-    kinds = {kind: [label for label, each in found.items() if each.verdict_kind == kind] for kind in KINDS}
+    kinds = {kind: [label for label, row in rows.items() if row.verdict_kind == kind] for kind in KINDS}
     parts = [f"{words[kind]} on {join_words(labels)}" for kind, labels in kinds.items() if labels]
     return "; ".join(parts) or "not run"
 
 
-def _named(labels: Sequence[str]) -> str:
+def _join_or_none(labels: Sequence[str]) -> str:
     return join_words(labels) if labels else "none"
 
 
-def comparisons() -> list[str]:
-    """The A/B on each stream: the difference at rates chosen on the first fifth, in every condition."""
-    table = head("stream", "measured events, users", AS_IT_IS, "verdict", "one feature changes", "a fifth wrong")
-    for label, experiment in _archived("ab"):
-        metrics = request(experiment).results.tests()[0].outcome.metrics
-        counted = f"{metrics['events']:,.0f}, {metrics['users_of_both_classes']:,.0f}"
-        found = [_brackets(each) for each in lines(experiment, end=f": {MAIN} (higher is better)")]
-        table.append(line(label, counted, found[0], str(summary(experiment).verdicts[AS_IT_IS]), *found[1:]))
+def comparison_table() -> list[str]:
+    """Return the table of the A/B comparisons, with learning rates chosen on the first fifth, by condition."""
+    table = table_header(
+        "stream",
+        "measured events, users",
+        display_condition(UNCHANGED),
+        "verdict",
+        "sudden shift of one feature",
+        "20% label noise",
+    )
+    for label, experiment in _complete_experiments("ab"):
+        metrics = load(experiment).results.tests()[0].outcome.metrics
+        sizes = f"{metrics['events']:,.0f}, {metrics['users_of_both_classes']:,.0f}"
+        differences = [_format_difference(row) for row in find_rows(experiment, suffix=f": {MAIN} (higher is better)")]
+        verdict = str(summary(experiment).verdicts[UNCHANGED])
+        table.append(table_row(label, sizes, differences[0], verdict, *differences[1:]))
     return table
 
 
-def rates() -> list[str]:
-    """Both arms over learning rates: their best rates, and CAdam minus Adam there and at one rate for both."""
-    table = head("stream", "seeds", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that")
-    for label, experiment in _archived("rates"):
-        best = ", ".join(f"{_near(experiment, arm)['best']:g}" for arm in ARMS)
-        starts = (OWN, "both at Adam's best rate", "both at three times that")
-        found = [row(experiment, f"{MAIN}: {start}") for start in starts]
-        table.append(line(label, str(found[0].seeds), best, *map(_brackets, found)))
+def rate_table() -> list[str]:
+    """Return the table of best learning rates, and of CAdam minus Adam at these rates and at common rates."""
+    table = table_header(
+        "stream", "seeds", "best rate: Adam, CAdam", OWN, "both at Adam's best", "both at three times that"
+    )
+    for label, experiment in _complete_experiments("rates"):
+        best = ", ".join(f"{_rate_tolerance(experiment, arm)['best']:g}" for arm in ARMS)
+        prefixes = (OWN, "both at Adam's best rate", "both at three times that")
+        rows = [find_row(experiment, f"{MAIN}: {prefix}") for prefix in prefixes]
+        table.append(table_row(label, str(rows[0].seeds), best, *map(_format_difference, rows)))
     return table
 
 
-def tolerances() -> list[str]:
-    """Which rates cost an arm at most a point of GAUC; and best against best by log loss, where less is better."""
-    table = head("stream", *(f"{arm} within 0.01 of its best" for arm in ARMS), f"log loss, {OWN}")
-    for label, experiment in _archived("rates"):
-        ranges = [f"{near['low']:g} to {near['high']:g}" for near in (_near(experiment, arm) for arm in ARMS)]
-        table.append(line(label, *ranges, _brackets(row(experiment, f"log loss: {OWN}"))))
+def tolerance_table() -> list[str]:
+    """Return the table of learning rates within a point of GAUC of the best, and of differences in log loss."""
+    table = table_header("stream", *(f"{arm} within 0.01 of its best" for arm in ARMS), f"log loss, {OWN}")
+    for label, experiment in _complete_experiments("rates"):
+        tolerances = [_rate_tolerance(experiment, arm) for arm in ARMS]
+        ranges = [f"{tolerance['low']:g} to {tolerance['high']:g}" for tolerance in tolerances]
+        table.append(table_row(label, *ranges, _format_difference(find_row(experiment, f"log loss: {OWN}"))))
     return table
 
 
-def intervals() -> list[str]:
-    """The same difference as seeds, users and time show it: best against best, and in the A/B."""
-    table = head("stream", "rates", "over seeds", "over users", "confidence sequence over time", "verdict")
+def interval_table() -> list[str]:
+    """Return the table of differences with their intervals over seeds, users and time."""
+    table = table_header("stream", "rates", "over seeds", "over users", "confidence sequence over time", "verdict")
     by_label: dict[str, list[str]] = {}
-    for kind, what, start, words in (
+    for kind, condition, prefix, words in (
         ("rates", OWN, f"{MAIN}: {OWN}", "each its own best"),
-        ("ab", AS_IT_IS, f"{AS_IT_IS}: {MAIN} (", "chosen on the first fifth"),
+        ("ab", UNCHANGED, f"{UNCHANGED}: {MAIN} (", "chosen on the first fifth"),
     ):
-        for label, experiment in _archived(kind):
-            found = row(experiment, start)
-            over = [lines(experiment, f"{what}: the same, {of}")[:1] for of in ("over users", "confidence sequence")]
-            shown = [_brackets(each) for each in (found, *(each for rest in over for each in rest))]
-            verdict = f"{found.verdict_kind}{', conflicting' if found.conflicting else ''}"
-            by_label.setdefault(label, []).append(line(label, words, *shown, verdict))
-    return [*table, *(each for label in STREAMS.values() for each in by_label.get(label, []))]
+        for label, experiment in _complete_experiments(kind):
+            rows = [find_row(experiment, prefix)]
+            for over in ("over users", "confidence sequence"):
+                rows += find_rows(experiment, f"{condition}: the same, {over}")[:1]
+            verdict = f"{rows[0].verdict_kind}{', conflicting' if rows[0].conflicting else ''}"
+            by_label.setdefault(label, []).append(table_row(label, words, *map(_format_difference, rows), verdict))
+    return [*table, *(row for label in STREAMS.values() for row in by_label.get(label, []))]
 
 
-def _archived(kind: str) -> Iterable[tuple[str, str]]:
-    """The streams of which the archive has everything, by label and name of the experiment."""
-    return [(label, f"{kind}-{name}") for name, label in STREAMS.items() if is_archived(f"{kind}-{name}")]
+def _complete_experiments(kind: str) -> Iterable[tuple[str, str]]:
+    """Return (label, experiment) for the streams whose experiment of this kind is completely archived."""
+    return [(label, f"{kind}-{name}") for name, label in STREAMS.items() if is_complete(f"{kind}-{name}")]
 
 
-def _near(experiment: str, arm: str) -> Mapping[str, float]:
-    """The best rate of an arm, and the lowest and the highest within a point of it."""
-    return row(experiment, f"{MAIN}: {arm} within").values
+def _rate_tolerance(experiment: str, arm: str) -> Mapping[str, float]:
+    """Return the best learning rate of an arm, and the lowest and highest rate within a point of it."""
+    return find_row(experiment, f"{MAIN}: {arm} within").values
 
 
-def _brackets(found: Row) -> str:
-    """A difference of four digits and its interval, in bold where that excludes 0; in words where there is none."""
-    difference = interval(found)
+def _format_difference(row: Row) -> str:
+    """Format a difference and its interval with four digits, in bold if the interval excludes 0."""
+    difference = difference_of(row)
     if not math.isfinite(difference.low):
-        return f"{difference.mean:+.4f}, {found.verdict}"
+        return f"{difference.mean:+.4f}, {row.verdict}"
     text = f"{difference:+.4f}"
     return f"**{text}**" if sign(difference) else text

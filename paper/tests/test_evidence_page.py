@@ -33,34 +33,34 @@ def compared(kind: Kind, difference: float = 1.0, floor: float = 0.0) -> Row:
     ],
 )
 def test_a_claim_is_judged_by_all_of_its_comparisons(kinds: list[Kind], verdict: str) -> None:
-    assert claims.judged([compared(kind) for kind in kinds]) == verdict
+    assert claims.judge([compared(kind) for kind in kinds]) == verdict
 
 
-def test_a_gain_below_the_noise_floor_is_said_to_be_one() -> None:
-    assert claims.judged([compared("better", 1.0, 1.5)]) == "confirmed; below the noise floor"
+def test_a_gain_below_the_noise_floor_is_marked() -> None:
+    assert claims.judge([compared("better", 1.0, 1.5)]) == "confirmed; below the noise floor"
     assert (
-        claims.judged([compared("better", 1.0, 1.5), compared("better", 2.0, 1.5)])
+        claims.judge([compared("better", 1.0, 1.5), compared("better", 2.0, 1.5)])
         == "confirmed; 1 below the noise floor"
     )
 
 
-def test_every_claim_has_a_verdict_and_what_cannot_be_tested_says_so() -> None:
+def test_every_claim_has_a_verdict() -> None:
     found = claims.claims()
     assert len(found) == len({claim.claim for claim in found}) >= 25
-    assert all(claim.verdict and claim.place and claim.paper for claim in found)
+    assert all(claim.verdict and claim.section and claim.paper for claim in found)
     assert all(claim.ours or claim.verdict == claims.PRIVATE for claim in found)
 
 
 def test_findings_are_of_every_archived_study_on_data() -> None:
     found = evidence.findings()
     assert {each.unit for each in found} == {evidence.ACCURACY, evidence.AUC, evidence.GAUC}
-    archived = [label for name, label in stream_tables.STREAMS.items() if published.is_archived(f"ab-{name}")]
-    assert {each.study for each in evidence.as_they_are()} == set(archived)
+    archived = [label for name, label in stream_tables.STREAMS.items() if published.is_complete(f"ab-{name}")]
+    assert {each.study for each in evidence.unchanged_streams()} == set(archived)
     assert {each.condition for each in found if each.study == "VGG-16, CAdam"} == set(evidence.image_pairs())
-    assert all(math.isfinite(each.difference.mean) and each.rates in evidence.CHOSEN for each in found)
+    assert all(math.isfinite(each.difference.mean) and each.rates in evidence.RATE_SUFFIXES for each in found)
 
 
-def test_each_stream_counts_once_at_its_own_best_rates_where_those_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stream_counts_once_and_prefers_the_own_best_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     def finding(study: str, rates: str, mean: float) -> evidence.Finding:
         gap = Interval(mean, mean - 1, mean + 1, 3)
         return evidence.Finding(evidence.GAUC, study, "as it is", gap, "inconclusive", rates)
@@ -71,41 +71,41 @@ def test_each_stream_counts_once_at_its_own_best_rates_where_those_were_run(monk
         finding("b", evidence.FIRST_FIFTH, 2),
     )
     monkeypatch.setattr(evidence, "findings", lambda: found)
-    assert [each.difference.mean for each in evidence.as_they_are()] == [1, 2]
+    assert [each.difference.mean for each in evidence.unchanged_streams()] == [1, 2]
 
 
-def test_a_difference_that_holds_alone_need_not_hold_among_several() -> None:
+def test_a_difference_may_lose_its_significance_among_several_comparisons() -> None:
     def found(*gaps: float) -> Comparison:
         return compare(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0), names=("CAdam", "Adam"), better="higher")
 
     barely, clearly = found(0.1, 0.5, 1.0, 1.5, 1.9), found(0.8, 0.9, 1.0, 1.1, 1.2)
     assert barely.kind == clearly.kind == "better"
-    assert evidence.holds_among(barely, 1)
-    assert not evidence.holds_among(barely, 4)
-    assert evidence.holds_among(clearly, 4)
+    assert evidence.is_significant_among(barely, 1)
+    assert not evidence.is_significant_among(barely, 4)
+    assert evidence.is_significant_among(clearly, 4)
 
 
-def test_only_what_holds_among_all_comparisons_on_images_is_a_yes() -> None:
-    rows = [line.split(" | ") for line in evidence.switch()]
+def test_switching_is_advised_on_images_only_if_a_gain_is_significant_among_all_comparisons() -> None:
+    rows = [line.split(" | ") for line in evidence.switch_table()]
     every = evidence.adam_pairs()
     for label in evidence.image_pairs():
         (found,) = [specs for specs in rows if specs[3].startswith(f"{label}, each at its own best rate")]
         own = [pair.own for (_, of), pair in every.items() if of == label]
-        clear = [each.kind == "better" and evidence.holds_among(each, len(every)) for each in own]
+        clear = [each.kind == "better" and evidence.is_significant_among(each, len(every)) for each in own]
         assert (found[1] == "yes") == any(clear), label
         assert (found[1] == "no need to") == (not any(clear)), label
         unsure = [each.kind == "better" and not sure for each, sure in zip(own, clear, strict=True)]
-        assert ("may be chance" in found[3]) == any(unsure), label
+        assert ("may be due to chance" in found[3]) == any(unsure), label
         assert all(f"{each.difference.mean:+.2f}" in found[2] for each in own)
 
 
-def test_the_first_sentence_speaks_of_images_that_turn_alone() -> None:
+def test_the_first_paragraph_gives_the_gains_under_sudden_and_continuous_shift() -> None:
     for model, name in evidence.MODELS.items():
         gains = [evidence.image_pairs(name)[label].own.difference.mean for label in ("sudden 80°", "continuous 2°")]
         assert f"{min(gains):.1f} to {max(gains):.1f} ({model})" in evidence.answer()[0]
 
 
-def test_the_gains_of_sgdm_and_amsgrad_are_counted() -> None:
+def test_the_gains_of_sgdm_and_amsgrad_are_those_of_the_findings() -> None:
     """Against the findings, which have the same intervals by another way."""
     found = [
         each.difference
@@ -113,15 +113,15 @@ def test_the_gains_of_sgdm_and_amsgrad_are_counted() -> None:
         if each.unit == evidence.ACCURACY and each.rates == evidence.OWN and each.treatment != "CAdam"
     ]
     gains = [each.mean for each in found if each.mean > 0]
-    (said,) = evidence.others()
-    assert f"by {min(gains):.1f} to {max(gains):.1f} points" in said
-    assert f"in {len(gains)} of {len(found)} cases" in said
-    assert f"Clearly so in {sum(each.low > 0 for each in found)}," in said
+    (text,) = evidence.other_optimizers()
+    assert f"by {min(gains):.1f} to {max(gains):.1f} points" in text
+    assert f"in {len(gains)} of {len(found)} cases" in text
+    assert f"clear in {sum(each.low > 0 for each in found)} cases" in text
 
 
-def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_last_epoch() -> None:
+def test_windows_of_epochs_cover_all_epochs_and_the_last_window_is_the_last_epoch() -> None:
     for (model, label), pair in evidence.adam_pairs().items():
-        runs = published.request(evidence.MODELS[model]).results.tests()
+        runs = published.load(evidence.MODELS[model]).results.tests()
         here = runs.where(condition=str(rates.CONDITIONS[label]))
 
         def gap(metric: str, pair: Pair = pair, here: Results = here) -> float:
@@ -129,25 +129,27 @@ def test_windows_of_epochs_make_up_the_mean_over_all_and_the_last_one_is_the_las
             means = [np.mean([*here.where(optimizer=x.arm, lr=x.best()).metric(metric).values()]) for x in arms]
             return float(means[0] - means[1])
 
-        *parts, last = [evidence._over(model, label, window).difference.mean for window in evidence.WINDOWS.values()]
+        *parts, last = [
+            evidence._compare_epochs(model, label, window).difference.mean for window in evidence.WINDOWS.values()
+        ]
         assert np.mean(parts) == pytest.approx(gap("accuracy"), abs=1e-4)
         assert last == pytest.approx(gap("last_accuracy"), abs=1e-4)
 
 
-def test_a_figure_of_other_numbers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_other_numbers_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "docs/img/evidence-forest.png"
     assert evidence.is_current(path)
     monkeypatch.setitem(evidence.FIGURES, path, (evidence.forest, lambda: ["| other |"]))
     assert not evidence.is_current(path)
 
 
-def test_a_figure_shows_runs_away_from_the_best_rates_too() -> None:
+def test_the_fingerprint_of_a_figure_covers_all_learning_rates() -> None:
     pair = evidence.image_pairs()["without change"]
-    lowest, before = pair.baseline.rates[0], evidence.drawn({"a": pair})
+    lowest, before = pair.baseline.rates[0], evidence.pair_numbers({"a": pair})
     assert lowest != pair.baseline.best()
     changed = {**pair.baseline.values, lowest: dict.fromkeys(pair.baseline.seeds, 1.0)}
     other = replace(pair, baseline=replace(pair.baseline, values=changed))
-    assert evidence.drawn({"a": other}) != before
+    assert evidence.pair_numbers({"a": other}) != before
 
 
 def test_advice_needs_most_comparisons_and_none_against() -> None:
@@ -155,6 +157,6 @@ def test_advice_needs_most_comparisons_and_none_against() -> None:
         return compare(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0), names=("CAdam", "Adam"), better="higher")
 
     ahead, behind, unclear = found(1, 1.1, 0.9), found(-1, -1.1, -0.9), found(-1, 0, 1)
-    assert evidence.advised([ahead, ahead, unclear]) == "yes"
-    assert evidence.advised([behind, behind, unclear]) == "no"
-    assert evidence.advised([ahead, unclear]) == evidence.advised([ahead, ahead, behind]) == "unclear"
+    assert evidence.advise([ahead, ahead, unclear]) == "yes"
+    assert evidence.advise([behind, behind, unclear]) == "no"
+    assert evidence.advise([ahead, unclear]) == evidence.advise([ahead, ahead, behind]) == "unclear"

@@ -28,7 +28,7 @@ REPORTS = [
 @pytest.mark.parametrize(("page", "name"), REPORTS)
 def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
     """The table and the verdict on the page are those that the archive gives."""
-    request = published.request(name)
+    request = published.load(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
         assert f'<p class="warning">{escape(report._state(request))}' in text
@@ -46,13 +46,13 @@ def in_brackets(values: Mapping[str, float]) -> str:
 
 
 def rows_of(*names: str) -> list[Row]:
-    requests = [published.request(name) for name in names]
+    requests = [published.load(name) for name in names]
     return [row for request in requests for row in request.experiment.summary(request.results).rows]
 
 
 def across_rates() -> set[str]:
     """What the page says of runs at other rates than their experiment compares: from the specs themselves."""
-    plan = published.request("fig-image-noise").plan
+    plan = published.load("fig-image-noise").plan
     archived = published.archive().study("images").results()
     tests = Results([result for result in archived if result.spec.seed in plan.test_seeds()])
 
