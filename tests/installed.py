@@ -1,4 +1,4 @@
-"""Is the installed package whole? The wheel builds run it after installing a wheel, outside of the source tree.
+"""Check an installed package. The wheel builds run this after installing a wheel, outside of the source tree.
 
     python tests/installed.py              the wheel must bring the fused CPU kernels
     python tests/installed.py foreach      the pure Python wheel: no kernels, list operations instead

@@ -56,7 +56,7 @@ def test_marks_of_blocks_are_known_and_lead_somewhere() -> None:
 
 
 def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
-    """Blocks go by their marks: saved as a file, skipped, slow; one that fails is named."""
+    """Marks decide what happens to a block: saved as a file, skipped, slow. A block that fails is named."""
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- file: made.py -->\n```python\nx = 1\n```\n\n<!-- skip: no -->\n```sh\nfalse\n```\n\n"
@@ -125,7 +125,7 @@ SPEEDS = {
     "1M x 16 with nine of ten ids one and the same": "rows 1M x 16, skewed ids",
     "a table of 50M x 16": "rows 50M x 16, fields ids",
 }
-"""What the page on speed calls the cases of `cadam bench`."""
+"""The cases of `cadam bench` by their names on the page on speed."""
 
 
 def test_speeds_on_cuda_are_those_of_the_kept_runs() -> None:

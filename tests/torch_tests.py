@@ -56,7 +56,7 @@ STAND_INS: dict[str, type[cadam.Optimizer]] = {cls.__name__: cls for cls in (Ada
 
 
 def without_complex(error_inputs: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Torch's SparseAdam refuses complex parameters; ours takes them, so it has nothing to raise."""
+    """Torch's SparseAdam rejects complex parameters; CAdam accepts them, so it raises nothing."""
 
     def inputs(**where: Any) -> list[Any]:
         return [error for error in error_inputs(**where) if "does not support complex" not in error.error_regex]
@@ -75,7 +75,7 @@ def main(folder: str, *arguments: str) -> None:
     import test_optim  # type: ignore[import-not-found]
 
     for name in [name for name in dir(test_optim.TestLRScheduler) if "verbose" in name]:
-        delattr(test_optim.TestLRScheduler, name)  # of an option that later releases of torch no longer have
+        delattr(test_optim.TestLRScheduler, name)  # for an option that later releases of torch removed
     unittest.main(module=test_optim, argv=[sys.argv[0], *arguments])
 
 

@@ -372,7 +372,7 @@ class Optional(torch.nn.Module):
         return weight * price
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit has its own signature
 def test_a_model_may_take_features_in_any_way() -> None:
     schema = Schema({"price": "number"})
     models: list[Any] = [AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())]

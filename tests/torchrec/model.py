@@ -47,7 +47,7 @@ class Setting:
     tables: tuple[Table, ...] = (Table("users", 37, ("user",)), Table("goods", 50, ("shown", "clicked"), mean=True))
     half: bool = False
     seed: int = 0
-    shards: int = 2  # of columns, at most
+    shards: int = 2  # the maximum number of columns of a shard
 
     @property
     def features(self) -> list[Table]:

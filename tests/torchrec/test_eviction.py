@@ -40,7 +40,7 @@ def start(rows: Tensor) -> Tensor:
 
 
 def with_slots(interval: int) -> DistributedModelParallel:
-    """A table whose slots pass to other ids every so many steps."""
+    """Build a table whose slots are given to other ids at a fixed interval of steps."""
     config = EmbeddingBagConfig(
         name="users", embedding_dim=8, num_embeddings=SLOTS, feature_names=["user"], init_fn=start
     )
@@ -103,7 +103,7 @@ def serve_through_evictions() -> list[int]:
 
 
 def test_a_serving_copy_follows_the_slots(tmp_path: Path) -> None:
-    """A slot that passes to another id is new at once, even if nobody looks it up before the next export."""
+    """A slot that is given to another id is reset at once, even if it is not looked up before the next export."""
     assert run(2, tmp_path / "world", serve_through_evictions) == [0] * (STEPS // 5)
 
 
@@ -134,7 +134,7 @@ def save_slots(folder: str) -> None:
 
 
 def load_slots(folder: str) -> list[str]:
-    """What is said when they are loaded."""
+    """Return the warnings of loading the slots."""
     model, said = with_slots(interval=3), []
     dense = cadam.CAdam([torch.nn.Parameter(torch.zeros(1))])
     with pytest.MonkeyPatch.context() as patch:

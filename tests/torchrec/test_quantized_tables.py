@@ -40,7 +40,7 @@ def setting(storage: dict[str, Any], sharding: str = "row_wise") -> Setting:
 def train_and_save(folder: str) -> dict[str, dict[str, Tensor]]:
     found = {}
     for name, storage in STORAGES.items():
-        torch.manual_seed(0)  # which moments are rounded by
+        torch.manual_seed(0)  # the seed of the stochastic rounding
         trainer = sharded(setting(storage))
         trainer.train(STEPS)
         save(Path(folder, name), STEPS, trainer.model, trainer.dense)

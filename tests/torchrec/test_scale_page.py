@@ -1,4 +1,4 @@
-"""What docs/scale.md and the examples say can be run is run, on one rank and on two."""
+"""The code of docs/scale.md and the examples runs, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAIN, SERVE, SLOTS, ONLINE = (
 
 
 def execute(code: str, folder: str) -> dict[str, Any]:
-    """Run code of the page; the ranks have met already, and go on after it."""
+    """Run code of the page. The process group exists already and is kept."""
     os.chdir(folder)
     for module in (cadam.torchrec, cadam.online.distributed_learner):
         module.join = lambda backend: None  # type: ignore[attr-defined]

@@ -148,7 +148,7 @@ LATER = {"lr": 0.02, "betas": (0.5, 0.9), "weight_decay": torch.tensor(0.25), "e
 
 
 def change_options(folder: str) -> dict[str, Any]:
-    """Options changed in the middle of a run; how far a run loaded there comes from the one that went on."""
+    """Change options in the middle of a run and compare a run that is loaded there with one that continues."""
     trainer = sharded(Setting("row_wise"))
     trainer.train(3)
     users, goods = trainer.model.fused_optimizer.param_groups
@@ -175,7 +175,7 @@ def test_every_option_of_the_tables_is_loaded(tmp_path: Path) -> None:
 
 
 def load_into_others(folder: str) -> dict[str, str]:
-    """What is said when a run of CAdam is loaded with other optimizers."""
+    """Return the messages of loading a run of CAdam with other optimizers."""
     trainer = sharded(Setting("row_wise"))
     trainer.train(1)
     save(folder, 1, trainer.model, trainer.dense)
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_optimizer_is_reported(tmp_path: Path) -> None:
     assert re.match(lion, said["CLion"])
     assert "the dense part had CAdam" in said["CLion"]
     assert said["CAmsGrad"].startswith("refused:")
-    assert "saved with another optimizer" in said["Adam"]  # the same rule, so it continues
+    assert "saved with another optimizer" in said["Adam"]  # Adam has the same rule, so loading succeeds
     assert "refused" not in said["Adam"]
 
 
@@ -284,7 +284,7 @@ class Twice(nn.Module):
 
 
 def serve_one_feature(sharding: str) -> list[float]:
-    """How far the serving copy is from the tables after each export."""
+    """Return the largest difference between the serving copy and the tables after each export."""
     sharders = [BagSharder(lr=0.1), SequenceSharder(lr=0.1)]
 
     def made(first: str, second: str, third: str) -> DistributedModelParallel:
@@ -351,7 +351,7 @@ leave()
 
 @pytest.mark.slow
 def test_ranks_killed_ten_times(tmp_path: Path) -> None:
-    """torchrun starts all ranks anew when one dies; they go on from the last checkpoint to the same end."""
+    """When one rank dies, torchrun restarts all; they resume from the last checkpoint with the same result."""
     script = tmp_path / "run.py"
     script.write_text(RUN)
     kills = [3 + 5 * i for i in range(KILLS)]

@@ -64,7 +64,7 @@ SETTINGS = {name: setting for sharding in SHARDINGS for name, setting in setting
 WIDE = (Table("users", 37, ("user",), width=16), *Setting.tables[1:], Table("shops", 11, ("shop",), width=16))
 
 
-# Where a gradient is zero but for rounding, confidence may decide either way, and the element moves or waits: the seeds
+# If a gradient is zero except for rounding errors, the mask may be 0 or 1: the seeds
 # here are free of that.
 
 # On two ranks, and for long on one to four -------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def one_has_no_samples() -> dict[str, Tensor]:
 
 
 def test_a_rank_without_samples(tmp_path: Path) -> None:
-    """Of means too, for which TorchRec counts the ids of each sample."""
+    """Mean pooling is included, because TorchRec counts the ids of each sample for it."""
     found = run(2, tmp_path / "world", one_has_no_samples)
     assert furthest(found, train_plainly(Setting("row_wise"), 3)) < 1e-5
 
@@ -310,7 +310,7 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         versions, "_installed_version", {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.8.0"}.get
     )
-    assert "torchrec 1.8.0 (needs 1.6.1)" in present(versions.find_problem())  # what goes with the torch that is there
+    assert "torchrec 1.8.0 (needs 1.6.1)" in present(versions.find_problem())  # fits the installed torch
 
 
 # The tables by themselves ------------------------------------------------------------------------------------------
