@@ -36,7 +36,7 @@ class NativeKernels(BuildHookInterface):
         if reason := _compile(build, source):
             print(f"cadam: built without the C kernels: {reason}", file=sys.stderr)
             if version == "editable":  # an editable install runs from this folder, where an old library may be left
-                for path in (build.LIBRARY, build.checksum_of(build.LIBRARY)):
+                for path in (build.LIBRARY, build.checksum_path(build.LIBRARY)):
                     path.unlink(missing_ok=True)
             return
         build_data["pure_python"] = False

@@ -26,7 +26,7 @@ from torch import Tensor
 import cadam
 from cadam.cli import bench, bench_cases
 from cadam.engines import quantization
-from cadam.native.tensor_snapshot import compiled_look
+from cadam.native.tensor_snapshot import can_snapshot_in_c
 
 START = time.monotonic()
 LIMIT = 140.0  # seconds after which no further case is begun
@@ -338,7 +338,7 @@ def sizes() -> None:
 
 def main() -> int:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    if compiled_look() is None:
+    if not can_snapshot_in_c():
         print("no replayed steps, so times outside of graphs are Python's: build them, python -m cadam.native.build")
     everything = not {"--check", "--times", "--sizes"} & set(sys.argv)
     cases: list[Callable[[], None]] = []

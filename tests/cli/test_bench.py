@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cadam.cli import bench, bench_cases, main
-from cadam.native import library
+from cadam.native import loader
 
 
 def contenders() -> list[bench_cases.Contender]:
@@ -50,12 +50,12 @@ def test_without_c_kernels_the_limit_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> None:
-        raise library.UnavailableError("there are none")
+        raise loader.UnavailableError("there are none")
 
     def cases(device: str, quick: bool) -> Iterator[bench_cases.Case]:
         yield bench_cases.Case("a case", "theirs", contenders, elements=10, rounds=2)
 
-    monkeypatch.setattr(library, "package_library", missing)
+    monkeypatch.setattr(loader, "package_library", missing)
     monkeypatch.setattr(bench, "SUITES", {"dense": cases})
     assert main.main(["bench", "--device", "cpu"]) == 0
     out = capsys.readouterr().out

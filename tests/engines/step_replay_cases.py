@@ -31,6 +31,7 @@ from cadam.engines.cuda.sparse import Bags
 from cadam.native import tensor_snapshot, torch_symbols
 from cadam.optim.sparse_update import RowUpdate, complete, new_state
 from tests.engines.triton_interpreter import run_named
+from tests.lazy_negation import lazily_negated
 
 # A device that is none ------------------------------------------------------------------------------------------
 
@@ -53,9 +54,9 @@ word, number = ctypes.c_uint64, ctypes.c_int
 KERNELS: list[Any] = []
 
 
-def bound(launch: Any, kind: Any) -> step_replay.Bound:
+def bound(launch: Any, kind: Any) -> step_replay.BoundKernel:
     KERNELS.append(launch)
-    return step_replay.Bound(len(KERNELS), 128, 0, given(launch))
+    return step_replay.BoundKernel(len(KERNELS), 128, 0, given(launch))
 
 
 def given(launch: Any) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ def given(launch: Any) -> tuple[str, ...]:
     return tuple(name for name in launch.kernel.arg_names if name not in absent)
 
 
-step_replay.Bound.of = bound  # type: ignore[method-assign]
+step_replay.BoundKernel.of = bound  # type: ignore[method-assign]
 
 
 def get_context(out: Any) -> int:
@@ -320,7 +321,7 @@ def gradients_come_and_go() -> None:
     # Once a parameter has missed a step, it has coefficients of its own.
     assert found == [False, False, True, False, False, True, False, False, False], found
     assert_same(a, b)
-    for odd in (torch.randn(80)[::2], torch._neg_view(torch.randn(40))):
+    for odd in (torch.randn(80)[::2], lazily_negated(torch.randn(40))):
         a, b = begin()
         assert a.step(3)
         b.step(3)
@@ -645,9 +646,9 @@ def batches_of_odd_size() -> None:
     plan = a.optimizer._plan
     assert plan is not None
     ready: Any = plan.replay.ready
-    assert len(ready.numbers) == 2
-    assert all(c.words % 2 == 0 for c in ready.numbers)
-    assert sum(c.words for c in ready.numbers) == ready.sent.numel()
+    assert len(ready.parts) == 2
+    assert all(part.words % 2 == 0 for part in ready.parts)
+    assert sum(part.words for part in ready.parts) == ready.device_words.numel()
 
 
 def turned_off() -> None:
@@ -673,10 +674,9 @@ def turned_off() -> None:
 
 
 def a_symbol_is_missing() -> None:
-    """Of those that only the replayed step requires, and the compiled look at tensors."""
     known = torch_symbols.torch_symbols()
-    for missing in [name for name in torch_symbols.SYMBOLS["libtorch_cpu"] if name != torch_symbols.REQUIRED]:
-        tensor_snapshot.compiled_look.cache_clear()
+    for missing in torch_symbols.SYMBOLS[1:]:
+        tensor_snapshot._snapshot_library.cache_clear()
         found = partial(replace, known, missing=(missing,))
         tensor_snapshot.torch_symbols = step_replay.torch_symbols = found  # type: ignore[attr-defined, assignment]
         a = made(True)
@@ -704,9 +704,8 @@ def steps_that_cannot_be_replayed() -> None:
 def whatever_the_users_defaults_are() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
-    for found in (tensor_snapshot.compiled_look, step_replay.layout):
-        found.cache_clear()
-        assert found() is not None
+    tensor_snapshot._snapshot_library.cache_clear()
+    assert tensor_snapshot.can_snapshot_in_c()
     torch.set_default_dtype(torch.float32)
     torch.set_default_device("cpu")
     a = made(True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import cadam
+from cadam.native import tensor_snapshot
 from tests.optim.exact import assert_identical, present
 
 HOW: dict[str, dict[str, Any]] = {
@@ -357,8 +358,21 @@ def test_swapped_tensors_are_seen(how: str) -> None:
     optimizer.step()
     assert torch.allclose(p.data, torch.full((4,), 4.9))
     assert torch.allclose(other.data, torch.full((4,), 0.9))
-    new = torch.full((4,), 7.0)
-    torch.utils.swap_tensors(optimizer.state[p]["exp_avg"], new)
+
+
+@pytest.mark.parametrize("how", ["default", "reference"])
+def test_swapped_state_is_seen_or_swapping_it_is_refused(how: str) -> None:
+    """The compiled snapshot keeps weak references to the state, which `swap_tensors` does not allow."""
+    p = Parameter(torch.ones(4))
+    optimizer = cadam.CAdam([p], lr=0.1, **HOW[how])
+    p.grad = torch.ones(4)
+    optimizer.step()
+    state, new = optimizer.state[p]["exp_avg"], torch.full((4,), 7.0)
+    if how == "default" and tensor_snapshot.can_snapshot_in_c():
+        with pytest.raises(RuntimeError, match="weakref"):
+            torch.utils.swap_tensors(state, new)
+        return
+    torch.utils.swap_tensors(state, new)
     optimizer.step()
     assert torch.allclose(optimizer.state[p]["exp_avg"], torch.full((4,), 6.4))
 

@@ -26,15 +26,14 @@ from cadam.codegen.kernel_spec import KernelSpec, kernel_specs
 from cadam.engines import selection
 from cadam.engines.cpu import dense as native
 from cadam.engines.cpu import sparse as cpu_rows
-from cadam.native import build, library
-from cadam.native import shared_library as shared
+from cadam.native import build, loader
 from cadam.rules import ADAM, RULES, Rule, Step
 from cadam.rules.defaults import defaults
 from tests.native import sanitizer
 from tests.optim.family import KERNEL_SPECS, OF_RULE
 
-AVAILABLE = library.find(KernelSpec.of(ADAM, defaults(ADAM)))
-pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, library.UnavailableError), reason=f"no C kernels: {AVAILABLE}")
+AVAILABLE = loader.find_kernel(KernelSpec.of(ADAM, defaults(ADAM)))
+pytestmark = pytest.mark.skipif(isinstance(AVAILABLE, loader.UnavailableError), reason=f"no C kernels: {AVAILABLE}")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CHOSEN_AND_EAGER: list[dict[str, Any]] = [{}, {"foreach": False}]
@@ -83,7 +82,7 @@ def test_same_bits_for_any_number_of_threads(spec: str, dtype: torch.dtype, spar
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", KERNEL_SPECS)
 def test_same_bits_for_any_instruction_set(spec: str, dtype: torch.dtype, sparse: bool) -> None:
-    assert not isinstance(AVAILABLE, library.UnavailableError)
+    assert not isinstance(AVAILABLE, loader.UnavailableError)
     use = AVAILABLE[0].c.cadam_limit_instruction_set
     best = use(-1)
     if best == 0:
@@ -107,7 +106,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
     def note(begin: int, end: int, context: object) -> None:
         seen.add((begin, end))
 
-    assert not isinstance(AVAILABLE, library.UnavailableError)
+    assert not isinstance(AVAILABLE, loader.UnavailableError)
     callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(note)
     parallel_for = ctypes.CFUNCTYPE(
         ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, type(callback), ctypes.c_void_p
@@ -123,7 +122,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (library.find, library.package_library, shared.package, selection._warn)
+    found = (loader.find_kernel, loader.package_library, selection._warn)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -151,7 +150,7 @@ def engine_of_a_step() -> cadam.optim.optimizer.Explained:
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for a compiler, much faster: the library in use, with the fingerprint that is asked for."""
-    assert not isinstance(AVAILABLE, library.UnavailableError)
+    assert not isinstance(AVAILABLE, loader.UnavailableError)
     used, script = AVAILABLE[0].c, tmp_path / "compiler"
     script.write_text(
         f"""#!{sys.executable}
@@ -171,13 +170,13 @@ if "-shared" in sources:
     return script
 
 
-def test_after_a_rule_is_edited_the_library_is_compiled_anew_once(compiler: Path, edited: Path) -> None:
+def test_after_a_rule_is_edited_the_library_is_compiled_again_once(compiler: Path, edited: Path) -> None:
     with pytest.warns(
-        RuntimeWarning, match=r"compiled from other rules, C sources or flags.*compiling the kernels anew"
+        RuntimeWarning, match=r"compiled from other rules, C sources or flags.*compiling the kernels again"
     ):
         assert engine_of_a_step().engine == "native"
-    assert [path.suffix for path in sorted(edited.iterdir())] == [".lock", ".so", ".sha256"]
-    for each in (library.find, library.package_library, shared.package):
+    assert {path.suffix for path in edited.iterdir()} - {".lock"} == {".so", ".sha256"}
+    for each in (loader.find_kernel, loader.package_library):
         each.cache_clear()  # another process
     compiler.unlink()
     with warnings.catch_warnings():
@@ -190,35 +189,35 @@ def damaged(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The package's library lost its second half. The user's cache."""
     path = tmp_path / "native.so"
     shutil.copy(build.LIBRARY, path)
-    shutil.copy(build.checksum_of(build.LIBRARY), build.checksum_of(path))
+    shutil.copy(build.checksum_path(build.LIBRARY), build.checksum_path(path))
     os.truncate(path, path.stat().st_size // 2)
     monkeypatch.setattr(build, "LIBRARY", path)
     return fresh
 
 
-def test_a_damaged_library_is_not_loaded_but_compiled_anew(compiler: Path, damaged: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="is not what was built.*compiling the kernels anew"):
+def test_a_damaged_library_is_not_loaded_but_compiled_again(compiler: Path, damaged: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="is damaged.*compiling the kernels again"):
         assert engine_of_a_step().engine == "native"
-    for each in (library.find, library.package_library, shared.package):
+    for each in (loader.find_kernel, loader.package_library):
         each.cache_clear()  # another process
     (kept,) = damaged.glob("*.so")
     content = kept.read_bytes()
     kept.unlink()  # this process has it in memory
     kept.write_bytes(content[:1000])
-    with pytest.warns(RuntimeWarning, match="compiling the kernels anew"):
+    with pytest.warns(RuntimeWarning, match="compiling the kernels again"):
         assert engine_of_a_step().engine == "native"
-    assert build.is_whole(kept)
+    assert build.is_intact(kept)
 
 
-def test_a_damaged_library_that_cannot_be_compiled_anew_is_said_and_not_loaded(
+def test_a_damaged_library_that_cannot_be_compiled_again_is_reported_and_not_loaded(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    with pytest.warns(RuntimeWarning, match="no fused kernels.*is not what was built"):
+    with pytest.warns(RuntimeWarning, match="no fused kernels.*is damaged"):
         assert engine_of_a_step().engine == "foreach"
 
 
-def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
+def test_a_stale_library_that_cannot_be_compiled_again_is_reported_and_not_used(
     edited: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -230,14 +229,14 @@ def test_a_stale_library_that_cannot_be_compiled_anew_is_said_and_not_used(
     assert "python -m cadam.native.build" in row.passed_over["native"].reason
 
 
-def test_a_library_without_a_fingerprint_is_compiled_anew(
+def test_a_library_without_a_fingerprint_is_compiled_again(
     compiler: Path, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.so"
     shutil.copy(torch._C.__file__, other)
-    build.checksum_of(other).write_text(hashlib.sha256(other.read_bytes()).hexdigest())
+    build.checksum_path(other).write_text(hashlib.sha256(other.read_bytes()).hexdigest())
     monkeypatch.setattr(build, "LIBRARY", other)
-    with pytest.warns(RuntimeWarning, match="has no fingerprint.*compiling the kernels anew"):
+    with pytest.warns(RuntimeWarning, match="has no fingerprint.*compiling the kernels again"):
         assert engine_of_a_step().engine == "native"
 
 
@@ -248,10 +247,10 @@ def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
     path = build.cache_path(f"package-{build.fingerprint(header)}.so")
     path.parent.mkdir()
     path.write_bytes(b"damaged")
-    is_whole, both, looked, made = build.is_whole, threading.Barrier(2), threading.local(), []
+    is_intact, both, looked, made = build.is_intact, threading.Barrier(2), threading.local(), []
 
-    def is_whole_at_once(library: Path) -> bool:
-        found = is_whole(library)
+    def is_intact_at_once(library: Path) -> bool:
+        found = is_intact(library)
         if not hasattr(looked, "once"):
             looked.once = True
             both.wait(60)
@@ -262,10 +261,10 @@ def test_two_processes_that_find_a_damaged_library_at_once_both_get_a_whole_one(
         return link(*args)
 
     link = build.build
-    monkeypatch.setattr(build, "is_whole", is_whole_at_once)
+    monkeypatch.setattr(build, "is_intact", is_intact_at_once)
     monkeypatch.setattr(build, "build", make)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: shared.compiled("package", header), range(2)))
+        found = list(pool.map(lambda _: loader._compile("package", header), range(2)))
     assert [one.cadam_fingerprint().decode() for one in found] == [build.fingerprint(header)] * 2
     assert len(made) == 1
 
@@ -278,7 +277,7 @@ def test_of_several_processes_one_compiles(tmp_path: Path, monkeypatch: pytest.M
         made.append(path)
         time.sleep(0.2)
         path.write_text("made")
-        build.checksum_of(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+        build.checksum_path(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
     with ThreadPoolExecutor(4) as pool:  # a lock of one thread holds off the others as it does another process
         found = set(pool.map(lambda _: build.cached("some.so", make), range(4)))
@@ -572,7 +571,7 @@ def test_update_refuses_bad_input(change: dict[str, object], error: type[Excepti
 @pytest.mark.parametrize("dtype", native.DTYPES)
 @pytest.mark.parametrize("width", [1, 2, 10, 33])
 def test_the_norm_of_rows_is_that_of_the_summed_rows(dtype: torch.dtype, width: int) -> None:
-    c, threads = library.package_library().c, torch.get_num_threads()
+    c, threads = loader.package_library().c, torch.get_num_threads()
     for n, rows in ((1, 1), (5, 3), (1000, 50), (20_000, 1_000_000), (50_000, 7)):
         generator = torch.Generator().manual_seed(n + width)
         ids = torch.randint(rows, (n,), generator=generator)

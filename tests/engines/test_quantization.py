@@ -19,7 +19,7 @@ from cadam.engines import quantization, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import storage_refusal
 from cadam.engines.cuda.sparse import Strides
-from cadam.native import library
+from cadam.native import loader
 from cadam.rules import RULES, moment_storage
 from cadam.rules.update import Update
 from tests.engines.triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
@@ -84,7 +84,7 @@ def test_any_number_of_threads_and_any_instruction_set_gives_the_same_bits(
 ) -> None:
     shared: dict[str, Any] = {"second_moment": "row", "row_steps": True} if rows else {}
     found = []
-    c = library.package_library().c
+    c = loader.package_library().c
     try:
         for threads, level in ((1, -1), (2, -1), (2, 0), (2, 1)):
             c.cadam_limit_instruction_set(level)

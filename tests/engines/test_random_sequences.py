@@ -22,6 +22,7 @@ from torch import Tensor
 
 import cadam
 from tests.engines.triton_interpreter import on_cuda
+from tests.lazy_negation import lazily_negated
 
 CLASSES: list[type[cadam.Optimizer]] = [
     cadam.CAdam,
@@ -135,7 +136,7 @@ GRADIENTS: dict[str, Callable[[Life, Tensor], Tensor | None]] = {
     "expanded": lambda life, p: life.random(dtype=p.dtype).expand(p.shape),
     "transposed": transposed,
     "strided": strided,
-    "negated": lambda life, p: torch._neg_view(plain(life, p)),
+    "negated": lambda life, p: lazily_negated(plain(life, p)),
     "conjugated": conjugated,
     "sparse": sparse,
     "zeros without memory": lambda life, p: torch._efficientzerotensor(p.shape, dtype=p.dtype, device=p.device),
@@ -206,11 +207,11 @@ def move_buffer(life: Life) -> None:
 
 
 def negate_buffer(life: Life) -> None:
-    """The same memory read with the other sign."""
+    """Replace a buffer by one with the other sign, which torch negates lazily."""
     if found := stepped(life):
         names = [name for name in sorted(found[1]) if name.endswith(("exp_avg", "momentum_buffer"))]
         if names:
-            found[1][names[0]].data = torch._neg_view(found[1][names[0]].data)
+            found[1][names[0]].data = lazily_negated(found[1][names[0]].data)
 
 
 def set_step_count(life: Life) -> None:
@@ -299,7 +300,7 @@ def move_data(life: Life) -> None:
 
 def negate_data(life: Life) -> None:
     p = life.chance.choice(life.params)
-    p.data = torch._neg_view(p.data)
+    p.data = lazily_negated(p.data)
 
 
 def lay_out_data(life: Life) -> None:
@@ -378,7 +379,7 @@ def test_lists_and_tensors_one_by_one_agree_where_memory_is_negated_lazily() -> 
             for p in params:
                 p.grad = torch.tensor([1.0, -1.0])
             if number == 2:
-                params[1].data = torch._neg_view(params[1].data)
+                params[1].data = lazily_negated(params[1].data)
             optimizer.step()
         found.append([p.detach().resolve_neg() for p in params] + [optimizer.alignment_counts()])
     torch.testing.assert_close(*found)

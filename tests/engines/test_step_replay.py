@@ -122,20 +122,20 @@ def triton_s(packed: tuple[int, ...] = (4, 1, 128), kinds: str = "*fp32 i32 i64 
 
 
 def test_a_kernel_is_launched_as_it_is_only_if_all_is_known_of_it() -> None:
-    assert step_replay.Bound.of_compiled(triton_s()) == step_replay.Bound(7, 128, 128, ("a", "b", "c"))
+    assert step_replay.BoundKernel.of_compiled(triton_s()) == step_replay.BoundKernel(7, 128, 128, ("a", "b", "c"))
     for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
         more: dict[str, Any] = {name: 1}
         unknown: dict[str, Any] = {name: None}
-        with pytest.raises(UnavailableError, match=f"more than usual: 1 blocks, .'{name}'"):
-            step_replay.Bound.of_compiled(triton_s(**more))
+        with pytest.raises(UnavailableError, match=f"needs .*'{name}'"):
+            step_replay.BoundKernel.of_compiled(triton_s(**more))
         with pytest.raises(UnavailableError, match=f"without .'{name}'"):
-            step_replay.Bound.of_compiled(triton_s(**unknown))
+            step_replay.BoundKernel.of_compiled(triton_s(**unknown))
     with pytest.raises(UnavailableError, match="2 blocks"):
-        step_replay.Bound.of_compiled(triton_s((4, 2, 128)))
-    with pytest.raises(UnavailableError, match="says other things"):
-        step_replay.Bound.of_compiled(triton_s((4, 1, 128, 0)))
+        step_replay.BoundKernel.of_compiled(triton_s((4, 2, 128)))
+    with pytest.raises(UnavailableError, match="describes the kernel k"):
+        step_replay.BoundKernel.of_compiled(triton_s((4, 1, 128, 0)))
     with pytest.raises(UnavailableError, match="b: fp32"):
-        step_replay.Bound.of_compiled(triton_s(kinds="*fp32 fp32"))
+        step_replay.BoundKernel.of_compiled(triton_s(kinds="*fp32 fp32"))
 
 
 @needs_triton

@@ -1,4 +1,4 @@
-"""Functions of torch that compiled code calls: one is required, the others only make a look at many tensors faster."""
+"""Functions of torch that compiled code calls: one is required, the others only make snapshots of tensors faster."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.native import library, tensor_snapshot, torch_symbols
-
-OPTIONAL = [name for names in torch_symbols.SYMBOLS.values() for name in names if name != torch_symbols.REQUIRED]
+from cadam.native import loader, tensor_snapshot, torch_symbols
 
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Make as if torch had no such symbol."""
+    """Pretend that torch does not have a symbol."""
 
-    def forget() -> None:
-        for cached in (torch_symbols.torch_symbols, tensor_snapshot.compiled_look, *vars(library).values()):
-            if hasattr(cached, "cache_clear"):
-                cached.cache_clear()
+    def clear_caches() -> None:
+        cached = (torch_symbols.torch_symbols, tensor_snapshot._snapshot_library, *vars(loader).values())
+        for function in cached:
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
-    def take(symbol: str) -> None:
-        known = torch_symbols.address
-        monkeypatch.setattr(torch_symbols, "address", lambda lib, name: 0 if name == symbol else known(lib, name))
-        forget()
+    def remove(symbol: str) -> None:
+        address = torch_symbols._address
+        monkeypatch.setattr(torch_symbols, "_address", lambda name: 0 if name == symbol else address(name))
+        clear_caches()
 
-    yield take
+    yield remove
     monkeypatch.undo()
-    forget()
+    clear_caches()
 
 
 def trained() -> tuple[cadam.CAdam, list[Tensor]]:
@@ -45,25 +44,25 @@ def trained() -> tuple[cadam.CAdam, list[Tensor]]:
     return optimizer, [p.detach() for p in params]
 
 
-@pytest.mark.parametrize("symbol", OPTIONAL)
+@pytest.mark.parametrize("symbol", torch_symbols.SYMBOLS[1:])
 def test_a_missing_optional_symbol_costs_no_kernel_and_changes_no_bit(symbol: str, without: Any) -> None:
     expected, values = trained()
     if expected.explain()[0].engine != "native":
         pytest.skip("no C kernels")
     without(symbol)
-    optimizer, found = trained()
+    optimizer, results = trained()
     assert torch_symbols.torch_symbols().missing == (symbol,)
-    assert tensor_snapshot.compiled_look() is None
+    assert not tensor_snapshot.can_snapshot_in_c()
     assert [row.engine for row in optimizer.explain()] == ["native"] * 3
-    assert all(torch.equal(x, y) for x, y in zip(found, values, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(results, values, strict=True))
 
 
 def test_without_torchs_threads_there_are_no_c_kernels_and_explain_names_the_symbol(without: Any) -> None:
     _, values = trained()
-    without(torch_symbols.REQUIRED)
-    optimizer, found = trained()
+    without(torch_symbols.REQUIRED_SYMBOL)
+    optimizer, results = trained()
     row = optimizer.explain()[0]
     assert row.engine == "foreach"
-    assert torch_symbols.REQUIRED in row.passed_over["native"].reason
-    for x, y in zip(found, values, strict=True):
+    assert torch_symbols.REQUIRED_SYMBOL in row.passed_over["native"].reason
+    for x, y in zip(results, values, strict=True):
         torch.testing.assert_close(x, y)

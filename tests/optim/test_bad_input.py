@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.testing import assert_close
 
 import cadam
-from cadam.engines.cuda.step_replay import turned_off
+from cadam.engines.cuda.step_replay import disabled_reason
 from cadam.optim.options import switch
 from tests.optim.exact import assert_identical, copied
 
@@ -179,14 +179,14 @@ def test_a_switch_of_the_environment_is_turned_off_in_several_ways(
     monkeypatch.setenv("CADAM_REPLAY", value)
     cadam.CAdam([parameter()])
     assert switch("CADAM_REPLAY") is on
-    assert (turned_off([{}]) is None) is on
+    assert (disabled_reason([{}]) is None) is on
 
 
 def test_a_switch_of_the_environment_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CADAM_REPLAY", "maybe")
     with pytest.raises(ValueError, match="CADAM_REPLAY is 'maybe'; it takes 0, false, off or 1, true, on"):
         cadam.CAdam([parameter()])
-    assert "'maybe'" in str(turned_off([{}]))
+    assert "'maybe'" in str(disabled_reason([{}]))
 
 
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=["default", "foreach", "eager"])

@@ -245,7 +245,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cpu_limit_if_available() -> MakeLimit | None:
     """Return the function that builds the CPU's speed limit, or None if there are no C kernels to measure it with."""
-    from ..native.library import UnavailableError, package_library
+    from ..native.loader import UnavailableError, package_library
 
     try:
         package_library()

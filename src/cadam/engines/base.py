@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..native.errors import UnavailableError as UnavailableError
+from ..native.loader import UnavailableError as UnavailableError
 from ..native.structs import Words as Words
 from ..native.tensor_snapshot import PLAIN as PLAIN
 from ..rules import Options

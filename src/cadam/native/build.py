@@ -1,7 +1,8 @@
-"""Compiles C sources into shared libraries that need neither torch nor Python at build time.
+"""Compile C sources into shared libraries, which need neither torch nor Python.
 
-Used by the package's own build, and at run time for a rule that is new or was edited since. Standard library only:
-the package's build runs it before anything is installed, and hands it the header that the generator writes.
+The package's build uses this module before anything is installed, so it needs only the standard library and receives
+the header that the code generator writes. At run time it compiles rules that are new or were edited. Run as a script,
+it compiles the package's library in place.
 """
 
 from __future__ import annotations
@@ -15,106 +16,147 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "native.so"
 
-OTHER_SOURCES = ("tensor_snapshot", "step_replay", "per_event_models", "text_parsing")
+OTHER_SOURCES = (
+    "dense_update",
+    "sparse_update",
+    "per_event_models",
+    "text_parsing",
+    "tensor_snapshot",
+    "step_replay",
+    "structs",
+)
 """The C sources that are compiled once, for every instruction set alike."""
 
-USUAL = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
+"""The compilers that are tried where $CC is not set."""
 
 FLAGS = [
     "-std=gnu11",
     "-O3",
     "-fPIC",
     "-fvisibility=hidden",
-    "-ffp-contract=off",  # the same bits with and without fused multiply-add
+    "-ffp-contract=off",  # Fused multiply-add would round differently on processors that have it.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wall",
     "-Wextra",
+    "-Werror=implicit-function-declaration",
 ]
+"""Flags for all sources."""
 
-X86_64 = {
+X86_64_FLAGS = {
     "portable": ["-msse2"],
     "avx2": ["-mavx2", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c", "-mprefer-vector-width=512"],
 }
+"""Flags by the name of the instruction set. The library chooses among them when it is loaded."""
 
 
 class BuildError(Exception):
-    """No library was made; the message says why."""
+    """A library could not be compiled. The message says why."""
 
 
 class NoCompilerError(BuildError):
-    """There is no C compiler, and none was asked for."""
+    """No C compiler was found, and $CC does not name one."""
 
 
 def fingerprint(header: str) -> str:
-    """A hash of the sources, the generated header and the compiler's flags, to tell a library that is stale."""
+    """Return a hash of the sources, the generated header and the flags, by which an outdated library is recognized."""
     digest = hashlib.sha256(header.encode())
-    digest.update(repr((FLAGS, X86_64)).encode())
+    digest.update(repr((FLAGS, X86_64_FLAGS)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def checksum_of(library: Path) -> Path:
-    """The file beside a library that holds its checksum."""
+def checksum_path(library: Path) -> Path:
+    """Return the path of the file that holds the checksum of a library."""
     return library.with_name(f"{library.name}.sha256")
 
 
-def is_whole(library: Path) -> bool:
-    """Is a library what was built? One that is truncated or damaged would end the process that loads it."""
+def is_intact(library: Path) -> bool:
+    """Whether a library has the checksum it was built with. Loading a truncated library would end the process."""
     try:
-        return checksum_of(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+        return checksum_path(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def compiler() -> str:
-    """The C compiler: $CC, which may hold arguments too, or else the first of the usual names that is there."""
-    asked = os.environ.get("CC", "").strip()
-    if asked:
-        if not shutil.which(asked.split()[0]):
-            raise BuildError(f"$CC is {asked!r}, which is not there")
-        return asked
-    for name in USUAL:
+    """Return the C compiler: $CC, which may contain arguments, or the first of COMPILERS that is installed.
+
+    Raises:
+        BuildError: $CC names a compiler that does not exist.
+        NoCompilerError: No compiler was found.
+    """
+    command = os.environ.get("CC", "").strip()
+    if command:
+        if not shutil.which(command.split()[0]):
+            raise BuildError(f"$CC is {command!r}, but no such program was found")
+        return command
+    for name in COMPILERS:
         if shutil.which(name):
             return name
-    raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(USUAL)})")
+    raise NoCompilerError(f"no C compiler was found; tried $CC, {', '.join(COMPILERS)}")
 
 
 def build(header: str, library: Path = LIBRARY, extra: Sequence[str] = ()) -> Path:
-    """Compile the kernels for the rules of this header, which `codegen.c` writes."""
-    kinds = X86_64 if platform.machine() in ("x86_64", "AMD64") else {"portable": []}
-    stamp = f'-DFINGERPRINT="{fingerprint(header)}"'
+    """Compile the kernels for the rules of a header.
+
+    Args:
+        header: The content of rules.h, which `codegen.c_source.header` returns.
+        library: The file to write.
+        extra: More compiler flags.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        BuildError: There is no compiler, or it failed.
+    """
+    instruction_sets = X86_64_FLAGS if platform.machine() in ("x86_64", "AMD64") else {"portable": []}
     with tempfile.TemporaryDirectory() as scratch:
         sources = Path(scratch) / "native"
         shutil.copytree(SOURCES, sources)
         (sources / "rules.h").write_text(header)
-        parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={kind}"]) for kind, flags in kinds.items()]
-        parts.append((sources / "dispatch.c", [stamp]))
+        parts = [(sources / "kernels.c", [*flags, f"-DINSTRUCTIONS={n}"]) for n, flags in instruction_sets.items()]
+        parts.append((sources / "instruction_sets.c", [f'-DFINGERPRINT="{fingerprint(header)}"']))
         parts += [(sources / f"{name}.c", []) for name in OTHER_SOURCES]
         return link(library, parts, extra)
 
 
 def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequence[str] = ()) -> Path:
-    """Compile sources, each with flags of its own, into one library. The file appears whole or not at all."""
+    """Compile sources in parallel and link them. The library appears complete or not at all.
+
+    Args:
+        library: The file to write; its checksum is written beside it.
+        parts: The source files, each with its own flags.
+        extra: Flags for all of them.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        BuildError: There is no compiler, or it failed.
+    """
     command = [*compiler().split(), *FLAGS, *extra]
     library.parent.mkdir(parents=True, exist_ok=True)
     unfinished = library.with_name(f"{library.name}.{uuid.uuid4().hex}")
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = [[*command, *flags, "-c", str(source)] for source, flags in parts]
-        objects = [f"{scratch}/{number}.o" for number in range(len(compiled))]
-        list(pool.map(_run, [[*one, "-o", made] for one, made in zip(compiled, objects, strict=True)]))
+        objects, commands = [], []
+        for number, (source, flags) in enumerate(parts):
+            objects.append(f"{scratch}/{number}.o")
+            commands.append([*command, *flags, "-c", str(source), "-o", objects[-1]])
+        list(pool.map(_run, commands))
         try:
             _run([*command, "-shared", *objects, "-lm", "-o", str(unfinished)])
-            # First: where there is a library, there is its checksum.
-            checksum_of(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
+            # The checksum is written first, so that a library is never without one.
+            checksum_path(library).write_text(hashlib.sha256(unfinished.read_bytes()).hexdigest())
             unfinished.replace(library)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -122,24 +164,26 @@ def link(library: Path, parts: Iterable[tuple[Path, Sequence[str]]], extra: Sequ
 
 
 def cache_path(name: str) -> Path:
-    """Where a library of this name lies in the user's cache."""
+    """Return the path of a library in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cadam" / name
 
 
 def cached(name: str, make: Callable[[Path], object]) -> Path:
-    """The library of this name in the user's cache, made on first use, or anew if it is damaged.
+    """Return the path of a library in the user's cache, compiling it on first use or if it is damaged.
 
-    One process makes it, with its checksum as `link` does; others wait for it.
+    Only one process compiles; others wait for it.
+
+    Args:
+        name: The file name of the library.
+        make: Compiles the library to a path and writes its checksum, as `link` does.
     """
-    import fcntl
+    import filelock  # A dependency of torch. The package's build does not have it and does not use the cache.
 
     path = cache_path(name)
-    if not is_whole(path):
+    if not is_intact(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
-            with suppress(OSError):  # a file system without locks: then each makes its own, and the last one stays
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not is_whole(path):
+        with filelock.FileLock(path.with_suffix(".lock")):
+            if not is_intact(path):
                 make(path)
     return path
 

@@ -1,4 +1,7 @@
-"""The C structs of the compiled library as numpy dtypes."""
+"""The C structs of the compiled library as numpy structured dtypes.
+
+native/src/structs.h explains the fields. A test compares the offsets of all fields with those of the C compiler.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +10,70 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-"""Arrays of 64-bit words, the form in which C functions receive addresses and sizes."""
+"""Arrays of 64-bit integers, the form in which C functions receive addresses and sizes."""
+
+Records: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+"""Arrays of one of the structured dtypes of this module."""
+
+MAX_BUFFERS = 4
+"""State buffers that a parameter may have."""
+MAX_COEFFICIENTS = 32
+"""Coefficients of a kernel."""
+MAX_QUANTIZED = 2
+"""Quantized state buffers that a parameter may have."""
+MAX_QUANTIZED_WIDTH = 1024
+"""Elements that a row of a table with quantized moments may have."""
+
+
+def _struct(*fields: str, **special: Any) -> np.dtype[np.void]:
+    """Return a dtype of 64-bit integers, with other types for the fields in `special`."""
+    return np.dtype([(field, special.get(field, np.int64)) for field in fields])
+
+
+_STATE = (np.int64, MAX_BUFFERS)
+_SCALES = (np.int64, MAX_QUANTIZED)
+
+DENSE_TENSOR = _struct(
+    *("param", "grad", "state", "step", "counts", "elements", "kernel", "dtype", "coefficient_set", "scales"),
+    *("seed", "moments"),
+    state=_STATE,
+    scales=_SCALES,
+)
+SPARSE_TABLE = _struct(
+    *("param", "state", "step", "counts", "rows", "width", "kernel", "dtype", "scales", "seed", "moments"),
+    *("row_moments", "row_steps", "set_of", "coefficient_sets", "grad_dtype"),
+    state=_STATE,
+    scales=_SCALES,
+)
+EVENT_PARAMETER = _struct("param", "state", "counts", "rows", "width", state=_STATE)
+EVENT_MODEL = _struct(
+    *("linear", "table", "bias", "slopes", "vectors"),
+    *("kernel", "entries", "fields", "numbers", "field_of", "alike_from", "bin_starts", "bins"),
+    *("count", "mean", "variance", "max_count"),
+    **dict.fromkeys(("linear", "table", "bias", "slopes", "vectors"), EVENT_PARAMETER),
+    max_count=np.float64,
+)
+EVENT_BATCH = _struct("n", "rows", "weights", "numbers", "labels", "c", "scores")
+REPLAY_CONTAINER = _struct("object", "is_dict", "count", "expected")
+REPLAY_PART = _struct(
+    *("fixed_tensors", "fixed", "fixed_addresses", "fixed_sizes", "fixed_kinds"),
+    *("count", "grads", "grad_sizes", "grad_kinds", "allows_views", "steps", "columns", "coefficients", "is_sparse"),
+)
+REPLAY_LAUNCH = _struct("function", "blocks_x", "blocks_y", "threads", "shared_bytes", "arguments")
+REPLAY_STEP = _struct(
+    *("torch", "python", "cuda", "containers", "container", "parts", "part", "launches", "launch"),
+    *("context", "host", "words", "slots", "slot", "events", "device"),
+)
+
+STRUCTS = {
+    "dense_tensor": DENSE_TENSOR,
+    "sparse_table": SPARSE_TABLE,
+    "event_parameter": EVENT_PARAMETER,
+    "event_model": EVENT_MODEL,
+    "event_batch": EVENT_BATCH,
+    "replay_container": REPLAY_CONTAINER,
+    "replay_part": REPLAY_PART,
+    "replay_launch": REPLAY_LAUNCH,
+    "replay_step": REPLAY_STEP,
+}
+"""All dtypes by the names of their C structs."""

@@ -1,72 +1,156 @@
-"""Tensors that are looked at in every step: where they lie, how large they are, of what kind.
+"""Snapshots of where tensors are in memory, how large they are and what kind of tensor they are.
 
-Gradients move, and nothing keeps a user from replacing what a parameter or a buffer points to. Asking torch about
-thousands of tensors from Python takes longer than their step, so a compiled function asks for all of them at once;
-where there is none, Python does.
+Gradients move from step to step, and nothing keeps users from replacing the memory of a parameter or a state buffer.
+So a step compares the tensors with the snapshot of the step before. Asking torch about thousands of tensors from
+Python takes longer than their step; compiled code asks through libtorch's C API, where it is available.
 """
 
 from __future__ import annotations
 
-import ctypes
+import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UnavailableError
-from .library import Library, package_library
+from .loader import Library, UnavailableError, package_library
 from .structs import Words
 from .torch_symbols import torch_symbols
 
 PLAIN = (Tensor, torch.nn.Parameter)
 """The tensor types whose memory holds their values. Other subclasses may keep their values elsewhere."""
 
-MOVED, CHANGED = 1, 2  # another address; another size or kind
+MOVED = 1
+"""A tensor has another address than before."""
+CHANGED = 2
+"""A tensor has another size or kind than before."""
+_HAS_VIEWS = 4
+
+_handle = attrgetter("_cdata")
+_handle_of_grad = attrgetter("grad._cdata")
 
 
-class Watched:
-    """Some tensors, or the gradients they have at the time.
+class TensorSnapshot:
+    """The memory of some tensors, or of the gradients they have at the time.
 
     Attributes:
-        addresses: where each lies.
-        sizes: how many elements it has.
-        kinds: an even number for each device and dtype, one more if it is contiguous; -1 for what is not plain memory:
-            no gradient, a sparse one, one yet to be negated.
+        tensors: The tensors, or the parameters whose gradients are meant.
+        of_grads: Whether the snapshot is of the gradients.
+        addresses: The address of each tensor's first element.
+        sizes: The number of elements.
+        kinds: An even number for each device and dtype, plus one if the tensor is contiguous; -1 if the memory does
+            not hold the values: for a missing or sparse gradient, or a lazily negated tensor.
+        handles: The addresses of torch's own tensor objects, which the C API takes.
+        has_views: Whether a tensor covers only a part of its storage.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], grads: bool = False, threads: bool = False) -> None:
-        """`threads` lets torch's threads take part: good where they are awake, slow where they must be woken."""
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        of_grads: bool = False,
+        threads: bool = False,
+        swappable: Iterable[Tensor] | None = None,
+    ) -> None:
+        """Take the first snapshot.
+
+        Args:
+            tensors: The tensors, or the parameters whose gradients are meant.
+            of_grads: Whether to look at the gradients of the tensors instead.
+            threads: Whether torch's threads take part, which is good while they are awake and slow otherwise.
+            swappable: The tensors that `torch.utils.swap_tensors` may replace, which makes their handles invalid, so
+                that they are read again for every snapshot. None means all tensors. To the others, such as optimizer
+                state, the snapshot keeps a weak reference: `swap_tensors` refuses tensors that have one.
+        """
         self.tensors = tensors
-        self.grads = grads
-        self.columns = np.full((3, len(tensors)), -2)
-        self.addresses, self.sizes, self.kinds = self.columns
-        self.compiled = compiled_look()
-        if self.compiled is not None:
-            self.objects = _objects(tensors)
-            self.arguments = self.compiled.arguments(self.objects, grads, threads, self.columns)
-        self.look()
+        self.of_grads = of_grads
+        self._columns = np.full((3, len(tensors)), -2)
+        self.addresses, self.sizes, self.kinds = self._columns
+        self.handles = np.zeros(len(tensors), np.int64)
+        self._library = _snapshot_library()
+        self._threads = threads
+        self.has_views = False
+        self._positions: slice | Words = slice(None)
+        self._swappable = tensors
+        if self._library is not None and swappable is not None:
+            self.read_handles()
+            ids = set(map(id, swappable))
+            self._positions = np.array([i for i, tensor in enumerate(tensors) if id(tensor) in ids], np.int64)
+            self._swappable = [tensors[i] for i in self._positions]
+            self._weak_references = [weakref.ref(tensor) for tensor in tensors if id(tensor) not in ids]
+        self.update()
 
-    def look(self) -> int:
-        """See how things are now; what is new: MOVED, CHANGED, both or neither."""
-        if self.compiled is None:
-            return _ask(self.tensors, self.grads, self.columns)
-        return int(self.compiled.library.c.cadam_snapshot_tensors(*self.arguments))
+    def update(self) -> int:
+        """Look at the tensors again.
+
+        Returns:
+            What is new: MOVED, CHANGED, their combination, or 0.
+        """
+        if self._library is None:
+            return _describe_in_python(self.tensors, self.of_grads, self._columns)
+        self.read_handles()
+        library = self._library
+        news = int(
+            library.c.cadam_snapshot_tensors(
+                library.torch.ctypes.data,
+                self.handles.ctypes.data,
+                len(self.handles),
+                self._threads,
+                self.addresses.ctypes.data,
+                self.sizes.ctypes.data,
+                self.kinds.ctypes.data,
+            )
+        )
+        self.has_views = bool(news & _HAS_VIEWS)
+        if self.has_views:
+            news = news & ~_HAS_VIEWS | self._mark_negated()
+        return news
+
+    def read_handles(self) -> None:
+        """Read the handles of swappable tensors, or of the gradients, again."""
+        tensors = self._swappable
+        try:
+            handles = np.fromiter(map(_handle_of_grad if self.of_grads else _handle, tensors), np.int64, len(tensors))
+        except AttributeError:  # a gradient is missing
+            grads = [tensor.grad for tensor in tensors]
+            handles = np.array([0 if grad is None else grad._cdata for grad in grads], np.int64)
+        self.handles[self._positions] = handles
+
+    def _mark_negated(self) -> int:
+        """Mark lazily negated views, which compiled code cannot tell from others. Returns CHANGED if there are any."""
+        negated = [
+            i
+            for i, tensor in enumerate(self.tensors)
+            if self.kinds[i] >= 0 and (tensor.grad if self.of_grads else tensor).is_neg()  # type: ignore[union-attr]
+        ]
+        self.kinds[negated] = -1
+        return CHANGED if negated else 0
 
 
-def watched_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> Watched:
-    """Gradients: through the parameters where these have them, else as they were given."""
+def snapshot_grads(params: Sequence[Tensor], grads: Sequence[Tensor], threads: bool = False) -> TensorSnapshot:
+    """Take a snapshot of gradients: of `param.grad` where these are the gradients, else of the given tensors."""
     if any(param.grad is not grad for param, grad in zip(params, grads, strict=True)):
-        return Watched(grads, threads=threads)
-    return Watched(params, grads=True, threads=threads)
+        return TensorSnapshot(grads, threads=threads)
+    return TensorSnapshot(params, of_grads=True, threads=threads)
 
 
-def lay_out(
+def align_layouts(
     addresses: Words, suspects: Iterable[int], grads: Sequence[Tensor], params: Sequence[Tensor]
 ) -> tuple[Words, list[Tensor]]:
-    """Where gradients lie, as their parameters do, and copies: of those `suspects` that lie otherwise."""
+    """Copy gradients whose elements are not in the same order in memory as those of their parameters.
+
+    Args:
+        addresses: The addresses of all gradients.
+        suspects: The indices of gradients that may have to be copied.
+        grads: All gradients.
+        params: Their parameters.
+
+    Returns:
+        The addresses with those of the copies, and the copies, which must be kept until the step is done.
+    """
     addresses, copies = addresses.copy(), []
     for i in suspects:
         grad, param = grads[i], params[i]
@@ -78,88 +162,47 @@ def lay_out(
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Does its memory hold its values as they are?"""
+    """Whether the memory of a tensor holds its values."""
     dense = type(tensor) in PLAIN and tensor.layout is torch.strided
     return dense and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
-def _objects(tensors: Sequence[Tensor]) -> Words:
-    return np.fromiter(map(id, tensors), np.int64, len(tensors))
+def can_snapshot_in_c() -> bool:
+    """Whether compiled code takes the snapshots."""
+    return _snapshot_library() is not None
 
 
-@dataclass(frozen=True)
-class CompiledLook:
-    """The compiled function that asks for all at once."""
-
-    library: Library
-    place: int
-    """Where in a Python tensor, counted in bytes, torch's own tensor is."""
-
-    def arguments(self, objects: Words, grads: bool, threads: bool, columns: Words) -> tuple[int, ...]:
-        """What the function wants. The arrays, and the tensors, must live as long as it is called."""
-        pointers = (column.ctypes.data for column in columns)
-        torch = self.library.torch.ctypes.data
-        return torch, objects.ctypes.data, self.place, len(objects), grads, threads, *pointers
+_kind_numbers: dict[tuple[torch.device, torch.dtype], int] = {}
 
 
-def _ask(tensors: Sequence[Tensor], grads: bool, columns: Words) -> int:
-    """The same in Python."""
+def _describe_in_python(tensors: Sequence[Tensor], of_grads: bool, columns: Words) -> int:
+    """Take a snapshot without compiled code; returns what is new."""
     before = columns.copy()
     addresses, sizes, kinds = columns
-    for i, tensor in enumerate(tensors):
-        seen = tensor.grad if grads else tensor
+    for i, param in enumerate(tensors):
+        tensor = param.grad if of_grads else param
         addresses[i], sizes[i], kinds[i] = 0, 0, -1
-        if seen is not None and is_plain(seen):
-            addresses[i], sizes[i] = seen.data_ptr(), seen.numel()
-            kinds[i] = 2 * _kinds.setdefault((seen.device, seen.dtype), len(_kinds)) + seen.is_contiguous()
+        if tensor is not None and is_plain(tensor):
+            addresses[i], sizes[i] = tensor.data_ptr(), tensor.numel()
+            number = _kind_numbers.setdefault((tensor.device, tensor.dtype), len(_kind_numbers))
+            kinds[i] = 2 * number + tensor.is_contiguous()
     moved = not np.array_equal(before[0], addresses)
     return MOVED * moved | CHANGED * (not np.array_equal(before[1:], columns[1:]))
 
 
-_kinds: dict[tuple[torch.device, torch.dtype], int] = {}
-
-
 @cache
-def compiled_look() -> CompiledLook | None:
-    """The compiled function, if torch has what it calls and it sees in some samples what is there to see."""
+def _snapshot_library() -> Library | None:
+    """Return the library if torch has the C functions that snapshots need and `_cdata` is the handle they expect."""
     if torch_symbols().missing:
         return None
     try:
         library = package_library()
     except UnavailableError:
         return None
-    with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
-        return _tried(library)
-
-
-def _tried(library: Library) -> CompiledLook | None:
-    samples = [torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.float64).t(), *torch.zeros(3, 4).unbind()]
-    samples.append(torch.nn.Parameter(torch.zeros(5)))
-    for sample in (samples[0], samples[1], samples[-1]):
-        sample.grad = torch.ones_like(sample)
-    samples[2].grad = torch._neg_view(torch.ones(4))
-    samples[3].grad = torch.ones(4).to_sparse()
-    samples += [torch._neg_view(torch.ones(2)), torch._efficientzerotensor((2,))]
-    place = _place(samples)
-    if place is None:
-        return None
-    found, objects = CompiledLook(library, place), _objects(samples)
-    for grads in (False, True):
-        expected, seen = np.full((2, 3, len(samples)), -2)
-        _ask(samples, grads, expected)
-        library.c.cadam_snapshot_tensors(*found.arguments(objects, grads, False, seen))
-        plain = expected[2] >= 0
-        if not np.array_equal(plain, seen[2] >= 0) or not np.array_equal(expected[:2, plain], seen[:2, plain]):
-            return None
-        if (expected[2] % 2 != seen[2] % 2).any():  # the numbers of dtypes are each one's own
-            return None
-    return found
-
-
-def _place(samples: Sequence[Tensor]) -> int | None:
-    """Where Python tensors keep torch's own: right after the head that all Python objects have, or a word later."""
-    head, word = object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
-    for place in (head, head + word):
-        if all(ctypes.c_int64.from_address(id(x) + place).value == x._cdata for x in samples):
-            return place
-    return None
+    with torch.device("cpu"), torch.inference_mode(False):  # independent of the user's defaults
+        sample = torch.zeros(5, 3)[1:]
+    handle, columns = np.array([sample._cdata]), np.zeros((3, 1), np.int64)
+    library.c.cadam_snapshot_tensors(
+        library.torch.ctypes.data, handle.ctypes.data, 1, False, *(column.ctypes.data for column in columns)
+    )
+    return library if columns[:2].ravel().tolist() == [sample.data_ptr(), sample.numel()] else None

@@ -1,7 +1,7 @@
-"""Functions of torch that compiled code calls, by their addresses.
+"""The functions of libtorch's C API that the compiled library calls, found by name.
 
-The C kernels require torch's threads alone. The other symbols are optional: with them, a compiled function looks at
-many tensors at once. Python does that too where one is missing, and takes longer.
+The kernels require only torch's threads. The other functions are optional: they let compiled code take a snapshot of
+many tensors at once. Where one is missing, Python reads the tensors instead, which takes longer.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import torch
 
 from .structs import Words
 
-REQUIRED = "torch_parallel_for"
+REQUIRED_SYMBOL = "torch_parallel_for"
 
-# In the order of native/src/torch_tensors.h. Two are C++ functions by their linker names.
-SYMBOLS = {
-    "libtorch_cpu": (
-        REQUIRED,
-        "aoti_torch_is_defined",
-        "aoti_torch_get_layout",
-        "aoti_torch_get_data_ptr",
-        "aoti_torch_get_numel",
-        "aoti_torch_get_dtype",
-        "aoti_torch_get_device_type",
-        "aoti_torch_get_device_index",
-        "aoti_torch_is_contiguous",
-        "_ZN2at6native6is_negERKNS_6TensorE",
-    ),
-    "libc10": ("_ZNK3c1010TensorImpl4gradEv",),
-}
+SYMBOLS = (
+    REQUIRED_SYMBOL,
+    "aoti_torch_get_layout",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_numel",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_device_index",
+    "aoti_torch_is_contiguous",
+    "aoti_torch_get_storage_offset",
+    "aoti_torch_get_storage_size",
+    "aoti_torch_dtype_element_size",
+)
+"""The functions in the order of the struct torch_functions of native/src/structs.h."""
 
 
 @dataclass(frozen=True)
-class Symbols:
+class TorchSymbols:
+    """The addresses of torch's functions, and the names of those that this version of torch does not have."""
+
     addresses: Words
-    """In the order of SYMBOLS; 0 for one that is missing."""
+    """In the order of SYMBOLS; 0 for a function that is missing."""
     missing: tuple[str, ...]
 
 
 @cache
-def torch_symbols() -> Symbols:
-    """What this torch has of them."""
-    found = {name: address(library, name) for library, names in SYMBOLS.items() for name in names}
-    missing = tuple(name for name, where in found.items() if not where)
-    return Symbols(np.array(list(found.values()), np.int64), missing)
+def torch_symbols() -> TorchSymbols:
+    """Find the functions in torch's shared library."""
+    addresses = [_address(name) for name in SYMBOLS]
+    missing = tuple(name for name, address in zip(SYMBOLS, addresses, strict=True) if not address)
+    return TorchSymbols(np.array(addresses, np.int64), missing)
 
 
-def address(library: str, name: str) -> int:
-    """Where a function of one of torch's own libraries is; 0 if there is none."""
-    for path in (Path(torch.__file__).parent / "lib").glob(f"{library}.*"):
+def _address(name: str) -> int:
+    """Return the address of a function of libtorch_cpu, or 0 if there is none."""
+    for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
         try:
             return ctypes.cast(ctypes.CDLL(str(path))[name], ctypes.c_void_p).value or 0
         except (AttributeError, OSError):

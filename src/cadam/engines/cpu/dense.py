@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...codegen.c_source import dense_storages, row_storages
 from ...codegen.kernel_spec import KernelSpec
-from ...native.library import Library, find
-from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
+from ...native.loader import Library, find_kernel
+from ...native.tensor_snapshot import CHANGED, TensorSnapshot, align_layouts, snapshot_grads
 from ...numpy_functions import NumpyFunctions
 from ...rules import Options
 from ...rules.update import Update
@@ -56,7 +56,7 @@ def kernel_refusal(update: Update, slot: ParamSlot, options: Options) -> Refusal
     reason = _unsupported_tensors(update, slot, options)
     if reason is not None:
         return Refusal.unsupported(reason)
-    found = find(KernelSpec.of(update.rule, coefficients.as_numbers(options)))
+    found = find_kernel(KernelSpec.of(update.rule, coefficients.as_numbers(options)))
     return Refusal(RefusalKind.UNAVAILABLE, str(found)) if isinstance(found, UnavailableError) else None
 
 
@@ -165,10 +165,10 @@ class DenseStep:
     members: list[Sequence[ParamSlot]]
     """The slots of each batch. Not the batches themselves: they keep this."""
     rows: Words
-    params: Watched
-    grads: Watched
-    steps: Watched
-    buffers: list[tuple[list[int] | slice, int, Watched]]
+    params: TensorSnapshot
+    grads: TensorSnapshot
+    steps: TensorSnapshot
+    buffers: list[tuple[list[int] | slice, int, TensorSnapshot]]
     """The first buffers, the second..., then their scales: rows and column that they belong in, and they themselves."""
     strided: dict[int, tuple[int, ...]]
     """The strides of parameters that are not contiguous."""
@@ -191,15 +191,15 @@ class DenseStep:
                 row[COUNTS] = 0 if slot.counts is None else slot.counts.data_ptr()
                 row[SEED], row[MOMENTS] = slot.seed, STORAGES[slot.moments]
             start += len(batch.slots)
-        params = Watched([slot.param for slot in slots], threads=True)
+        params = TensorSnapshot([slot.param for slot in slots], threads=True)
         rows[:, P], rows[:, N] = params.addresses, params.sizes
         return cls(
             library,
             [batch.slots for batch in batches],
             rows,
             params,
-            watched_grads(params.tensors, [grad for batch in batches for grad in batch.gradients()], threads=True),
-            Watched([slot.step for slot in slots], threads=True),
+            snapshot_grads(params.tensors, [grad for batch in batches for grad in batch.gradients()], threads=True),
+            TensorSnapshot([slot.step for slot in slots], threads=True, swappable=()),
             [_nth([slot.state for slot in slots], k, S) for k in range(max(len(slot.state) for slot in slots))]
             + [
                 _nth([slot.scales for slot in slots], k, SCALES) for k in range(max(len(slot.scales) for slot in slots))
@@ -215,15 +215,15 @@ class DenseStep:
 
     def stale(self) -> bool:
         """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
-        if self.params.look():
+        if self.params.update():
             return True
         slots = [slot for members in self.members for slot in members] if self.strided else []
         for i, stride in self.strided.items():
             if any(tensor.stride() != stride for tensor in (slots[i].param, *slots[i].state.values())):
                 return True
-        if self.steps.look() & CHANGED or any(buffers.look() & CHANGED for _, _, buffers in self.buffers):
+        if self.steps.update() & CHANGED or any(buffers.update() & CHANGED for _, _, buffers in self.buffers):
             return True
-        if self.grads.look() & CHANGED:
+        if self.grads.update() & CHANGED:
             self.fit = self._fit()
         return not self.fit
 
@@ -257,7 +257,7 @@ class DenseStep:
         odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
         odd[list(self.strided)] = True
         every = [grad for batch in batches for grad in batch.gradients()]
-        return lay_out(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
+        return align_layouts(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
 
     def _coefficients(self, batches: Sequence[KernelBatch]) -> Floats64:
         """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
@@ -277,23 +277,23 @@ class DenseStep:
         return np.concatenate(made)
 
 
-def _disjoint(params: Watched) -> bool:
+def _disjoint(params: TensorSnapshot) -> bool:
     order = np.argsort(params.addresses, kind="stable")
     starts = params.addresses[order]
     ends = starts + np.array([param.nbytes for param in params.tensors], np.int64)[order]
     return bool((ends[:-1] <= starts[1:]).all())
 
 
-def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list[int] | slice, int, Watched]:
+def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list[int] | slice, int, TensorSnapshot]:
     """The number `k` of all of these, for the column `first + k`."""
     where = [row for row, tensors in enumerate(held) if len(tensors) > k]
-    tensors = Watched([list(held[row].values())[k] for row in where], threads=True)
+    tensors = TensorSnapshot([list(held[row].values())[k] for row in where], threads=True, swappable=())
     return slice(None) if len(where) == len(held) else where, first + k, tensors
 
 
 def kernel(batch: KernelBatch) -> tuple[Library, int]:
     """The kernel that serves a batch, as its number in its library."""
-    found = find(KernelSpec.of(batch.update.rule, coefficients.as_numbers(batch.options)))
+    found = find_kernel(KernelSpec.of(batch.update.rule, coefficients.as_numbers(batch.options)))
     if isinstance(found, UnavailableError):
         raise found
     return found

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.library import Library, package_library
+from ...native.loader import Library, package_library
 from ...rules import Options
 from ...rules.update import Update
 from .. import quantization

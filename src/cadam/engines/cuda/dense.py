@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...codegen.kernel_spec import KernelSpec
-from ...native.tensor_snapshot import CHANGED, Watched, lay_out, watched_grads
+from ...native.tensor_snapshot import CHANGED, TensorSnapshot, align_layouts, snapshot_grads
 from ...rules import Options, moment_storage
 from ...rules.update import Update
 from .. import coefficients
@@ -96,9 +96,9 @@ class Batch:
     launches: list[tuple[int, int, bool]]
     """Their blocks and, where it is for one parameter alone, which."""
     params: list[Tensor]
-    lasting: Watched
+    lasting: TensorSnapshot
     """Parameters, then buffers and step counts."""
-    grads: Watched
+    grads: TensorSnapshot
     seed: int
     coded: bool
     in_capture: bool
@@ -146,8 +146,8 @@ class Batch:
             numbers,
             launches,
             params,
-            Watched([*params, *state]),
-            watched_grads(params, [job.grads[i] for i in positions]),
+            TensorSnapshot([*params, *state], swappable=params),
+            snapshot_grads(params, [job.grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
             bool(spec.storages),
             capturing(device),
@@ -155,7 +155,7 @@ class Batch:
 
     def stale(self) -> bool:
         """Does anything not lie where it did, or are the gradients not what they were?"""
-        return bool(self.lasting.look() or self.grads.look() & CHANGED or (self.grads.kinds < 0).any())
+        return bool(self.lasting.update() or self.grads.update() & CHANGED or (self.grads.kinds < 0).any())
 
     def step(self, job: KernelBatch) -> None:
         grads, copies = self._laid_out(job)
@@ -214,7 +214,7 @@ class Batch:
             return self.grads.addresses, []
         every = job.gradients()
         grads = [every[i] for i in self.positions]
-        return lay_out(self.grads.addresses, range(len(grads)), grads, self.params)
+        return align_layouts(self.grads.addresses, range(len(grads)), grads, self.params)
 
 
 def aligned(x: Tensor | None) -> bool | None:

@@ -1,14 +1,13 @@
-"""The prepared step on CUDA: one call of a compiled function from `step()` to the launch.
+"""Step replay on CUDA: one call of a compiled function from `step()` to the kernel launches.
 
-From one step to the next, as a rule, nothing changes but where the gradients lie, the learning rate and the step
-count. Python's way to find that out, and then to the launch, takes longer than the step of a small model, and keeps
-the device waiting in front of a large one. So everything is prepared: the compiled function looks whether the state,
-the parameters and the options are the objects they were and lie where they did, writes the gradients' addresses and
-the coefficients into pinned memory, has them copied to the device and launches the kernels. Where anything else is
-new it does nothing, and the step is taken the usual way.
+From one step to the next, usually only the addresses of the gradients, the learning rate and the step count change.
+Planning such a step in Python takes longer than the step of a small model, and keeps the device waiting for a large
+one. So a step is recorded: a compiled function then checks that options, parameters and state are the same objects in
+the same memory, writes the gradients' addresses and the coefficients into pinned memory, copies them to the device and
+launches the kernels. If anything else has changed it does nothing, and the step is planned again.
 
-Row ids are sorted by torch: a second call launches what comes after that. In between, the device has the dense
-parameters to do.
+The ids of sparse gradients are sorted by torch. A second call launches the kernels that need the sorted ids; meanwhile
+the device updates the dense parameters.
 """
 
 from __future__ import annotations
@@ -16,22 +15,31 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.library import Library
-from ...native.tensor_snapshot import CompiledLook, Watched, compiled_look
-from ...native.torch_symbols import address as address_of
+from ...native.loader import package_library
+from ...native.structs import REPLAY_CONTAINER, REPLAY_LAUNCH, REPLAY_PART, REPLAY_STEP, Records
+from ...native.tensor_snapshot import TensorSnapshot, can_snapshot_in_c
 from ...native.torch_symbols import torch_symbols
 from ...optim.options import switch
 from .. import coefficients as scalars
-from ..base import KernelBatch, Refusal, RefusalKind, TrackedContainers, UnavailableError, Words, Work, capturing
+from ..base import (
+    KernelBatch,
+    Refusal,
+    RefusalKind,
+    TrackedContainers,
+    UnavailableError,
+    Words,
+    Work,
+    capturing,
+)
 from .dense import Batch, Cuda
 from .launch import Launch, mark_in_use, next_step, stochastic
 from .sparse import (
@@ -48,7 +56,7 @@ from .sparse import (
     tensors_of,
 )
 
-CUDA = (
+DRIVER_FUNCTIONS = (
     "cuCtxGetCurrent",
     "cuStreamIsCapturing",
     "cuEventQuery",
@@ -56,79 +64,83 @@ CUDA = (
     "cuMemcpyHtoDAsync_v2",
     "cuLaunchKernel",
 )
-PYTHON = ("PyDict_Next", "PyList_Size", "PyList_GetItem", "PyEval_SaveThread", "PyEval_RestoreThread")
-BUMP_VERSION = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
-IMAGE, GRAD_IMAGE = 9, 3  # words, as in native/src/step_replay.c
-SLOTS = 8  # steps that the host may be ahead of the device before it goes the usual way
-MUTABLE = (Tensor, np.ndarray, list, dict, set)  # options that can change and stay the same object
-
-Address = int
+"""Functions of the CUDA driver, in the order of the struct cuda_functions of native/src/structs.h."""
+PYTHON_FUNCTIONS = ("PyDict_Next", "PyList_Size", "PyList_GetItem", "PyEval_SaveThread", "PyEval_RestoreThread")
+"""Functions of Python's C API, in the order of the struct python_functions of native/src/structs.h."""
+SLOTS = 8
+"""Steps by which the host may be ahead of the device. Beyond that, steps are planned."""
+MUTABLE = (Tensor, np.ndarray, list, dict, set)
+"""Types of options whose value can change while the object stays the same."""
 
 
 def record(work: Work, containers: TrackedContainers) -> CudaStep | Refusal:
-    """This step, ready to be taken again; or why it cannot be."""
-    reason = turned_off(containers.groups)
+    """Record the step that was just taken, or return why it cannot be replayed."""
+    reason = disabled_reason(containers.groups)
     if reason:
         return Refusal(RefusalKind.NOT_REQUESTED, reason)
     try:
         return CudaStep(work, containers)
-    except (UnavailableError, RuntimeError) as error:  # out of memory, say: the step itself is done
+    except (UnavailableError, RuntimeError) as error:  # for example out of memory; the step itself is complete
         return Refusal(RefusalKind.UNAVAILABLE, str(error))
 
 
-def turned_off(groups: Sequence[Mapping[str, Any]]) -> str | None:
-    """Who does not want steps to be prepared, if anyone."""
+def disabled_reason(groups: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why the user does not want steps to be replayed, or None."""
     try:
         if not switch("CADAM_REPLAY"):
             return f"CADAM_REPLAY={os.environ['CADAM_REPLAY']} is set"
-    except ValueError as error:  # set since an optimizer was made, which refuses it
+    except ValueError as error:  # an invalid value that was set after the optimizer was constructed
         return str(error)
     return "replay=False was asked for" if any(group.get("replay") is False for group in groups) else None
 
 
 class CudaStep:
-    """A step that was taken before, with all that it takes to take it again. Implements `ReplayedStep`."""
+    """A recorded step with everything that is needed to take it again. Implements `ReplayedStep`."""
 
     def __init__(self, work: Work, containers: TrackedContainers) -> None:
-        """Raises UnavailableError, with the reason, where this step cannot be prepared."""
-        batches = _batches(work)
+        """Record a step.
+
+        Args:
+            work: The batches of all engines, which have just run.
+            containers: The dicts and lists that must keep their entries.
+
+        Raises:
+            UnavailableError: This step cannot be replayed; the message says why.
+        """
+        batches = _replayable_batches(work)
         device = batches[0][1].params[0].device
-        # In each step, the current context is compared with the one of now.
+        # Each replay compares the current context with that of the recording.
         if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
             raise UnavailableError("the parameters are not on the current device")
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise UnavailableError("this Python has no global lock")
+            raise UnavailableError("this Python has no global interpreter lock")
+        _require_compiled_snapshots()
         self.driver = driver()
-        self.index = -1 if device.index is None else device.index
-        self.current_stream, self.stream = self.driver.current_stream, self.driver.current_stream(self.index)
+        self.device_index = -1 if device.index is None else device.index
+        self.stream = self.driver.current_stream(self.device_index)
         self.containers = containers
-        self.numbers = [Coefficients(job, batch) for job, batch in batches]
-        self.lasting: list[Watched] = []
-        """Tables and their state. The parameters of other batches are looked at by the plan."""
-        self.alive: list[Any] = []  # what the compiled function has addresses of
-        sight, place = _look(), _known_layout()
-        words = sum(c.words for c in self.numbers)
+        self.parts = [_Part(job, batch) for job, batch in batches]
+        words = sum(part.words for part in self.parts)
         host = torch.empty((SLOTS, words), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         mark_in_use(host, device)
-        self.sent = torch.empty(words, dtype=torch.int64, device=device)
+        self.device_words = torch.empty(words, dtype=torch.int64, device=device)
         events = [self.driver.event() for _ in range(SLOTS)]
-        parts = [self._part(c) for c in self.numbers]
+        event_addresses = np.array([address for _, address in events], np.int64)
+        parts = np.array([part.record for part in self.parts], REPLAY_PART)
         self.tables: list[ReplayedTable] = []
-        launches = self._launches()
-        self._watch()
-        self.header = self._keep(
-            sight.library.torch.ctypes.data,
-            _python().ctypes.data,
+        self._arguments: list[Any] = []
+        launches = self._make_launches()
+        self._track_containers()
+        library = package_library()
+        self.header = np.zeros(1, REPLAY_STEP)
+        self.header[0] = (
+            library.torch.ctypes.data,
+            _python_functions().ctypes.data,
             self.driver.functions.ctypes.data,
-            _bump_version(),
-            self._keep(*astuple(place)).ctypes.data,
-            sight.place,
-            len(self.expectations),
-            self.expectations.ctypes.data,
-            len(containers.absent),
-            self._keep(*map(id, containers.absent)).ctypes.data,
+            len(self.tracked),
+            self.tracked.ctypes.data,
             len(parts),
-            self._keep(*[word for part in parts for word in part]).ctypes.data,
+            parts.ctypes.data,
             len(launches) - 2 * len(self.tables),
             launches.ctypes.data,
             self.driver.context(),
@@ -136,191 +148,185 @@ class CudaStep:
             words,
             SLOTS,
             0,
-            self._keep(*[address for _, address in events]).ctypes.data,
-            self.sent.data_ptr(),
+            event_addresses.ctypes.data,
+            self.device_words.data_ptr(),
         )
-        self.alive += [sight, host, events]
-        self._calls(sight.library, launches)
-        self.note(self.address)
-
-    def _calls(self, library: Library, launches: Words) -> None:
-        compiled = _compiled(library.c._name)
-        self.call, self.note = compiled.step, compiled.note
-        self.address: Address = self.header.ctypes.data
-        self.launch, later = compiled.launch, 2 * len(self.tables)
-        self.rest = self.driver.functions.ctypes.data, launches[len(launches) - later :].ctypes.data, later
+        self._keep_alive = [library, host, events, event_addresses, parts, launches]
+        self._functions = _replay_functions(library.c._name)
+        after_sort = launches[len(launches) - 2 * len(self.tables) :]
+        self._launches_after_sort = self.driver.functions.ctypes.data, after_sort.ctypes.data, len(after_sort)
 
     def step(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
-        """Take the step, if nothing else has changed. False: nothing was done."""
-        if groups is not self.containers.groups or state is not self.containers.state or not self._is_here():
+        """Replay the step. Returns False, without any effect, if something else than the gradients has changed."""
+        if groups is not self.containers.groups or state is not self.containers.state or not self._is_same_stream():
             return False
-        known: dict[Any, ReplayedTable] = {}
-        return all(table.take(table.param.grad, known) for table in self.tables) and self._go()
+        sorted_tables: dict[Any, ReplayedTable] = {}
+        return all(table.take(table.param.grad, sorted_tables) for table in self.tables) and self._replay()
 
     def update_rows(self, grad: RowGrad, step: int) -> bool:
-        """The same for the step of a single table."""
-        if not self._is_here() or not self.tables[0].take_rows(grad):
+        """Replay the update of a single table with this gradient and step count. Returns False like `step`."""
+        if not self._is_same_stream() or not self.tables[0].take_rows(grad):
             return False
-        self.numbers[0].steps[0] = step - 1
-        return self._go()
+        self.parts[0].steps[0] = step - 1
+        return self._replay()
 
-    def _is_here(self) -> bool:
-        """Are steps taken on the stream that it was prepared for?"""
-        return self.current_stream(self.index) == self.stream
+    def renew(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
+        """Adopt the options and step counts after a step that was planned.
 
-    def _go(self) -> bool:
-        """Take it, once the tables have taken the rows of this step."""
-        for coefficients in self.numbers:
-            if coefficients.options["lr"] is not coefficients.lr and not coefficients.renew():
+        Returns:
+            False if the recording cannot be used any more: a table has moved or got too many ids, the groups are
+            different ones, steps are taken on another stream, or replay was turned off.
+        """
+        if groups is not self.containers.groups or state is not self.containers.state or disabled_reason(groups):
+            return False
+        # The memory of dense parameters is checked by the plan.
+        news = [part.update_snapshots() for part in self.parts]
+        if any(new and part.is_sparse for new, part in zip(news, self.parts, strict=True)):
+            return False
+        if any(table.outgrown for table in self.tables):
+            return False
+        tracked = self._tracked_groups()
+        if len(tracked) != self.group_containers or not all(map(_is_trackable, tracked)):
+            return False
+        for index, container in enumerate(tracked):  # the state's containers are the same as long as the plan is
+            self._track(index, container)
+        renewed = [part.renew() for part in self.parts]
+        return all(renewed) and self._is_same_stream()
+
+    def _is_same_stream(self) -> bool:
+        return self.driver.current_stream(self.device_index) == self.stream
+
+    def _replay(self) -> bool:
+        """Replay the step after the tables have accepted their gradients."""
+        for part in self.parts:
+            if part.options["lr"] is not part.lr and not part.renew():
                 return False
-        failed = self.call(self.address, self.stream)
+        if any(param.grad is not None for param in self.containers.absent):
+            return False
+        if not all(part.read_handles() for part in self.parts):
+            return False
+        failed = self._functions.step(self.header.ctypes.data, self.stream)
         if failed < 0:
             return False
         if self.tables and not failed:
             in_use = [table.sort() for table in self.tables]
-            failed = self.launch(*self.rest, self.stream)
-            del in_use  # the memory goes back to this stream
+            failed = self._functions.launch(*self._launches_after_sort, self.stream)
+            del in_use  # after the launches, other work on this stream may reuse the memory
         if failed:
             raise RuntimeError(f"the CUDA driver reports error {failed} for a step of the optimizer")
-        for coefficients in self.numbers:  # while the device is at work
-            coefficients.renew()
+        for part in self.parts:
+            torch.autograd.graph.increment_version(part.params)
+            part.renew()  # while the device is busy with this step
         return True
 
-    def renew(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
-        """After a step that was taken the usual way: take the options and step counts as they are now.
+    def _track_containers(self) -> None:
+        """Remember the objects in all dicts and lists that must not change."""
+        groups = self._tracked_groups()
+        containers = [*groups, self.containers.state, *self.containers.states]
+        if not all(map(_is_trackable, containers)):
+            raise UnavailableError("the parameter groups or their parameters are not in lists")
+        self.group_containers = len(groups)
+        self.tracked = np.zeros(len(containers), REPLAY_CONTAINER)
+        self.tracked_objects: dict[int, Any] = {}
+        for index, container in enumerate(containers):
+            self._track(index, container)
 
-        False if this will not serve again, and must be released: a table lies elsewhere or got too many ids, groups
-        are not what they were, steps are taken on another stream, or are no longer to be prepared.
-        """
-        if groups is not self.containers.groups or state is not self.containers.state or turned_off(groups):
-            return False
-        if any(lasting.look() for lasting in self.lasting) or any(table.outgrown for table in self.tables):
-            return False
-        held = self._groups()
-        if len(held) != self.lists or not all(map(_watchable, held)):
-            return False
-        for number, one in enumerate(held):  # the state's are the same as long as the plan is
-            self._expect(number, one)
-        renewed = [coefficients.renew() for coefficients in self.numbers]
-        self.note(self.address)
-        return all(renewed) and self._is_here()
-
-    def _watch(self) -> None:
-        """See to it that dicts and lists hold the very objects that they hold now."""
-        groups = self._groups()
-        held = [*groups, self.containers.state, *self.containers.states]
-        if not all(map(_watchable, held)):
-            raise UnavailableError("groups or their parameters are not in lists")
-        self.lists = len(groups)
-        self.expectations = np.zeros((len(held), 4), np.int64)
-        self.expected: dict[int, Any] = {}
-        for number, one in enumerate(held):
-            self._expect(number, one)
-
-    def _groups(self) -> list[Any]:
-        """The dicts and lists that groups and parameters are in."""
+    def _tracked_groups(self) -> list[Any]:
+        """Return the parameter groups, their list, and the lists of their parameters."""
         groups = self.containers.groups
         return [*groups, groups, *(group["params"] for group in groups if "params" in group)]
 
-    def _expect(self, number: int, held: Any) -> None:
-        is_dict = isinstance(held, dict)
-        entries = list(held.items() if is_dict else enumerate(held))
+    def _track(self, index: int, container: Any) -> None:
+        is_dict = isinstance(container, dict)
+        entries = list(container.items() if is_dict else enumerate(container))
         ids = np.array([0 if key == "lr" else id(value) for key, value in entries], np.int64)
-        self.expectations[number] = id(held), is_dict, len(ids), ids.ctypes.data
-        # The objects too: an address tells one from another only while both are there.
-        self.expected[number] = held, entries, ids
+        self.tracked[index] = id(container), is_dict, len(ids), ids.ctypes.data
+        # The objects are kept, because Python may give the address of a deleted object to a new one.
+        self.tracked_objects[index] = container, entries, ids
 
-    def _launches(self) -> Words:
-        """Each as six words: function, blocks, blocks across, threads, shared memory and where its arguments are.
-
-        Last come two for each table, for when its ids are sorted.
-        """
-        words: list[list[int]] = []
-        start = self.sent.data_ptr()
-        for c in self.numbers:
-            batch = c.batch
+    def _make_launches(self) -> Records:
+        """Return the kernel launches. The last ones, two for each table, come after its ids are sorted."""
+        launches: list[tuple[int, ...]] = []
+        start = self.device_words.data_ptr()
+        for part in self.parts:
+            batch = part.batch
             if isinstance(batch, RowBatch):
                 self.tables += [ReplayedTable(batch, i, start) for i in range(len(batch.params))]
             else:
-                kind = (None, stochastic(c.options))
+                kind = (None, stochastic(part.options))
                 for blocks, i, alone in batch.launches:
-                    bound = Bound.of(batch.launch(alone, *kind), kind)
-                    words.append(self._launch(bound, batch, blocks, i, start, start + 8 * len(c.row)))
-            start += 8 * c.words
-        first = len(words)
-        for table in self.tables:
-            words.append(table.launches[0])
-        for table in self.tables:
-            words += table.launches[1:]
-        launches = np.array(words, np.int64).reshape(-1, 6)
-        self.alive.append(launches)
+                    kernel = BoundKernel.of(batch.launch(alone, *kind), kind)
+                    launches.append(self._dense_launch(kernel, batch, blocks, i, start, start + 8 * len(part.row)))
+            start += 8 * part.words
+        dense = len(launches)
+        launches += [table.launches[0] for table in self.tables]
+        launches += [launch for table in self.tables for launch in table.launches[1:]]
+        records = np.array(launches, REPLAY_LAUNCH)
         for i, table in enumerate(self.tables):
-            later = first + len(self.tables) + 2 * i
-            table.place(launches[first + i], launches[later], launches[later + 1])
-        return launches
+            after_sort = dense + len(self.tables) + 2 * i
+            table.set_launches(records[dense + i], records[after_sort], records[after_sort + 1])
+        return records
 
-    def _launch(self, bound: Bound, batch: Batch, blocks: int, i: int, row: Address, grads: Address) -> list[int]:
-        values = {"table": batch.table.data_ptr(), "grads": grads, "coefficients": row, "stride": 0}
+    def _dense_launch(
+        self, kernel: BoundKernel, batch: Batch, blocks: int, i: int, coefficients: int, grads: int
+    ) -> tuple[int, ...]:
+        values = {"table": batch.table.data_ptr(), "grads": grads, "coefficients": coefficients, "stride": 0}
         values |= {"owners": batch.owners.data_ptr(), "only": i, "seed": batch.seed}
-        arguments = self._keep(*[values[name] for name in bound.names])
-        places = self._keep(*bound.places({name: arguments[k:] for k, name in enumerate(bound.names)}))
-        return [bound.function, blocks, 1, bound.threads, bound.shared, places.ctypes.data]
-
-    def _part(self, c: Coefficients) -> list[int]:
-        """A batch as the compiled function wants it."""
-        batch = c.batch
-        if isinstance(batch, RowBatch):
-            params, lasting, sparse = Watched(batch.params), Watched([*batch.params, *batch.state]), True
-            self.lasting.append(lasting)
-            self.alive.append(params)
-            itemsize = 0
-        else:
-            params, lasting, sparse, itemsize = batch.grads, batch.lasting, False, batch.grad_dtype.itemsize
-        return [
-            len(lasting.tensors),
-            lasting.objects.ctypes.data,
-            self._keep(*[0] * IMAGE * len(lasting.tensors)).ctypes.data,
-            len(params.tensors),
-            params.objects.ctypes.data,
-            self._keep(*[0] * GRAD_IMAGE * len(params.tensors)).ctypes.data,
-            params.sizes.ctypes.data,
-            params.kinds.ctypes.data,
-            itemsize,
-            c.steps.ctypes.data,
-            len(c.row),
-            c.row.ctypes.data,
-            sparse,
-        ]
-
-    def _keep(self, *words: int) -> Words:
-        made = np.array(words, np.int64)
-        self.alive.append(made)
-        return made
+        arguments = _arguments(values)
+        addresses = kernel.argument_addresses(_field_addresses(arguments))
+        self._arguments += [arguments, addresses]
+        return kernel.function, blocks, 1, kernel.threads, kernel.shared_bytes, addresses.ctypes.data
 
 
-class Coefficients:
-    """The coefficients of the next step of a batch, worked out while the device is at work on this one."""
+class _Part:
+    """A batch of a recorded step: its snapshots, and the coefficients of the next step.
+
+    The coefficients are computed while the device is busy with the present step.
+
+    Attributes:
+        record: The fields of the C struct replay_part.
+        words: The number of 64-bit words that the device receives: coefficients, then addresses of gradients.
+    """
 
     def __init__(self, job: KernelBatch, batch: Batch | RowBatch) -> None:
-        self.options, self.update, self.batch = job.options, job.update, batch
+        self.options, self.update, self.batch, self.params = job.options, job.update, batch, batch.params
+        self.is_sparse = isinstance(batch, RowBatch)
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
         steps = batch.numbers.counts
         if steps is None:
-            raise UnavailableError("numbers of the step are on the device")
+            raise UnavailableError("step counts are on the device")
         if not self.renew():
-            raise UnavailableError("an option is a tensor, an array or a list, which may change unseen")
+            raise UnavailableError("an option is a tensor, an array or a list, whose value may change unnoticed")
         self.steps = steps
-        grads = 0 if isinstance(batch, RowBatch) else len(batch.params)
+        tensors = [*batch.params, *batch.state] if isinstance(batch, RowBatch) else batch.lasting.tensors
+        self.fixed = TensorSnapshot(tensors, swappable=batch.params)
+        self.grads = None if self.is_sparse else TensorSnapshot(batch.params, of_grads=True)
+        grads = 0 if self.grads is None else len(batch.params)
         self.words = len(self.row) + grads + grads % 2
-        """That the device gets of it: the coefficients, then where the gradients lie."""
+        self.record = (
+            len(self.fixed.tensors),
+            self.fixed.handles.ctypes.data,
+            self.fixed.addresses.ctypes.data,
+            self.fixed.sizes.ctypes.data,
+            self.fixed.kinds.ctypes.data,
+            len(batch.params),
+            0 if self.grads is None else self.grads.handles.ctypes.data,
+            0 if self.grads is None else self.grads.sizes.ctypes.data,
+            0 if self.grads is None else self.grads.kinds.ctypes.data,
+            self.grads is not None and self.grads.has_views,
+            self.steps.ctypes.data,
+            len(self.row),
+            self.row.ctypes.data,
+            self.is_sparse,
+        )
 
     def renew(self) -> bool:
-        """Work them out; False if that has to wait until they are needed, since an option may change unseen."""
+        """Compute the coefficients of the next step. Returns False if an option may change unnoticed until then."""
         options, steps = self.options, self.batch.numbers.counts
-        unseen = isinstance(options["lr"], str) or any(isinstance(value, MUTABLE) for value in _flat(options))
-        if steps is None or unseen:  # numpy would read a number out of a string: let the usual step refuse it
-            self.row[0] = np.nan  # no step is the one before this
+        is_mutable = isinstance(options["lr"], str) or any(isinstance(value, MUTABLE) for value in _flat(options))
+        if steps is None or is_mutable:  # numpy would convert a string to a number; planning the step rejects it
+            self.row[0] = np.nan  # NaN never equals a step count, so the compiled function does not take the step
             return False
         t = next_step(float(steps[0]))
         values = self.update.general_coefficients(t, options, scalars.ScalarFunctions)
@@ -328,62 +334,100 @@ class Coefficients:
         self.lr = options["lr"]
         return True
 
+    def read_handles(self) -> bool:
+        """Read the handles of parameters and gradients. Returns False if a gradient is lazily negated."""
+        self.fixed.read_handles()
+        if self.grads is None:
+            return True
+        self.grads.read_handles()
+        return not self.grads.has_views or not any(p.grad is not None and p.grad.is_neg() for p in self.params)
 
-def _flat(options: Mapping[str, Any]) -> list[Any]:
-    """All values, those in tuples too."""
-    found: list[Any] = []
+    def update_snapshots(self) -> int:
+        """Adopt the memory of parameters, state and gradients. Returns what is new about parameters and state."""
+        if self.grads is not None:
+            self.grads.update()
+        return self.fixed.update()
+
+
+def _flat(options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the values of all options, and the entries of tuples."""
     for name, value in options.items():
         if name not in ("params", "param_names"):
-            found += value if isinstance(value, tuple) else (value,)
-    return found
+            yield from value if isinstance(value, tuple) else (value,)
 
 
-def _watchable(held: Any) -> bool:
-    return isinstance(held, dict | list)
+def _is_trackable(container: Any) -> bool:
+    return isinstance(container, dict | list)
 
 
-def _batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]]:
+def _replayable_batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]]:
+    """Return the batches of a step, or raise UnavailableError if it cannot be replayed."""
     if not work or not all(isinstance(engine, Cuda | CudaRows) for engine, _ in work):
-        raise UnavailableError("serves the engines 'cuda' and 'cuda-rows' only")
+        raise UnavailableError("replays only steps of the engines 'cuda' and 'cuda-rows'")
     made = [(job, job.memo.get(engine.name, [])) for engine, jobs in work for job in jobs]
     if not all(batches for _, batches in made):
-        raise UnavailableError("no step of it was taken yet, but in a graph")
-    found: list[tuple[KernelBatch, Batch | RowBatch]] = [(job, batch) for job, batches in made for batch in batches]
-    device = found[0][1].params[0].device
-    for job, batch in found:
+        raise UnavailableError("every step so far was captured into a CUDA graph")
+    all_batches: list[tuple[KernelBatch, Batch | RowBatch]] = [(job, batch) for job, some in made for batch in some]
+    device = all_batches[0][1].params[0].device
+    for job, batch in all_batches:
         if any(param.is_inference() for param in batch.params):
-            raise UnavailableError("a parameter was made in inference mode")
+            raise UnavailableError("a parameter was created in inference mode")
         if batch.params[0].device != device:
-            raise UnavailableError("serves one device only")
+            raise UnavailableError("the parameters are on several devices")
         if job.grad_scale is not None or job.found_inf is not None or batch.numbers.stay:
-            raise UnavailableError("numbers of the step are on the device")
+            raise UnavailableError("step counts or gradient scales are on the device")
         if isinstance(batch, RowBatch):
             if stochastic(job.options):
-                raise UnavailableError("rows are to be rounded stochastically")
+                raise UnavailableError("embedding rows are rounded stochastically")
             if batch.by_step is not None:
-                raise UnavailableError("rows count their own steps")
-        elif not batch.grads.grads or (batch.grads.kinds < 0).any():
+                raise UnavailableError("embedding rows count their own steps")
+        elif not batch.grads.of_grads or (batch.grads.kinds < 0).any():
             raise UnavailableError("gradients are not in plain memory")
         elif not (batch.grads.kinds & batch.lasting.kinds[: len(batch.params)] & 1).all():
             raise UnavailableError("parameters or gradients are not contiguous")
     if capturing(device):
-        raise UnavailableError("a graph is being captured")
-    return found
+        raise UnavailableError("a CUDA graph is being captured")
+    return all_batches
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
-# Words that the arguments of prepared kernels lie in. Those of a step:
-STEPS_OWN = ("ids", "n", "values", "made", "partials", "sources", "offsets", "starts", "bags", "batch", "first")
-AFTER_SORTING = ("keys", "order")
+GRADIENT_ARGUMENTS = (
+    "ids",
+    "n",
+    "values",
+    "made",
+    "partials",
+    "sources",
+    "offsets",
+    "starts",
+    "bags",
+    "batch",
+    "first",
+)
+"""Arguments of a table's kernels that depend on the gradient of the step; `made` are the keys before sorting."""
+SORT_ARGUMENTS = ("keys", "order")
+"""Arguments that torch's sort returns."""
 
 
 class ReplayedTable:
-    """A table of a prepared step: `take` gives it the gradient of this one, before the first of its launches;
-    `sort` has to come after that, and before the two others."""
+    """An embedding table of a recorded step.
+
+    `take` accepts the gradient of a step before the first launch, which makes the keys. `sort` comes after that launch
+    and before the two others, which update the rows.
+    """
 
     def __init__(self, batch: RowBatch, i: int, coefficients: int) -> None:
-        """`coefficients`: where on the device they lie. Raises UnavailableError where launches are not known."""
+        """Record the launches of a table.
+
+        Args:
+            batch: The batch of the table.
+            i: The index of the table in the batch.
+            coefficients: The address of the coefficients on the device.
+
+        Raises:
+            UnavailableError: The launches of the table are not known.
+        """
         slot, dtypes = batch.slots[i], batch.dtypes[i]
         param, spec = slot.param, batch.specs[i]
         self.param, self.shape, self.rows = param, param.shape, param.shape[0]
@@ -395,72 +439,85 @@ class ReplayedTable:
         self.error = error.numpy()
         aligned = [(dtype, True) for dtype in dtypes[1:]]
         kind = param.device, self.rows, kind_of(error), (*aligned, *[(torch.int64, True)] * self.in_bags)
-        bounds = [Bound.of(make_keys(self.in_bags), kind)]
+        kernels = [BoundKernel.of(make_keys(self.in_bags), kind)]
         state, seed = tensors_of(slot), slot.seed if slot.storage else None
         self.how, kind = launches_for(
             spec, param, state, dtypes[0], in_bags=self.in_bags, counts=slot.counts, seed=seed
         )
-        bounds.append(Bound.of(self.how.rows, kind))
+        kernels.append(BoundKernel.of(self.how.rows, kind))
         self.longest, self.outgrown = LONGEST, False
         try:
-            bounds.append(Bound.of(self.how.seams, kind))
-        except UnavailableError:  # no step had more than one tile yet
-            bounds.append(bounds[-1])  # and is not launched
+            kernels.append(BoundKernel.of(self.how.seams, kind))
+        except UnavailableError:  # no step had more than one tile yet, so the kernel is not compiled
+            kernels.append(kernels[-1])  # it is never launched, because of `longest`
             self.longest = self.how.cut.tile
-        lasting = {"p": param, **state}
-        lasting |= {"error": error} | ({} if slot.counts is None else {"counts": slot.counts})
-        fixed = {name: tensor.data_ptr() for name, tensor in lasting.items()}
+        tensors = {"p": param, **state, "error": error}
+        if slot.counts is not None:
+            tensors["counts"] = slot.counts
+        fixed = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         fixed |= {"coefficients": coefficients, "rows": self.rows, "width": self.width, "seed": seed or 0}
-        self.words = np.array([0] * len(STEPS_OWN + AFTER_SORTING) + list(fixed.values()), np.int64)
-        named = {name: self.words[k:] for k, name in enumerate([*STEPS_OWN, *AFTER_SORTING, *fixed])}
-        before = {**named, "keys": named["made"]}
-        self.places = [
-            np.array(bound.places(words), np.int64) for bound, words in zip(bounds, (before, named, named), strict=True)
+        self.arguments = _arguments({**dict.fromkeys((*GRADIENT_ARGUMENTS, *SORT_ARGUMENTS), 0), **fixed})
+        addresses = _field_addresses(self.arguments)
+        before_sort = {**addresses, "keys": addresses["made"]}
+        self.argument_addresses = [
+            kernel.argument_addresses(named)
+            for kernel, named in zip(kernels, (before_sort, addresses, addresses), strict=True)
         ]
         self.launches = [
-            [bound.function, 0, 1, bound.threads, bound.shared, places.ctypes.data]
-            for bound, places in zip(bounds, self.places, strict=True)
+            (kernel.function, 0, 1, kernel.threads, kernel.shared_bytes, where.ctypes.data)
+            for kernel, where in zip(kernels, self.argument_addresses, strict=True)
         ]
         self.n = 0
         self.memory = torch.empty(0, dtype=key_dtype(self.rows), device=param.device)
         self.partials = torch.empty(0, dtype=self.how.work, device=param.device)
         self.sources = torch.empty(0, dtype=torch.int32, device=param.device)
-        self.alive = lasting
-        self.like = self
+        self._keep_alive = tensors
+        self.sorted_by = self
+        """The table that sorts the ids: another one if both are looked up with the same ids."""
 
-    def place(self, making: Words, *after: Words) -> None:
-        """Its launches are going to be read here."""
-        self.making, self.after = making, after
+    def set_launches(self, make_keys: Any, *after_sort: Any) -> None:
+        """Set the launch records that this table fills in."""
+        self.make_keys, self.after_sort = make_keys, after_sort
 
-    def take(self, grad: Tensor | None, known: dict[Any, ReplayedTable]) -> bool:
-        """The gradient of this step, if it is like those before. `known` are tables that have taken theirs, by ids."""
+    def take(self, grad: Tensor | None, sorted_tables: dict[Any, ReplayedTable]) -> bool:
+        """Accept the gradient of this step. Returns False if it differs from those before in type or shape.
+
+        Args:
+            grad: The gradient.
+            sorted_tables: The tables that have accepted their gradients, by the ids of these.
+        """
         if type(grad) is not Tensor or not grad.is_sparse or grad.is_coalesced() or grad.shape != self.shape:
             return False
         ids = grad._indices()
         if not self._take(ids, grad._values(), ids.numel()):
             return False
-        self.like = known.setdefault((int(self.words[0]), self.n, self.rows), self)
-        if self.like is not self:  # tables that are looked up with the same ids share one sort
-            self.making[1] = 0
+        self.sorted_by = sorted_tables.setdefault((ids.data_ptr(), self.n, self.rows), self)
+        if self.sorted_by is not self:
+            self.make_keys["blocks_x"] = 0
         return True
 
     def take_rows(self, grad: RowGrad) -> bool:
-        """The same for a table that is updated alone."""
+        """Accept the gradient of a table that is updated alone. Returns False like `take`."""
         bags = grad.bags
         if grad.distinct or (bags is None) == self.in_bags:
             return False
         if bags is None:
             return self._take(grad.ids, grad.values, grad.ids.numel())
         offsets, starts = bags.offsets, bags.starts
-        where = offsets.data_ptr(), starts.data_ptr()
-        if offsets.dtype is not self.dtypes[2] or starts.dtype is not torch.int64 or (where[0] | where[1]) & 15:
+        if offsets.dtype is not self.dtypes[2] or starts.dtype is not torch.int64:
             return False
-        self.words[6:11] = *where, bags.number, bags.batch, bags.first
+        if (offsets.data_ptr() | starts.data_ptr()) & 15:
+            return False
+        arguments = self.arguments
+        arguments["offsets"], arguments["starts"] = offsets.data_ptr(), starts.data_ptr()
+        arguments["bags"], arguments["batch"], arguments["first"] = bags.number, bags.batch, bags.first
         return self._take(grad.ids, grad.values, bags.number)
 
     def _take(self, ids: Tensor, values: Tensor, gradients: int) -> bool:
-        n, where, at = ids.numel(), ids.data_ptr(), values.data_ptr()
-        if values.numel() != gradients * self.width or not 0 < n <= LONGEST or (where | at) & 15 or self.error[0]:
+        n, ids_address, values_address = ids.numel(), ids.data_ptr(), values.data_ptr()
+        if values.numel() != gradients * self.width or not 0 < n <= LONGEST or self.error[0]:
+            return False
+        if (ids_address | values_address) & 15:
             return False
         if n > self.longest:
             self.outgrown = True
@@ -470,55 +527,75 @@ class ReplayedTable:
         if not ids.is_contiguous() or not values.is_contiguous():
             return False
         if n != self.n:
-            self._make_room(n)
-        self.words[:3] = where, n, at
-        self.making[1] = -(-n // KEYS)
+            self._allocate(n)
+        arguments = self.arguments
+        arguments["ids"], arguments["n"], arguments["values"] = ids_address, n, values_address
+        self.make_keys["blocks_x"] = -(-n // KEYS)
         return True
 
-    def _make_room(self, n: int) -> None:
+    def _allocate(self, n: int) -> None:
+        """Provide memory for n ids, and set the number of blocks of the launches."""
         (tiles, across), device = self.how.cut.grid(n, self.width), self.param.device
         if n > len(self.memory):
             partials = torch.empty((tiles, 2, self.width), dtype=self.how.work, device=device)
             sources = torch.empty(n if self.in_bags else 0, dtype=torch.int32, device=device)
             memory = torch.empty(n, dtype=self.memory.dtype, device=device)
-            self.memory, self.partials, self.sources = memory, partials, sources  # all or, out of memory, none
+            self.memory, self.partials, self.sources = memory, partials, sources  # all of them, or none if it raises
         self.n, self.made = n, self.memory[:n]
-        self.words[3:6] = self.made.data_ptr(), self.partials.data_ptr(), self.sources.data_ptr()
-        for launch, blocks in zip(self.after, (tiles, tiles - 1), strict=True):
-            launch[1:3] = blocks, across
+        arguments = self.arguments
+        arguments["made"], arguments["partials"] = self.made.data_ptr(), self.partials.data_ptr()
+        arguments["sources"] = self.sources.data_ptr()
+        for launch, blocks in zip(self.after_sort, (tiles, tiles - 1), strict=True):
+            launch["blocks_x"], launch["blocks_y"] = blocks, across
 
     def sort(self) -> Any:
-        """Sort the keys. What this returns must live until the launches that follow."""
-        if self.like is not self:
-            self.words[11:13] = self.like.words[11:13]
+        """Sort the keys. The caller keeps the returned tensors until the launches that follow."""
+        arguments = self.arguments
+        if self.sorted_by is not self:
+            for name in SORT_ARGUMENTS:
+                arguments[name] = self.sorted_by.arguments[name]
             return None
-        found = torch.sort(self.made, stable=True)
-        self.words[11:13] = found[0].data_ptr(), found[1].data_ptr()
-        return found
+        result = torch.sort(self.made, stable=True)
+        arguments["keys"], arguments["order"] = result[0].data_ptr(), result[1].data_ptr()
+        return result
 
 
-# Compiled functions, and what they call -------------------------------------------------------------------------------
+# Compiled functions ---------------------------------------------------------------------------------------------------
+
+
+def _arguments(values: Mapping[str, int]) -> Records:
+    """Return the arguments of a kernel as a record with one 64-bit word for each."""
+    arguments = np.zeros((), np.dtype([(name, np.int64) for name in values]))
+    for name, value in values.items():
+        arguments[name] = value
+    return arguments
+
+
+def _field_addresses(arguments: Records) -> dict[str, int]:
+    offsets = {name: int(field[1]) for name, field in dict(arguments.dtype.fields or {}).items()}
+    return {name: arguments.ctypes.data + offset for name, offset in offsets.items()}
 
 
 class Driver:
-    """What the compiled function calls of CUDA, and what is needed of it to prepare a step."""
+    """The functions of the CUDA driver that the compiled function calls, and those that recording needs."""
 
     def __init__(self) -> None:
         try:
             library = ctypes.CDLL("libcuda.so.1")
-            self.functions = _addresses(library, CUDA)
+            self.functions = _function_addresses(library, DRIVER_FUNCTIONS)
         except (OSError, AttributeError) as error:
-            raise UnavailableError(f"the CUDA driver lacks what it takes: {error}") from None
-        self.current_stream: Callable[[int], Address] = torch._C._cuda_getCurrentRawStream
+            raise UnavailableError(f"the CUDA driver lacks a function: {error}") from None
+        self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.get_context = library.cuCtxGetCurrent
 
-    def context(self) -> Address:
+    def context(self) -> int:
+        """Return the current context of this thread."""
         context = ctypes.c_void_p()
         self.get_context(ctypes.byref(context))
         return context.value or 0
 
-    def event(self) -> tuple[Any, Address]:
-        """An event that has happened."""
+    def event(self) -> tuple[Any, int]:
+        """Return a recorded event and its address."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event, int(event.cuda_event)
@@ -526,15 +603,16 @@ class Driver:
 
 @cache
 def driver() -> Driver:
+    """Return the CUDA driver of this process."""
     return Driver()
 
 
 @cache
-def _python() -> Words:
-    return _addresses(ctypes.pythonapi, PYTHON)
+def _python_functions() -> Words:
+    return _function_addresses(ctypes.pythonapi, PYTHON_FUNCTIONS)
 
 
-def _addresses(library: ctypes.CDLL, names: Sequence[str]) -> Words:
+def _function_addresses(library: ctypes.CDLL, names: Sequence[str]) -> Words:
     return np.array([ctypes.cast(library[name], ctypes.c_void_p).value for name in names], np.int64)
 
 
@@ -542,152 +620,85 @@ _NO_SCRATCH = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A compiled kernel as the CUDA driver launches it."""
+class BoundKernel:
+    """A compiled Triton kernel in the form in which the CUDA driver launches it.
+
+    Attributes:
+        function: The handle of the kernel.
+        threads: The threads of a block.
+        shared_bytes: The memory that the threads of a block share.
+        names: The arguments, each a 64-bit word. Two scratch buffers of Triton follow, which these kernels do not use.
+    """
 
     function: int
     threads: int
-    shared: int
-    """Bytes of memory that the threads of a block share."""
+    shared_bytes: int
     names: tuple[str, ...]
-    """Its arguments, each in a word of 8 bytes; two scratch memories of Triton's follow, which it does not use."""
 
     @classmethod
-    def of(cls, launch: Launch, kind: Any) -> Bound:
-        """What a launch like those before takes. Raises UnavailableError where that is not known."""
+    def of(cls, launch: Launch, kind: Any) -> BoundKernel:
+        """Return the kernel that earlier launches of this kind used.
+
+        Raises:
+            UnavailableError: There was no such launch, or this version of Triton launches kernels in another way.
+        """
         if kind not in launch.compiled:
-            raise UnavailableError("how this version of Triton launches kernels is not known")
+            raise UnavailableError("this version of Triton launches kernels in an unknown way")
         return cls.of_compiled(launch.compiled[kind])
 
     @classmethod
-    def of_compiled(cls, compiled: Any) -> Bound:
-        packed, about = compiled.packed_metadata, compiled.metadata
-        wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
-        unknown = [name for name in wants if not hasattr(about, name)]
-        if len(packed) != 3 or unknown:
+    def of_compiled(cls, compiled: Any) -> BoundKernel:
+        """Read the launch parameters of a compiled kernel.
+
+        Raises:
+            UnavailableError: The kernel needs more than the driver call of the replay provides.
+        """
+        packed, metadata = compiled.packed_metadata, compiled.metadata
+        unsupported = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+        missing = [name for name in unsupported if not hasattr(metadata, name)]
+        if len(packed) != 3 or missing:
+            raise UnavailableError(f"Triton describes the kernel {compiled.name} by {packed}, without {missing}")
+        warps, blocks_in_cluster, shared_bytes = packed
+        needs = [name for name in unsupported if getattr(metadata, name)]
+        types = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
+        needs += [f"{name}: {kind}" for name, kind in types.items() if kind[0] != "*" and kind not in ("i32", "i64")]
+        if blocks_in_cluster != 1 or needs:
             raise UnavailableError(
-                f"Triton says other things of the kernel {compiled.name}: {packed}, without {unknown}"
+                f"the kernel {compiled.name} needs clusters of {blocks_in_cluster} blocks, and {needs}"
             )
-        warps, ctas, shared = packed
-        more = [name for name in wants if getattr(about, name)]
-        kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
-        more += [f"{name}: {kind}" for name, kind in kinds.items() if kind[0] != "*" and kind not in ("i32", "i64")]
-        if ctas != 1 or more:
-            raise UnavailableError(f"the kernel {compiled.name} takes more than usual: {ctas} blocks, {more}")
-        return cls(compiled.function, 32 * warps, shared, tuple(kinds))
+        return cls(compiled.function, 32 * warps, shared_bytes, tuple(types))
 
-    def places(self, words: Mapping[str, Words]) -> list[int]:
-        """Where its arguments are, each at the beginning of its words."""
-        return [*(words[name].ctypes.data for name in self.names), _NO_SCRATCH.ctypes.data, _NO_SCRATCH.ctypes.data]
+    def argument_addresses(self, addresses: Mapping[str, int]) -> Words:
+        """Return the addresses of the arguments, in the order of the kernel."""
+        scratch = _NO_SCRATCH.ctypes.data
+        return np.array([*(addresses[name] for name in self.names), scratch, scratch], np.int64)
 
 
-def _look() -> CompiledLook:
-    found = compiled_look()
-    if found is None:
+def _require_compiled_snapshots() -> None:
+    if not can_snapshot_in_c():
         missing = torch_symbols().missing
         reason = f"torch {torch.__version__} lacks the symbols {', '.join(missing)}" if missing else "no C kernels"
-        raise UnavailableError(f"the compiled function that looks at tensors is not there: {reason}")
-    return found
-
-
-def _known_layout() -> Layout:
-    found = layout()
-    if found is None:
-        raise UnavailableError(f"what tensors of torch {torch.__version__} are made of is not known")
-    return found
-
-
-@cache
-def _bump_version() -> Address:
-    """What tells autograd that a tensor was changed."""
-    found = address_of("libtorch_cpu", BUMP_VERSION)
-    if not found:
-        raise UnavailableError(f"torch {torch.__version__} lacks the symbol {BUMP_VERSION}")
-    return found
+        raise UnavailableError(f"compiled snapshots of tensors are not available: {reason}")
 
 
 @dataclass(frozen=True)
-class Compiled:
+class _ReplayFunctions:
     """The functions of native/src/step_replay.c."""
 
     step: Any
-    note: Any
     launch: Any
 
 
 @cache
-def _compiled(path: str) -> Compiled:
-    """Of the library at this path. Python's lock is held while they look at its dicts and lists, not in launches."""
+def _replay_functions(path: str) -> _ReplayFunctions:
+    """Load the functions of the library at this path.
+
+    The first one holds Python's lock while it reads dicts and lists, and releases it for the launches. The second one
+    is called without the lock.
+    """
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    locked = ctypes.PyDLL(path)
-    locked.cadam_replay_step.argtypes, locked.cadam_replay_step.restype = [pointer, pointer], number
-    locked.cadam_replay_note.argtypes, locked.cadam_replay_note.restype = [pointer], None
+    step = ctypes.PyDLL(path).cadam_replay_step
+    step.argtypes, step.restype = [pointer, pointer], number
     launch = ctypes.CDLL(path).cadam_replay_launch
     launch.argtypes, launch.restype = [pointer, pointer, number, pointer], number
-    return Compiled(locked.cadam_replay_step, locked.cadam_replay_note, launch)
-
-
-# What torch's tensors are made of --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where torch keeps what matters in its tensors and storages, counted in words of 8 bytes."""
-
-    storage: int
-    offset: int
-    size: int
-    """The word after it holds dtype, device and flags, and the next one the keys that say of what kind it is."""
-    data: int
-    meant: int = -1
-    """The bits of that word with dtype, device and flags that mean something; others may hold anything."""
-
-    def image(self, tensor: Tensor) -> tuple[int, ...]:
-        size, flags, keys = _words(tensor._cdata, TENSOR_WORDS)[self.size : self.size + 3]
-        return size, flags & self.meant, keys
-
-
-TENSOR_WORDS, STORAGE_WORDS = 23, 5  # that there are at the least
-
-
-@cache
-def layout() -> Layout | None:
-    """The layout, if some samples show one that tells apart all that must be told apart."""
-    with torch.device("cpu"), torch.inference_mode(False):  # whatever the user's default is
-        return _layout()
-
-
-def _layout() -> Layout | None:
-    ones = partial(torch.ones, dtype=torch.float32)
-    sample = ones(150_000).as_strided((127, 331), (331, 1), 104_729)
-    storage = sample.untyped_storage()
-    places = [_only(_words(sample._cdata, TENSOR_WORDS), n) for n in (storage._cdata, 104_729, 127 * 331)]
-    places.append(_only(_words(storage._cdata, STORAGE_WORDS - 2), storage.data_ptr()))
-    if any(place is None for place in places) or (places[2] or 0) + 3 > TENSOR_WORDS:
-        return None
-    found = Layout(*places)  # type: ignore[arg-type]
-    plain = ones(6, 6)
-    alike = [ones(6, 6), ones(36).view(6, 6), ones(100)[3:39].view(6, 6)]
-    alike += [ones(6, 6) for _ in range(200)]
-    varying = 0
-    for x in alike:
-        varying |= found.image(x)[1] ^ found.image(plain)[1]
-    found = replace(found, meant=~varying)
-    other = [plain.t(), plain.int(), plain.double(), ones(6, 6, device="meta"), plain[:5]]
-    other += [
-        torch._neg_view(plain),
-        plain.to_sparse(),
-        torch._efficientzerotensor((6, 6), dtype=torch.float32),
-        plain[0].expand(6, 6),
-    ]
-    image = found.image(plain)
-    good = all(found.image(x) == image for x in alike) and all(found.image(x) != image for x in other)
-    return found if good else None
-
-
-def _words(address: int, count: int) -> list[int]:
-    return list((ctypes.c_int64 * count).from_address(address))
-
-
-def _only(words: list[int], number: int) -> int | None:
-    return words.index(number) if words.count(number) == 1 else None
+    return _ReplayFunctions(step, launch)

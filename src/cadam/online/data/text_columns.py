@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from ...engines.base import UnavailableError
-from ...native.library import package_library
+from ...native.loader import package_library
 from .events import Array
 
 MISSING, ANOTHER = -1, -2

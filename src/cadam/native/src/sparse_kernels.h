@@ -1,0 +1,129 @@
+/* Kernels for sparse gradients: sum the gradients of each row of an embedding table, then update the row. The rows of a
+ * table lie far apart, so they and their gradients are prefetched some rows ahead. */
+
+#define DECLARE_ROW(k) real_t *restrict s##k = (real_t *)rows->s[k] + row * width;
+#define PREFETCH_ROW(k) prefetch_row(rows->s[k], next, width * (int64_t)sizeof(real_t));
+
+/* Sum the elements i to i + m of a row's gradients in order of appearance, in a vector that stays in registers. */
+#define SUM(T, real_, m)                                                                                               \
+    typedef real_ vector __attribute__((vector_size(m * sizeof(real_))));                                              \
+    real_t total[m], buffer[m];                                                                                        \
+    vector sum, more;                                                                                                  \
+    memcpy(&sum, widen_##T(grads + rows->positions[begin] * width + i, buffer, m), sizeof sum);                        \
+    for (int64_t e = begin + 1; e < end; e++) {                                                                        \
+        if (i == 0 && e + GRADS_AHEAD < last)                                                                          \
+            prefetch_row(grads, rows->positions[e + GRADS_AHEAD], width * (int64_t)sizeof *grads);                     \
+        memcpy(&more, widen_##T(grads + rows->positions[e] * width + i, buffer, m), sizeof more);                      \
+        sum += more;                                                                                                   \
+    }                                                                                                                  \
+    memcpy(total, &sum, sizeof sum);
+
+#define SUM_AND_UPDATE(rule, n_buffers, P, G, real_, m)                                                                \
+    {                                                                                                                  \
+        SUM(G, real_, m)                                                                                               \
+        UPDATE(rule, n_buffers, P, real_, total, m)                                                                    \
+        i += m;                                                                                                        \
+    }
+
+/* Process a row in strips of fixed sizes, which the compiler turns into vector code. A row is too short for a loop over an
+ * unknown number of elements to pay off. */
+#define STRIPS(DO, ...)                                                                                                \
+    while (i + 16 <= width)                                                                                            \
+        DO(__VA_ARGS__, 16)                                                                                            \
+    if (width & 8)                                                                                                     \
+        DO(__VA_ARGS__, 8)                                                                                             \
+    if (width & 4)                                                                                                     \
+        DO(__VA_ARGS__, 4)                                                                                             \
+    if (width & 2)                                                                                                     \
+        DO(__VA_ARGS__, 2)                                                                                             \
+    if (width & 1)                                                                                                     \
+        DO(__VA_ARGS__, 1)
+
+/* Where each row counts its own steps: advance the count of a row and return the coefficients of that step. */
+static inline const void *advance_row_step(const row_batch *rows, const void *c, int64_t row)
+{
+    return (const char *)c + rows->set_of[++rows->steps[row]] * rows->set_size;
+}
+
+/* A kernel for tables of type P with gradients of type G. */
+#define ROWS(rule, n_buffers, P, G, real_, integer_, NAME)                                                             \
+    static int64_t NAME(const row_batch *rows, const void *c_)                                                         \
+    {                                                                                                                  \
+        typedef real_ real_t;                                                                                          \
+        typedef integer_ integer_t;                                                                                    \
+        struct rule##_##real_##_c values = *(const struct rule##_##real_##_c *)c_;                                     \
+        const struct rule##_##real_##_c *c = &values;                                                                  \
+        const value_##G *grads = rows->grads;                                                                          \
+        const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                       \
+        int64_t aligned = 0, begin = 0;                                                                                \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                          \
+            prefetch_row(grads, rows->positions[e], width * (int64_t)sizeof *grads);                                   \
+        for (int64_t r = -ROWS_AHEAD; r < rows->count; r++) {                                                          \
+            if (r + ROWS_AHEAD < rows->count) {                                                                        \
+                const int64_t next = rows->distinct[r + ROWS_AHEAD];                                                   \
+                prefetch_row(rows->p, next, width * (int64_t)sizeof(value_##P));                                       \
+                BUFFERS_##n_buffers(PREFETCH_ROW)                                                                      \
+                if (rows->steps)                                                                                       \
+                    prefetch_row(rows->steps, next, sizeof *rows->steps);                                              \
+            }                                                                                                          \
+            if (r < 0)                                                                                                 \
+                continue;                                                                                              \
+            const int64_t row = rows->distinct[r], end = rows->ends[r];                                                \
+            if (begin + GRADS_AHEAD < last)                                                                            \
+                prefetch_row(grads, rows->positions[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);             \
+            if (rows->steps)                                                                                           \
+                values = *(const struct rule##_##real_##_c *)advance_row_step(rows, c_, row);                          \
+            value_##P *restrict p = (value_##P *)rows->p + row * width;                                                \
+            BUFFERS_##n_buffers(DECLARE_ROW)                                                                           \
+            int64_t i = 0;                                                                                             \
+            STRIPS(SUM_AND_UPDATE, rule, n_buffers, P, G, real_)                                                       \
+            begin = end;                                                                                               \
+        }                                                                                                              \
+        return aligned;                                                                                                \
+    }
+
+#define ALL_ROWS(rule, buffers, ...)                                                                                   \
+    ROWS(rule, buffers, F32, F32, float, int32_t, rule##_f32_rows)                                                     \
+    ROWS(rule, buffers, F64, F64, double, int64_t, rule##_f64_rows)                                                    \
+    ROWS(rule, buffers, BF16, BF16, float, int32_t, rule##_bf16_rows)                                                  \
+    ROWS(rule, buffers, BF16, F32, float, int32_t, rule##_bf16_float_grads)                                            \
+    ROWS(rule, buffers, F16, F16, float, int32_t, rule##_f16_rows)                                                     \
+    ROWS(rule, buffers, F16, F32, float, int32_t, rule##_f16_float_grads)
+RULES(ALL_ROWS)
+
+/* The squared norm of a sparse gradient. Squares are added up in 16 lanes, so that every instruction set adds them in the
+ * same order. */
+#define SUM_AND_SQUARE(T, real_, m)                                                                                    \
+    {                                                                                                                  \
+        SUM(T, real_, m)                                                                                               \
+        for (int k = 0; k < m; k++)                                                                                    \
+            lanes[k] += (double)total[k] * (double)total[k];                                                           \
+        i += m;                                                                                                        \
+    }
+
+#define SQUARES(T, real_, NAME)                                                                                        \
+    static double NAME(const row_batch *rows)                                                                          \
+    {                                                                                                                  \
+        typedef real_ real_t;                                                                                          \
+        const value_##T *grads = rows->grads;                                                                          \
+        const int64_t width = rows->width, last = rows->count ? rows->ends[rows->count - 1] : 0;                       \
+        double lanes[16] = {0}, squares = 0;                                                                           \
+        int64_t begin = 0;                                                                                             \
+        for (int64_t e = 0; e < GRADS_AHEAD && e < last; e++)                                                          \
+            prefetch_row(grads, rows->positions[e], width * (int64_t)sizeof *grads);                                   \
+        for (int64_t r = 0; r < rows->count; r++) {                                                                    \
+            const int64_t end = rows->ends[r];                                                                         \
+            if (begin + GRADS_AHEAD < last)                                                                            \
+                prefetch_row(grads, rows->positions[begin + GRADS_AHEAD], width * (int64_t)sizeof *grads);             \
+            int64_t i = 0;                                                                                             \
+            STRIPS(SUM_AND_SQUARE, T, real_)                                                                           \
+            begin = end;                                                                                               \
+        }                                                                                                              \
+        for (int k = 0; k < 16; k++)                                                                                   \
+            squares += lanes[k];                                                                                       \
+        return squares;                                                                                                \
+    }
+SQUARES(F32, float, squared_norm_f32)
+SQUARES(F64, double, squared_norm_f64)
+SQUARES(BF16, float, squared_norm_bf16)
+SQUARES(F16, float, squared_norm_f16)

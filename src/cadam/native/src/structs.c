@@ -1,0 +1,61 @@
+/* The layout of the structs that Python fills in. A test compares it with the numpy dtypes of native/structs.py. */
+#include "structs.h"
+
+#include <stddef.h>
+
+typedef struct {
+    const char *name; /* struct and field; a name without a field is the whole struct */
+    int64_t offset, size;
+} field_layout;
+
+#define FIELD(type, field) {#type "." #field, offsetof(type, field), sizeof(((type *)0)->field)}
+#define STRUCT(type) {#type, 0, sizeof(type)}
+
+static const field_layout layout[] = {
+    STRUCT(dense_tensor), FIELD(dense_tensor, param), FIELD(dense_tensor, grad), FIELD(dense_tensor, state),
+    FIELD(dense_tensor, step), FIELD(dense_tensor, counts), FIELD(dense_tensor, elements), FIELD(dense_tensor, kernel),
+    FIELD(dense_tensor, dtype), FIELD(dense_tensor, coefficient_set), FIELD(dense_tensor, scales),
+    FIELD(dense_tensor, seed), FIELD(dense_tensor, moments),
+
+    STRUCT(sparse_table), FIELD(sparse_table, param), FIELD(sparse_table, state), FIELD(sparse_table, step),
+    FIELD(sparse_table, counts), FIELD(sparse_table, rows), FIELD(sparse_table, width), FIELD(sparse_table, kernel),
+    FIELD(sparse_table, dtype), FIELD(sparse_table, scales), FIELD(sparse_table, seed), FIELD(sparse_table, moments),
+    FIELD(sparse_table, row_moments), FIELD(sparse_table, row_steps), FIELD(sparse_table, set_of),
+    FIELD(sparse_table, coefficient_sets), FIELD(sparse_table, grad_dtype),
+
+    STRUCT(event_parameter), FIELD(event_parameter, param), FIELD(event_parameter, state),
+    FIELD(event_parameter, counts), FIELD(event_parameter, rows), FIELD(event_parameter, width),
+
+    STRUCT(event_model), FIELD(event_model, linear), FIELD(event_model, table), FIELD(event_model, bias),
+    FIELD(event_model, slopes), FIELD(event_model, vectors), FIELD(event_model, kernel), FIELD(event_model, entries),
+    FIELD(event_model, fields), FIELD(event_model, numbers), FIELD(event_model, field_of),
+    FIELD(event_model, alike_from), FIELD(event_model, bin_starts), FIELD(event_model, bins), FIELD(event_model, count),
+    FIELD(event_model, mean), FIELD(event_model, variance), FIELD(event_model, max_count),
+
+    STRUCT(event_batch), FIELD(event_batch, n), FIELD(event_batch, rows), FIELD(event_batch, weights),
+    FIELD(event_batch, numbers), FIELD(event_batch, labels), FIELD(event_batch, c), FIELD(event_batch, scores),
+
+    STRUCT(replay_container), FIELD(replay_container, object), FIELD(replay_container, is_dict),
+    FIELD(replay_container, count), FIELD(replay_container, expected),
+
+    STRUCT(replay_part), FIELD(replay_part, fixed_tensors), FIELD(replay_part, fixed),
+    FIELD(replay_part, fixed_addresses), FIELD(replay_part, fixed_sizes), FIELD(replay_part, fixed_kinds),
+    FIELD(replay_part, count), FIELD(replay_part, grads), FIELD(replay_part, grad_sizes),
+    FIELD(replay_part, grad_kinds), FIELD(replay_part, allows_views), FIELD(replay_part, steps),
+    FIELD(replay_part, columns), FIELD(replay_part, coefficients), FIELD(replay_part, is_sparse),
+
+    STRUCT(replay_launch), FIELD(replay_launch, function), FIELD(replay_launch, blocks_x),
+    FIELD(replay_launch, blocks_y), FIELD(replay_launch, threads), FIELD(replay_launch, shared_bytes),
+    FIELD(replay_launch, arguments),
+
+    STRUCT(replay_step), FIELD(replay_step, torch), FIELD(replay_step, python), FIELD(replay_step, cuda),
+    FIELD(replay_step, containers), FIELD(replay_step, container), FIELD(replay_step, parts),
+    FIELD(replay_step, part), FIELD(replay_step, launches), FIELD(replay_step, launch), FIELD(replay_step, context),
+    FIELD(replay_step, host), FIELD(replay_step, words), FIELD(replay_step, slots), FIELD(replay_step, slot),
+    FIELD(replay_step, events), FIELD(replay_step, device),
+
+    {0, 0, 0},
+};
+
+/* Return the layout of all structs; the entry without a name is the end. */
+EXPORT const field_layout *cadam_struct_layout(void) { return layout; }

@@ -1,0 +1,156 @@
+/* The structs that Python fills in, one numpy dtype of native/structs.py for each.
+ *
+ * All fields are 64 bits wide. Addresses that C never dereferences as one fixed type are int64_t; 0 means that there is
+ * none.
+ */
+#ifndef CADAM_STRUCTS_H
+#define CADAM_STRUCTS_H
+
+#include "cadam.h"
+
+/* A dense parameter in a step, see dense_update.c. */
+typedef struct {
+    int64_t param, grad, state[MAX_BUFFERS];
+    int64_t step;            /* address of the step count, a float32 */
+    int64_t counts;          /* address of three int64: elements aligned, touched and seen */
+    int64_t elements;
+    int64_t kernel;          /* index from cadam_kernel_index */
+    int64_t dtype;           /* enum dtype */
+    int64_t coefficient_set; /* index among the sets of coefficients of the step */
+    int64_t scales[MAX_QUANTIZED];
+    int64_t seed;            /* of stochastic rounding */
+    int64_t moments;         /* enum moment_storage */
+} dense_tensor;
+
+/* An embedding table in a step, see sparse_update.c. Fields of the same name have the meaning they have in dense_tensor. */
+typedef struct {
+    int64_t param, state[MAX_BUFFERS], step, counts, rows, width, kernel, dtype, scales[MAX_QUANTIZED], seed, moments;
+    int64_t row_moments;      /* bit k is set if buffer k has one number for each row */
+    int64_t row_steps;        /* address of the rows' own step counts, int32, or 0 */
+    int64_t set_of;           /* address of int32 by step count: the number of the set of coefficients */
+    int64_t coefficient_sets; /* number of sets of coefficients */
+    int64_t grad_dtype;       /* enum dtype: that of the table, or F32 where the table has half precision */
+} sparse_table;
+
+/* A parameter of a per-event model, see per_event_models.c. A dense parameter is one row. */
+typedef struct {
+    int64_t param; /* 0 where the model does not have this parameter */
+    int64_t state[MAX_BUFFERS], counts, rows, width;
+} event_parameter;
+
+/* A model that learns from one event at a time. */
+typedef struct {
+    event_parameter linear; /* table with one weight for each row */
+    event_parameter table;  /* table with one embedding for each row */
+    event_parameter bias, slopes, vectors;
+    int64_t kernel;
+    int64_t entries;        /* rows that one event names, without those of its numeric features */
+    int64_t fields;         /* fields of an event, without its numeric features */
+    int64_t numbers;        /* numeric features; each is one more field with one more row, that of its bin */
+    int64_t field_of;       /* address of int32 by entry: its field */
+    int64_t alike_from;     /* address of int32 by entry: the first entry that may name the same row */
+    int64_t bin_starts;     /* address of int64 by numeric feature: the row of its first bin */
+    int64_t bins;           /* bins of a numeric feature; one more row stands for a missing value */
+    int64_t count, mean, variance; /* addresses of double by numeric feature: its running statistics */
+    double max_count;       /* the running count stops here, so that old values are forgotten */
+} event_model;
+
+/* The events of one call. */
+typedef struct {
+    int64_t n;
+    const int64_t *rows;    /* [n][entries] */
+    const float *weights;   /* [n][entries], or 0 if all are 1 */
+    const float *numbers;   /* [n][numbers]; NaN where missing */
+    const float *labels;    /* [n]; NaN where the event is only scored */
+    const float *c;         /* [n][MAX_COEFFICIENTS]: the coefficients of each step */
+    float *scores;          /* [n], written: scores before learning */
+} event_batch;
+
+/* Functions of libtorch's C API (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native/torch_symbols.py. A
+ * tensor argument is the address of an at::Tensor, which consists of one pointer: the number that Python shows as
+ * tensor._cdata. Functions that return int32_t return 0 for success. */
+typedef struct {
+    parallel_for_fn *parallel_for;
+    int32_t (*get_layout)(void **tensor, int32_t *layout);
+    int32_t (*get_data_ptr)(void **tensor, void **data);
+    int32_t (*get_numel)(void **tensor, int64_t *numel);
+    int32_t (*get_dtype)(void **tensor, int32_t *dtype);
+    int32_t (*get_device_type)(void **tensor, int32_t *device_type);
+    int32_t (*get_device_index)(void **tensor, int32_t *device_index);
+    int32_t (*is_contiguous)(void **tensor, _Bool *contiguous);
+    int32_t (*get_storage_offset)(void **tensor, int64_t *offset);
+    int32_t (*get_storage_size)(void **tensor, int64_t *bytes);
+    uint64_t (*dtype_element_size)(int32_t dtype);
+} torch_functions;
+
+/* Functions of Python's C API. They may only be called by a thread that holds the global interpreter lock. */
+typedef struct {
+    int (*dict_next)(void *dict, int64_t *position, void **key, void **value);
+    int64_t (*list_size)(void *list);
+    void *(*list_item)(void *list, int64_t i);
+    void *(*save_thread)(void);
+    void (*restore_thread)(void *thread);
+} python_functions;
+
+/* Functions of the CUDA driver; 0 is success. */
+typedef struct {
+    int (*current_context)(void **context);
+    int (*is_capturing)(void *stream, int *status);
+    int (*event_query)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*copy_to_device)(uint64_t to, const void *from, uint64_t bytes, void *stream);
+    int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                  unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
+} cuda_functions;
+
+/* A Python dict or list and the objects that it must contain, in this order. 0 stands for any object. */
+typedef struct {
+    void *object;
+    int64_t is_dict, count;
+    void **expected;
+} replay_container;
+
+/* Parameters of a replayed step that share one row of coefficients. On the device lies that row, followed by the addresses
+ * of the gradients; each part begins at a multiple of 16 bytes. */
+typedef struct {
+    /* Parameters and their state, which must not have moved: */
+    int64_t fixed_tensors;
+    void **fixed;
+    const int64_t *fixed_addresses, *fixed_sizes, *fixed_kinds;
+    /* The gradients: */
+    int64_t count; /* number of parameters */
+    void **grads;
+    const int64_t *grad_sizes, *grad_kinds;
+    int64_t allows_views; /* whether Python has made sure that no gradient that is a view is lazily negated */
+    float *steps;
+    int64_t columns;
+    const double *coefficients; /* the first one is the step that they are for */
+    int64_t is_sparse; /* then Python reads the gradients */
+} replay_part;
+
+/* A kernel launch. Without blocks there is none. */
+typedef struct {
+    void *function;
+    int64_t blocks_x, blocks_y, threads, shared_bytes;
+    void **arguments;
+} replay_launch;
+
+/* A step of the optimizer on CUDA that is taken again, see step_replay.c. */
+typedef struct {
+    const torch_functions *torch;
+    const python_functions *python;
+    const cuda_functions *cuda;
+    int64_t containers;
+    const replay_container *container;
+    int64_t parts;
+    const replay_part *part;
+    int64_t launches;
+    const replay_launch *launch;
+    void *context;
+    int64_t *host;  /* [slots][words], pinned memory that the device copies from */
+    int64_t words, slots, slot;
+    void **events;  /* one for each slot: it has happened when the device has read the slot */
+    uint64_t device; /* where the device keeps its copy */
+} replay_step;
+
+#endif

@@ -1,0 +1,38 @@
+/* What a tensor of torch says about its memory. */
+#ifndef TENSOR_INFO_H
+#define TENSOR_INFO_H
+
+#include "structs.h"
+
+/* The kind is an even number for each device and dtype, plus one if the tensor is contiguous; -1 if the memory does not
+ * hold the values: for a sparse tensor, a missing gradient or a tensor of zeros without memory.
+ *
+ * A view covers only a part of its storage. A view may be lazily negated, as `z.conj().imag` is: its memory holds the
+ * negative values. libtorch's C API does not tell, so the caller has to ask Python. A tensor that covers its whole storage
+ * cannot be lazily negated, because its memory would be the imaginary half of a complex tensor. */
+typedef struct {
+    int64_t address, size, kind;
+    _Bool is_view;
+} tensor_info;
+
+/* Describe the tensor that `*handle` (tensor._cdata) points to; 0 is a missing gradient. */
+static inline tensor_info describe(const torch_functions *torch, void **handle)
+{
+    const tensor_info unreadable = {0, 0, -1, 0};
+    void *data = 0;
+    int64_t size = 0, offset = 0, bytes = 0;
+    int32_t layout = 0, dtype = 0, device = 0, index = 0;
+    _Bool contiguous = 0;
+    if (!*handle || torch->get_layout(handle, &layout) || layout != 0 /* strided */)
+        return unreadable;
+    if (torch->get_numel(handle, &size) || torch->get_dtype(handle, &dtype) ||
+        torch->get_device_type(handle, &device) || torch->get_device_index(handle, &index) ||
+        torch->is_contiguous(handle, &contiguous) || torch->get_data_ptr(handle, &data) || (!data && size) ||
+        torch->get_storage_offset(handle, &offset) || torch->get_storage_size(handle, &bytes))
+        return unreadable;
+    const int64_t kind = 2 * (((int64_t)device * 1000 + index + 1) * 1000 + dtype) + contiguous;
+    const _Bool is_view = offset != 0 || bytes != size * (int64_t)torch->dtype_element_size(dtype);
+    return (tensor_info){(int64_t)data, size, kind, is_view};
+}
+
+#endif
