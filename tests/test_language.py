@@ -22,7 +22,6 @@ from tests.documented import NOTEBOOKS, PAGES, ROOT, prose
 NOT_YET_CONVERTED: tuple[str, ...] = (
     "src/cadam/ab",
     "src/cadam/cli/ab.py",
-    "src/cadam/codegen",
     "src/cadam/distributed",
     "src/cadam/engines",
     "src/cadam/native",

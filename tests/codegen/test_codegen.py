@@ -1,4 +1,4 @@
-"""Kernels from rules: made without torch, the same everywhere, and shown to whoever wants to read them."""
+"""Kernels generated from rules: without torch, the same in every process, and printed by a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cadam.rules.defaults import defaults
 
 SOURCE = Path(cadam.__file__).parent.parent
 BARE = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'triton')))\n"
-"""Neither torch nor numpy nor Triton can be imported: what the environment that builds the package is like."""
+"""Makes imports of torch, numpy and Triton fail, as in the environment that builds the package."""
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def test_importing_cadam_imports_no_torch() -> None:
     assert done.stdout.split() == [cadam.__version__, "Rule", "True"], done.stderr
 
 
-def test_every_public_name_is_where_it_says() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in cadam.__all__:
         assert getattr(cadam, name).__name__.rpartition(".")[2] == name
 
@@ -60,7 +60,7 @@ for spec in kernel_specs([*RULES.values(), own]):
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_only_what_no_code_depends_on_is_rounded_otherwise_in_triton() -> None:
+def test_only_values_that_no_moment_depends_on_are_approximate_in_triton() -> None:
     def update(g: Any, s: Any, c: Any, f: Any) -> cadam.Step:
         root = f.sqrt(f.square(g))
         size = s.size + root / (f.sqrt(root) + c.eps)
@@ -70,10 +70,10 @@ def test_only_what_no_code_depends_on_is_rounded_otherwise_in_triton() -> None:
         "rooted", {"lr": 0.1, "eps": 0.1}, lambda o: {"size": 0.0}, _eps, update, moments={"size": "positive"}
     )
     spec = KernelSpec.of(rule, {**defaults(rule), "moments": "int8"})
-    made_by = {op.out.name: op for op in spec.program.ops}
-    rounded = [made_by[name].kind for name, how in triton_source.faster(spec).items() if "roughly" in how]
+    op_of = {op.out.name: op for op in spec.program.ops}
+    rounded = [op_of[name].kind for name, how in triton_source.fast_expressions(spec).items() if "roughly" in how]
     assert sorted(rounded) == ["div", "sqrt"]
-    assert triton_source.faster(KernelSpec.of(rule, defaults(rule))) == {}
+    assert triton_source.fast_expressions(KernelSpec.of(rule, defaults(rule))) == {}
 
 
 def _eps(t: Any, o: Any, f: Any) -> dict[str, Any]:
@@ -81,13 +81,13 @@ def _eps(t: Any, o: Any, f: Any) -> dict[str, Any]:
 
 
 def test_triton_finds_in_its_cache_what_another_process_compiled() -> None:
-    """It looks for the key of a kernel, which goes by source and line; the name in messages is the same too."""
+    """The key of a kernel in the cache depends on its source and line; its name is the same in every process too."""
     first, second = (python("-c", KEYS, PYTHONHASHSEED=seed).stdout.splitlines() for seed in "12")
     assert first == second
     assert len(set(first)) == 3 * (len(kernel_specs(RULES.values())) + 1)
 
 
-def test_the_kernels_of_a_rule_are_shown() -> None:
+def test_the_command_prints_the_kernels_of_a_rule() -> None:
     show = BARE + "from cadam.codegen.__main__ import main; sys.exit(main(['show', *sys.argv[1:]]))"
     both, only_c, only_triton = (python("-c", show, "sgdm", *more).stdout for more in ((), ("--c",), ("--triton",)))
     assert both == only_c + only_triton
@@ -97,7 +97,7 @@ def test_the_kernels_of_a_rule_are_shown() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("show",), ("show", "adamm"), ("hide", "adam")])
-def test_the_command_says_how_it_is_used_and_which_rules_there_are(arguments: tuple[str, ...]) -> None:
+def test_the_command_prints_its_usage_and_the_rules(arguments: tuple[str, ...]) -> None:
     done = python("-m", "cadam.codegen", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m cadam.codegen")

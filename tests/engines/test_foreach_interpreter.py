@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import cadam
-from cadam.codegen.foreach_fusion import Placed, placed
+from cadam.codegen.foreach_fusion import InPlaceProgram, in_place_program
 from cadam.engines import foreach_interpreter
 from cadam.rules import RULES
 from cadam.rules.update import ScalarFunctions, Update
@@ -20,10 +20,10 @@ HOW: dict[str, dict[str, Any]] = {"foreach": {"foreach": True}, "eager": {"forea
 over_engines = pytest.mark.parametrize("how", HOW)
 
 
-def program(cls: type[cadam.Optimizer], **given: Any) -> Placed:
+def program(cls: type[cadam.Optimizer], **given: Any) -> InPlaceProgram:
     options = cls.options_of(track_alignment=False, **given)
     update = Update.of(cls.rule, cls.confidence, options)
-    return placed(
+    return in_place_program(
         update, tuple(cls.rule.state(options)), tuple(update.coefficients(2.0, options, ScalarFunctions)), True
     )
 
@@ -41,7 +41,7 @@ def test_confidence_adds_the_sign_the_test_and_a_quotient() -> None:
 
 @pytest.mark.parametrize("cls", [cadam.CAdam, cadam.CAmsGrad, cadam.CAdamW, cadam.CLion, cadam.CYogi, cadam.CSGDM])
 def test_moments_and_parameters_are_computed_where_they_are(cls: type[cadam.Optimizer]) -> None:
-    assert not program(cls).elsewhere
+    assert not program(cls).not_in_place
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
@@ -52,7 +52,7 @@ def test_nothing_is_read_after_it_is_overwritten(rule: Any) -> None:
         update = Update.of(rule, confidence, changed)
         coefficients = tuple(update.coefficients(2.0, changed, ScalarFunctions))
         for numbers in (False, True):
-            made = placed(update, tuple(rule.state(changed)), coefficients, numbers)
+            made = in_place_program(update, tuple(rule.state(changed)), coefficients, numbers)
             gone: set[str] = set()
             for op in made.elements:
                 assert not gone & {arg for arg in op.args if isinstance(arg, str)}

@@ -376,7 +376,7 @@ def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
         changed = optimizer([param])
         changed.param_groups[0]["row_steps"] = True
         param.grad = torch.ones(3, 2).to_sparse(1)
-        with pytest.raises(ValueError, match=r"row_steps=True: no step of .* no parameter was changed"):
+        with pytest.raises(ValueError, match=r"row_steps=True.* no parameter was changed"):
             changed.step()
     cadam.CSGDM([param], row_steps=True, dampening=0.5)  # where the first step is another
 

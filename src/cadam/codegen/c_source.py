@@ -1,4 +1,22 @@
-"""Rules as C: the header rules.h of the compiled library, from the one definition of each rule."""
+"""Generation of ``rules.h``, the C header with the arithmetic of all rules.
+
+Input: rules. Output: the text of a header with one element function per kernel specification, and macros that list
+them. ``native/src/kernels.c`` includes it and puts loops around the functions, once for scalars and once for each width
+of vectors: there, `real` is a number or a vector, `scalar` is a number, and ``SQRT``, ``SIGN`` and so on are macros.
+The element function of SGD without momentum, shortened::
+
+    static inline void ELEMENT(sgdm_without_momentum_buffer)(
+        const struct COEFFICIENTS(sgdm_without_momentum_buffer) *restrict c, real *p_, real g, real *alignment_)
+    {
+        const real p = *p_;
+        const __auto_type t0 = g * c->unscale;
+        const __auto_type t1 = SCALED(p, c->l2);
+        const __auto_type t2 = t0 + t1;
+        ...
+        *p_ = t8;
+        *alignment_ = t4;
+    }
+"""
 
 from __future__ import annotations
 
@@ -8,7 +26,8 @@ from ..rules import RULES, Rule
 from .kernel_spec import KernelSpec, kernel_specs, source_lines
 from .trace import Op
 
-MAX_QUANTIZED_BUFFERS = 2  # as in native/cadam.h
+MAX_QUANTIZED_BUFFERS = 2
+"""The number of quantized buffers that the loops support; native/src/cadam.h has the same constant."""
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -24,107 +43,106 @@ TEMPLATES = {
     "mask": "MASKED({0}, {1})",
     "mean_square": "mean_square",
 }
+"""C expression of each kind of operation."""
 
 PREFACE = """\
-/* Generated from the rules in cadam/rules.
+/* Generated from the rules in cadam/rules by cadam/codegen/c_source.py.
  *
- * An element function for each rule and a list of them. A `real` is a number or a vector, a `scalar` a number. Every
- * option of a rule is a
- * coefficient: a decay of 0, a shrinking by 1, a threshold of NaN below which nothing is held.
+ * Each kernel specification has an element function; the macros at the end list them. A `real` is a number or a vector,
+ * a `scalar` is a number. Every option of a rule is a coefficient: without weight decay, `l2` is 0 and `shrink` is 1;
+ * without confidence, `threshold` is NaN, which masks nothing.
  *
- * Where second moments are those of rows, there are two: one says what is squared, and the mean of these squares over
- * the row is given to the other. */"""
+ * If second moments have one value per row, there are two functions: the first returns the value to be squared, and the
+ * second receives the mean of these squares over the row. */"""
+
+STORAGES = {"float32": "F32", "bfloat16": "BF16", "int8": "INT8"}
+"""Name of each storage of moments in C."""
 
 
 def element(spec: KernelSpec) -> str:
-    """The coefficients and the element function of one spec, or both of its functions."""
+    """Return the struct of coefficients and the element function (or both functions) of a specification."""
     name, program = spec.name, spec.program
     if program.alignment is None:
         raise AssertionError("the general update always computes its alignment")
-    means = [op for op in program.ops if op.kind == "mean_square"]
-    results = [
-        f"    *p_ = {program.param.name};",
-        *(f"    *{b}_ = {program.state[b].name};" for b in spec.buffers),
-        f"    *alignment_ = {program.alignment.name};",
-    ]
+    squares = [op for op in program.ops if op.kind == "mean_square"]
     text = [f"struct COEFFICIENTS({name}) {{", f"    scalar {', '.join(spec.coefficients)};", "};", ""]
-    if means:
-        (squared,) = means[0].args
-        text += _function(f"{name}_squared", spec, program.needed_for(squared), "real *squared_")
+    if squares:
+        (squared,) = squares[0].args
+        text += _function_head(f"{name}_squared", spec, program.needed_for(squared), "real *squared_")
         unused = [f"    (void){name};" for name in ("p", *spec.buffers)]
         text += [*unused, f"    *squared_ = {squared.name};", "}", ""]
-    text += _function(name, spec, program.ops, "real mean_square, real *alignment_" if means else "real *alignment_")
-    return "\n".join([*text, *results, "}"])
+    last_arguments = "real mean_square, real *alignment_" if squares else "real *alignment_"
+    text += _function_head(name, spec, program.ops, last_arguments)
+    text.append(f"    *p_ = {program.param.name};")
+    text += [f"    *{b}_ = {program.state[b].name};" for b in spec.buffers]
+    text += [f"    *alignment_ = {program.alignment.name};", "}"]
+    return "\n".join(text)
 
 
-def _function(name: str, spec: KernelSpec, ops: Iterable[Op], more: str) -> list[str]:
-    """The head of a function with these operations, and its lines."""
+def _function_head(name: str, spec: KernelSpec, ops: Iterable[Op], last_arguments: str) -> list[str]:
+    """Return a function up to its results: the declaration and the operations."""
+    names = {c: f"c->{c}" for c in spec.coefficients}
     return [
         f"static inline void ELEMENT({name})(",
         f"    const struct COEFFICIENTS({spec.name}) *restrict c, real *p_, real g,",
-        "".join(["    ", *(f"real *{b}_, " for b in spec.buffers), f"{more})"]),
+        "".join(["    ", *(f"real *{b}_, " for b in spec.buffers), f"{last_arguments})"]),
         "{",
         "    const real p = *p_;",
         *(f"    const real {b} = *{b}_;" for b in spec.buffers),
-        *source_lines(
-            ops,
-            TEMPLATES,
-            "    const __auto_type {name} = {value};",
-            {c: f"c->{c}" for c in spec.coefficients},
-            "(scalar){!r}",
-        ),
+        *source_lines(ops, TEMPLATES, "    const __auto_type {name} = {value};", names, "(scalar){!r}"),
     ]
 
 
-STORAGES = {"float32": "F32", "bfloat16": "BF16", "int8": "INT8"}
-
-
 def dense_storages(spec: KernelSpec) -> list[str]:
-    """The storages of moments, other than float32, that there are kernels for."""
+    """Return the quantized storages of moments that have kernels, with one second moment per element."""
     return ["bfloat16", "int8"] if spec.is_quantizable else []
 
 
 def row_storages(spec: KernelSpec) -> list[str]:
-    """The storages of first moments that there are kernels for where second moments are those of rows."""
-    kinds = [spec.rule.moments.get(buffer) for buffer in spec.buffers]
+    """Return the storages of first moments that have kernels with one second moment per row."""
     if spec.with_row_second_moments is None:
         return []
-    return list(STORAGES) if "maximum" not in kinds and kinds.count("signed") <= MAX_QUANTIZED_BUFFERS else ["float32"]
+    kinds = [spec.rule.moments.get(buffer) for buffer in spec.buffers]
+    can_quantize = "maximum" not in kinds and kinds.count("signed") <= MAX_QUANTIZED_BUFFERS
+    return list(STORAGES) if can_quantize else ["float32"]
 
 
-def _entries(spec: KernelSpec) -> Iterator[str]:
-    """Each kernel for other storages: rule, element function, storage, is it by row?, buffers; then of each buffer
-    how it is stored, its kind, and its number among those that are coded."""
-    by_row = spec.with_row_second_moments
-    for shared, storages in ((None, dense_storages(spec)), (by_row, row_storages(spec))):
-        made = shared or spec
+def _storage_entries(spec: KernelSpec) -> Iterator[str]:
+    """Return the entries of a specification in the macro STORED_RULES, one for each kernel with another storage."""
+    for is_by_row, element_spec, storages in (
+        (0, spec, dense_storages(spec)),
+        (1, spec.with_row_second_moments, row_storages(spec)),
+    ):
+        if element_spec is None:
+            continue
         for storage in storages:
-            buffers, number = [], 0
-            for k, buffer in enumerate(made.buffers):
-                is_row = made.storages[k : k + 1] == ("row",)
-                buffers.append(f"{'ROW' if is_row else STORAGES[storage]}, {made.rule.moments[buffer]}, {number}")
-                number += not is_row
-            head = f"{spec.name}, {made.name}, {STORAGES[storage]}, {int(shared is not None)}"
-            yield f"    X({head}, {len(made.buffers)}, {', '.join(buffers)})"
+            buffers, quantized = [], 0
+            for k, buffer in enumerate(element_spec.buffers):
+                is_row = element_spec.storages[k : k + 1] == ("row",)
+                name = "ROW" if is_row else STORAGES[storage]
+                buffers.append(f"{name}, {spec.rule.moments[buffer]}, {quantized}")
+                quantized += not is_row
+            head = f"{spec.name}, {element_spec.name}, {STORAGES[storage]}, {is_by_row}"
+            yield f"    X({head}, {len(buffers)}, {', '.join(buffers)})"
 
 
 def header(rules: Iterable[Rule] = RULES.values()) -> str:
-    """The whole of rules.h, with a kernel for every spec of these rules: those of the catalogue, or others."""
-    wanted = kernel_specs(rules)
+    """Return the text of rules.h with the kernels of these rules, by default those of the package."""
+    specs = kernel_specs(rules)
     listed = [
         f"    X({s.name}, {len(s.buffers)}, {len(s.coefficients)}, {len(dense_storages(s))}, {len(row_storages(s))})"
-        for s in wanted
+        for s in specs
     ]
-    others = [entry for s in wanted for entry in _entries(s)]
+    stored = [entry for s in specs for entry in _storage_entries(s)]
     listing = "\n".join(
         [
-            "/* X(name, buffers, coefficients, other storages, storages with second moments by row) */",
+            "/* X(name, buffers, coefficients, quantized storages, storages with second moments by row) */",
             " \\\n".join(["#undef RULES\n#define RULES(X)", *listed]),
-            "/* X(name, element function, storage, are second moments by row?, buffers; then of each buffer: how it is",
-            " * stored, its kind, its number among those that are coded) */",
-            " \\\n".join(["#undef STORED_RULES\n#define STORED_RULES(X)", *others]),
+            "/* X(name, element function, storage, whether second moments are by row, buffers; then for each buffer:",
+            " * storage, kind, index among the quantized buffers) */",
+            " \\\n".join(["#undef STORED_RULES\n#define STORED_RULES(X)", *stored]),
             "",
         ]
     )
-    elements = [element(made) for s in wanted for made in (s, s.with_row_second_moments) if made is not None]
+    elements = [element(made) for s in specs for made in (s, s.with_row_second_moments) if made is not None]
     return "\n\n".join([PREFACE, *elements, listing])

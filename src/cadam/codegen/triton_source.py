@@ -1,7 +1,24 @@
-"""Rules as Triton: the kernels of a rule, generated from its one definition when they are first used.
+"""Generation of Triton kernels from rules, when they are first used.
 
-To generate them takes no Triton. Its cache on disk finds a kernel by source and line number, so a second process
-compiles nothing.
+Input: kernel specifications. Output: the text of a Python module with, for each of them, an element function and the
+kernels `_dense`, `_rows` and `_seams` around it (`PREFACE` describes them). Generating the text does not need Triton.
+Triton finds a compiled kernel in its cache on disk by source and line number, so a second process compiles nothing.
+The element function of SGD without momentum::
+
+    @triton.jit
+    def sgdm_without_momentum_buffer(
+        p, g, c_l2, c_shrink, c_unscale, c_threshold, c_momentum, c_weight, c_lr,
+    ):
+        t0 = g * c_unscale
+        t1 = scaled(p, c_l2)
+        t2 = t0 + t1
+        t3 = sign(t2)
+        t4 = t2 * t3
+        t5 = masked(t4, c_threshold, t2)
+        t6 = p * c_shrink
+        t7 = t5 * c_lr
+        t8 = t6 - t7
+        return t8, t4
 """
 
 from __future__ import annotations
@@ -16,6 +33,9 @@ from typing import Any
 
 from .kernel_spec import KernelSpec, source_lines
 from .trace import Op, Trace, Value
+
+FIRST_BUFFER = 4
+"""Column of the first buffer in the table of `_dense`; parameter, counters, size and first block come before it."""
 
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -33,18 +53,22 @@ TEMPLATES = {
     "pow": "power({0}, {1})",
     "positive": "positive({0})",
 }
+"""Triton expression of each kind of operation."""
 
 PREFACE = '''\
-"""Generated from a rule.
+"""Generated from a rule by cadam/codegen/triton_source.py.
 
-An element function (every option of the rule is a coefficient: a decay of 0, a shrinking by 1, a threshold of NaN
-below which nothing is held), the move of a block of elements in memory, and three kernels:
+Every rule has an element function, functions that load and update a block of elements, and up to three kernels. Every
+option of the rule is a coefficient: without weight decay, `l2` is 0 and `shrink` is 1; without confidence, `threshold`
+is NaN, which masks nothing.
 
-- `_dense`: blocks of whole tensors, found through a table. A row of it is the addresses of parameter and counters,
-  the number of elements, the first block, and the addresses of the buffers; those of the gradients come apart.
-- `_rows`: tiles of sorted row numbers; rows that lie within a tile are moved. The next row begins so many elements
-  further: `CODES` in coded buffers, `SCALES` in their scales, `SHARED` in what rows share.
-- `_seams`: the rows that reach over the end of a tile; none does where all ids are distinct.
+- `_dense`: updates blocks of whole tensors. Each tensor has a row in `table`: addresses of parameter and counters,
+  number of elements, first block, addresses of buffers and scales, and the seed of quantized moments. The addresses of
+  the gradients are in `grads`.
+- `_rows`: updates the rows of a table that a sparse gradient contains. Row numbers are sorted and cut into tiles; rows
+  whose entries are all in one tile are updated. `CODES`, `SCALES` and `SHARED` are the strides between two rows in
+  quantized buffers, in their scales and in buffers with one value per row.
+- `_seams`: updates the rows whose entries continue in the next tile. There are none if all ids are distinct.
 """
 
 import triton
@@ -99,7 +123,7 @@ from cadam.engines.cuda.device_functions import (
 MOVE = '''\
 @triton.jit
 def {name}_fetch(p_, {buffers_}mask, rows, WHOLE: tl.constexpr):
-    """The elements at these addresses with their buffers, as they are stored. `rows` have an element in `mask`."""
+    """Load elements and their buffers in their storage format. `rows` marks the rows with an element in `mask`."""
     p = fetch(p_, mask, WHOLE)
 {fetches}    return p, {buffers}
 
@@ -111,10 +135,10 @@ def {name}_move(
     start, word, column, key, mask, rows, there, width,
     WHOLE: tl.constexpr, WORK: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):
-    """Move elements that were fetched from these addresses; where momentum and gradient agree in sign, and new scales.
+    """Update elements that were loaded from these addresses; return which are aligned, and the new scales.
 
-    Those of a row, or all of a whole block, share what they share; `there` are those that the row or block has. They
-    are at these columns from `start` on, where the random bits are those of `word`.
+    The elements are at the columns `column` from `start` on, and `word` is the index of their random bits. `there`
+    marks the elements that the row or block really has, over which shared scales and means are computed.
     """
     p = p.to(WORK)
 {decoded}    p, {buffers}alignment = {name}(
@@ -158,7 +182,7 @@ def {name}_dense(
         p = tl.load(row)
         n = tl.load(row + 2)
         g = tl.load(grads + i)
-{addresses}        c = coefficients + i * stride
+{addresses}{scale_addresses}        c = coefficients + i * stride
 {loads_dense}        key = noise_key({seed}, tl.load(c))
         first = (block - tl.load(row + 3)) * CHUNK
         gap = (tl.num_programs(0) - 1).to(tl.int64) * CHUNK
@@ -167,7 +191,7 @@ def {name}_dense(
 {all_scales}            start = first
             for k in range(0, BLOCK, UNIT):
                 p_ = stretch(p, start, PARAM, True, UNIT)
-{whole}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
+{whole}{whole_scales}                grad = fetch(stretch(g, start, GRAD, True, UNIT), None, True).to(WORK)
                 param, {values}= {name}_fetch(p_, {buffers_}None, None, True)
                 aligned, {new_scales}= {name}_move(
                     param, {values}{values_of_scales}grad, p_, {buffers_}
@@ -218,7 +242,7 @@ ROWS = """\
 @triton.jit(do_not_specialize=["n", "rows", "seed"])
 def {name}_rows(
     p,
-{pointers}    values,
+{pointers}{scale_pointers}{row_step_pointers}    values,
     keys,
     order,
     sources,
@@ -256,15 +280,15 @@ def {name}_rows(
         first = row * width
         place = first + column
         mask = complete & there
-        # While these come, the gradients are summed.
+        # Load parameter and buffers first: the loads overlap with summing the gradients.
         p_ = p + place
-{at}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
+{at}{at_scales}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
 {row_scales}        g = sum_duplicates(
             values, order, sources, partials, n, width, column, there, inside, starts, ends, goes_on,
             WORK, DISTINCT, IN_BAGS, TILE,
         )
         if EARLY:
-            wait_for_last()  # which makes the coefficients
+            wait_for_last()  # the previous kernel computes the coefficients
         c = coefficients
         moving = tl.sum(complete.to(tl.int32))
         if moving > 0:
@@ -287,7 +311,7 @@ SEAMS = """\
 @triton.jit(do_not_specialize=["n", "rows", "seed"])
 def {name}_seams(
     p,
-{pointers}    keys,
+{pointers}{scale_pointers}{row_step_pointers}    keys,
     partials,
     coefficients,
     counts,
@@ -319,7 +343,7 @@ def {name}_seams(
 {as_row}        first = row * width
         place = first + column
         p_ = p + place
-{at}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
+{at}{at_scales}        param, {values}= {name}_fetch(p_, {buffers_}mask, complete, False)
 {row_scales}        c = coefficients
         if mine:
 {loads}            aligned, {new_scales}= {name}_move(
@@ -348,7 +372,7 @@ def {name}_coefficients(
     steps, words, rows, more, found_inf, {tensors}{numbers}size,
     MORE: tl.constexpr, GUARD: tl.constexpr, EARLY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Count a step of each parameter and put it in a row of its own, with its coefficients; pass words on."""
+    """Advance the step of each parameter, store step and coefficients in its row, and copy further words."""
     if EARLY:
         let_next_begin()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -361,7 +385,7 @@ def {name}_coefficients(
         tl.store(more + i, tl.load(words + i, mask=mask), mask=mask)
 '''
 
-AGREE_CODED = """\
+AGREE_QUANTIZED = """\
                 each += tl.sum(tl.sum(tl.reshape(tl.where(aligned, 1.0, 0.0), (2, UNIT // 8, 4)), 2), 0)
             agree = tl.sum(each, 0).to(tl.int32)
 """
@@ -373,14 +397,14 @@ AS_ROW = """\
 """
 
 
-def filled(names: Iterable[str], indent: int) -> str:
-    """A list of arguments over as many lines as it needs."""
+def fill_arguments(names: Iterable[str], indent: int) -> str:
+    """Return a list of arguments, wrapped to as many lines as it needs."""
     space = " " * indent
     return textwrap.fill(", ".join(names) + ",", 116, initial_indent=space, subsequent_indent=space)
 
 
 def element(spec: KernelSpec) -> str:
-    """The element function of one spec: new parameter, new buffers and alignment."""
+    """Return the element function of a specification; its results are new parameter, new buffers and alignment."""
     program = spec.program
     if program.alignment is None:
         raise AssertionError("the general update always computes its alignment")
@@ -390,195 +414,258 @@ def element(spec: KernelSpec) -> str:
         [
             "@triton.jit",
             f"def {spec.name}(",
-            filled(["p", "g", *names.values(), *(["there", "width"] if spec.storages else [])], 4),
+            fill_arguments(["p", "g", *names.values(), *(["there", "width"] if spec.storages else [])], 4),
             "):",
-            *source_lines(program.ops, TEMPLATES, "    {name} = {value}", names, overrides=faster(spec)),
+            *source_lines(program.ops, TEMPLATES, "    {name} = {value}", names, overrides=fast_expressions(spec)),
             f"    return {', '.join(names.get(value.name, value.name) for value in results)}",
             "",
         ]
     )
 
 
-def faster(spec: KernelSpec) -> dict[str, str]:
-    """Faster expressions for some results, where moments are coded: these are found to the bit on every engine.
+def fast_expressions(spec: KernelSpec) -> dict[str, str]:
+    """Return faster expressions for some results of a kernel with quantized moments, by the name of the result.
 
-    So whatever a moment is made of is computed as it is; the step, which no code depends on, may be rounded otherwise.
+    Quantized moments must be the same to the bit on every engine, so everything they are computed from keeps its exact
+    expression. No stored moment depends on the step, so its square root and quotient may be approximate.
     """
     if not spec.storages:
         return {}
     program = spec.program
-    made_by = {op.out.name: op for op in program.ops}
+    op_of = {op.out.name: op for op in program.ops}
 
     def arguments(value: Any, kind: str) -> tuple[Any, ...]:
-        """Of the operation of this kind that the value is the result of; none if it is not."""
-        op = made_by.get(value.name) if isinstance(value, Value) else None
+        """Return the arguments of the operation that computes the value if it is of this kind, else nothing."""
+        op = op_of.get(value.name) if isinstance(value, Value) else None
         return op.args if op is not None and op.kind == kind else ()
 
     assert program.alignment is not None
     exact = {op.out.name for op in program.needed_for(*program.state.values(), program.alignment)}
-    found = {}
-    for name, op in made_by.items():
+    fast = {}
+    for name, op in op_of.items():
         if op.kind == "add" and (decay := arguments(op.args[1], "scaled")):
-            found[name] = f"decayed({{0}}, {decay[0].name}, c_{decay[1].name})"
+            fast[name] = f"decayed({{0}}, {decay[0].name}, c_{decay[1].name})"
         elif op.kind == "mul" and program.alignment is op.out and (sign := arguments(op.args[1], "sign")):
-            found[name] = f"agreement({{0}}, {sign[0].name})"
+            fast[name] = f"agreement({{0}}, {sign[0].name})"
         elif op.kind == "sqrt" and name not in exact:
-            found[name] = "sqrt_roughly({0})"
+            fast[name] = "sqrt_roughly({0})"
         elif op.kind == "div" and name not in exact and any(arguments(a, "sqrt") for a in arguments(op.args[1], "add")):
-            found[name] = "divide_roughly({0}, {1})"  # a root and what keeps it from zero: positive
+            fast[name] = "divide_roughly({0}, {1})"  # its divisor, a square root plus eps, is positive
         elif op.kind == "sub" and program.param is op.out and (step := arguments(op.args[1], "mul")):
-            found[name] = f"moved({{0}}, {step[0].name}, c_{step[1].name})"
-    return found
+            fast[name] = f"moved({{0}}, {step[0].name}, c_{step[1].name})"
+    return fast
 
 
 def kernels(spec: KernelSpec) -> str:
-    """The element function of one spec and the kernels around it."""
-    buffers, stored = spec.buffers, spec.storages or ("plain",) * len(spec.buffers)
-    scaled = [b for b, how in zip(buffers, stored, strict=True) if how == "int8"]
-
-    def each(template: str, separator: str = "") -> str:
-        return separator.join(template.format(b=b, number=4 + k) for k, b in enumerate(buffers))
-
-    def each_scale(template: str) -> str:
-        return "".join(template.format(b=b, number=4 + len(buffers) + k) for k, b in enumerate(scaled))
-
-    def decoded(b: str, how: str) -> str:
-        if how == "int8":
-            return f"    s_{b} = decode(s_{b}, e_{b}, {spec.rule.moments.get(b) == 'signed'})\n"
-        return f"    s_{b} = s_{b}.to(WORK)\n"
-
-    def kept(k: int, b: str, how: str) -> str:
-        signed = spec.rule.moments.get(b) == "signed"
-        half = f"{'half_between' if how == 'int8' else 'half'}(noise, column, {k > 0})"
-        if how == "int8":
-            return f"    new_{b} = put_coded(s_{b}_, s_{b}, {half}, mask, there, WHOLE, {signed})\n"
-        if how == "bfloat16":
-            return f"    put_rounded(s_{b}_, s_{b}, {half}, mask, WHOLE, {signed})\n"
-        return f"    put(s_{b}_, s_{b}, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
-
-    def pointers(whole: bool) -> str:
-        how = "words" if spec.storages else "stretch"
-        return each(f"                s_{{b}}_ = {how}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
-
-    coefficients = [f"c_{name}" for name in spec.coefficients]
-    loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(coefficients, 1)]
-    if spec.row_steps:
-        own = [f"c_{name}" for name in spec.row_step_coefficients]
-        loads = [load for c, load in zip(coefficients, loads, strict=True) if c not in own]
-        loads.append(f"own = coefficients_of(row_steps + row, by_step, {len(own)}, complete)\n")
-        loads += [f"{c} = tl.load(own + {k}, mask=complete, other=0)\n" for k, c in enumerate(own)]
-    fetches = [
-        f"    s_{b} = fetch(s_{b}_, {'rows' if how == 'row' else 'mask'}, WHOLE)\n"
-        for b, how in zip(buffers, stored, strict=True)
-    ]
-    where = {"row": "s_{0} + row * SHARED", "plain": "s_{0} + place"}
-    at = [
-        f"        s_{b}_ = {where.get(how, 'by_four(s_{0}, BY_FOUR) + (row * CODES + column)').format(b)}\n"
-        for b, how in zip(buffers, stored, strict=True)
-    ]
-    values = {
+    """Return the element function of a specification and the kernels around it."""
+    fields = {
         "name": spec.name,
-        "row": 4 + len(buffers) + len(scaled) + bool(spec.storages),
+        **_buffer_fields(spec),
+        **_scale_fields(spec),
+        **_coefficient_fields(spec),
+        **_quantization_fields(spec),
+    }
+    is_for_rows_only = "row" in spec.storages or spec.row_steps
+    templates = [MOVE, ROWS, SEAMS] if is_for_rows_only else [MOVE, DENSE, ROWS, SEAMS]
+    return "\n\n".join([element(spec), *(template.format(**fields) for template in templates)])
+
+
+def _storages(spec: KernelSpec) -> dict[str, str]:
+    """Return the storage of each buffer, by its name."""
+    return dict(zip(spec.buffers, spec.storages or ("plain",) * len(spec.buffers), strict=True))
+
+
+def _scaled_buffers(spec: KernelSpec) -> list[str]:
+    """Return the buffers that have scales."""
+    return [buffer for buffer, storage in _storages(spec).items() if storage == "int8"]
+
+
+def _buffer_fields(spec: KernelSpec) -> dict[str, str]:
+    """Return the fields of the templates that read, write and address the buffers."""
+    storages = _storages(spec)
+
+    def each(template: str) -> str:
+        return "".join(template.format(b=b, number=FIRST_BUFFER + k) for k, b in enumerate(spec.buffers))
+
+    def block_pointers(whole: bool) -> str:
+        function = "words" if spec.storages else "stretch"
+        return each(f"                s_{{b}}_ = {function}(s_{{b}}, start, STATE, {whole}, UNIT)\n")
+
+    fetches, row_pointers = "", ""
+    for b, storage in storages.items():
+        fetches += f"    s_{b} = fetch(s_{b}_, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
+        if storage == "row":
+            pointer = f"s_{b} + row * SHARED"
+        elif storage == "plain":
+            pointer = f"s_{b} + place"
+        else:
+            pointer = f"by_four(s_{b}, BY_FOUR) + (row * CODES + column)"
+        row_pointers += f"        s_{b}_ = {pointer}\n"
+    return {
         "buffers": each("s_{b}, "),
         "buffers_": each("s_{b}_, "),
-        "new_scales": each_scale("new_{b}, "),
-        "keep_scales": each_scale("                all_{b} = replaced(all_{b}, k // UNIT, new_{b})\n"),
-        "put_scales": each_scale("            tl.store(e_{b}_, all_{b})\n"),
-        "masked_put": each_scale("                put(e_{b}_, new_{b}, start < n, False)\n"),
-        "row_put": each_scale("            put(e_{b}_, new_{b}, complete, False)\n"),
-        "scales": each_scale("e_{b}, "),
-        "fetches": "".join(fetches),
-        "all_scales": each_scale(
+        "values": each("value_{b}, "),
+        "fetches": fetches,
+        "addresses": each("        s_{b} = tl.load(row + {number})\n"),
+        "together": " | ".join(["p", "g", *(f"s_{b}" for b in spec.buffers)]),
+        "whole": block_pointers(True),
+        "masked": block_pointers(False),
+        "pointers": each("    s_{b},\n"),
+        "row_step_pointers": "    row_steps,\n    by_step,\n" * spec.row_steps,
+        "at": row_pointers,
+    }
+
+
+def _scale_fields(spec: KernelSpec) -> dict[str, str]:
+    """Return the fields of the templates that read and write the scales of int8 buffers."""
+    first = FIRST_BUFFER + len(spec.buffers)
+
+    def each(template: str) -> str:
+        return "".join(template.format(b=b, number=first + k) for k, b in enumerate(_scaled_buffers(spec)))
+
+    return {
+        "scales": each("e_{b}, "),
+        "new_scales": each("new_{b}, "),
+        "values_of_scales": each("scale_{b}, "),
+        "scale_addresses": each("        e_{b} = tl.load(row + {number})\n"),
+        "all_scales": each(
             "            e_{b}_ = scales_of(e_{b}, first, gap, BLOCK, UNIT, CHUNK)\n"
             "            all_{b} = tl.load(e_{b}_)\n"
         ),
-        "masked_scales": each_scale(
+        "whole_scales": each("                scale_{b} = chosen(all_{b}, k // UNIT)\n"),
+        "keep_scales": each("                all_{b} = replaced(all_{b}, k // UNIT, new_{b})\n"),
+        "put_scales": each("            tl.store(e_{b}_, all_{b})\n"),
+        "masked_scales": each(
             "                e_{b}_ = e_{b}.to(tl.pointer_type(tl.uint8)) + start // UNIT\n"
             "                scale_{b} = fetch(e_{b}_, start < n, False)\n"
         ),
-        "row_scales": each_scale("        scale_{b} = fetch(e_{b}_, complete, False)\n"),
-        "values_of_scales": each_scale("scale_{b}, "),
-        "decoded": "".join(map(decoded, buffers, stored)),
-        "loads": textwrap.indent("".join(loads), 12 * " "),
-        "loads_dense": textwrap.indent("".join(loads), 8 * " "),
-        "coefficients": filled(coefficients, 8),
-        "given": filled(coefficients, 20),
-        "given_rows": filled(coefficients, 16),
-        "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n" if spec.storages else "",
-        "agree": AGREE_CODED if spec.storages else "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
-        "of_rows": "\n        there, width," if spec.storages else "",
-        "noise": "    noise = shared_noise(key, start, word, column)\n" * bool(spec.quantized_buffers),
-        "puts": "".join(map(kept, range(len(buffers)), buffers, stored)),
-        "addresses": each("        s_{b} = tl.load(row + {number})\n")
-        + each_scale("        e_{b} = tl.load(row + {number})\n"),
-        "together": " | ".join(["p", "g", *(f"s_{b}" for b in buffers)]),
-        "whole": pointers(True) + each_scale("                scale_{b} = chosen(all_{b}, k // UNIT)\n"),
-        "masked": pointers(False),
-        "pointers": each("    s_{b},\n")
-        + each_scale("    e_{b},\n")
-        + "    row_steps,\n    by_step,\n" * spec.row_steps,
-        "at": "".join(at) + each_scale("        e_{b}_ = e_{b} + row * SCALES\n"),
-        "values": each("value_{b}, "),
-        "as_row": AS_ROW if spec.storages else "",
-        # Coded moments have a seed for each parameter, and its elements noise apart from theirs.
-        "seed": f"tl.load(row + {3 + len(buffers) + len(scaled) + 1})" if spec.storages else "seed",
-        "far": "" if spec.storages else " + (i.to(tl.int64) << 40)",
-        "apart": "(1 << 52)" if spec.storages else "0",
+        "masked_put": each("                put(e_{b}_, new_{b}, start < n, False)\n"),
+        "scale_pointers": each("    e_{b},\n"),
+        "at_scales": each("        e_{b}_ = e_{b} + row * SCALES\n"),
+        "row_scales": each("        scale_{b} = fetch(e_{b}_, complete, False)\n"),
+        "row_put": each("            put(e_{b}_, new_{b}, complete, False)\n"),
     }
 
-    rows_only = "row" in stored or spec.row_steps
-    templates = [MOVE, ROWS, SEAMS] if rows_only else [MOVE, DENSE, ROWS, SEAMS]
-    return "\n\n".join([element(spec), *(template.format(**values) for template in templates)])
+
+def _coefficient_fields(spec: KernelSpec) -> dict[str, str]:
+    """Return the fields of the templates that load the coefficients and pass them on."""
+    names = [f"c_{name}" for name in spec.coefficients]
+    row_names = [f"c_{name}" for name in spec.row_step_coefficients]
+    loads = [f"{c} = tl.load(c + {k}).to(WORK)\n" for k, c in enumerate(names, 1) if c not in row_names]
+    if spec.row_steps:
+        loads.append(f"own = coefficients_of(row_steps + row, by_step, {len(row_names)}, complete)\n")
+        loads += [f"{c} = tl.load(own + {k}, mask=complete, other=0)\n" for k, c in enumerate(row_names)]
+    return {
+        "loads": textwrap.indent("".join(loads), 12 * " "),
+        "loads_dense": textwrap.indent("".join(loads), 8 * " "),
+        "coefficients": fill_arguments(names, 8),
+        "given": fill_arguments(names, 20),
+        "given_rows": fill_arguments(names, 16),
+    }
 
 
-def source(*wanted: KernelSpec) -> str:
-    """A whole module of the kernels of these specs."""
-    text = "\n\n".join([PREFACE, *map(kernels, wanted)])
+def _quantization_fields(spec: KernelSpec) -> dict[str, Any]:
+    """Return the fields of the templates that depend on the storage of the moments."""
+    decoded, puts = "", ""
+    for k, (b, storage) in enumerate(_storages(spec).items()):
+        signed = spec.rule.moments.get(b) == "signed"
+        if storage == "int8":
+            decoded += f"    s_{b} = decode(s_{b}, e_{b}, {signed})\n"
+            noise = f"half_between(noise, column, {k > 0})"
+            puts += f"    new_{b} = put_coded(s_{b}_, s_{b}, {noise}, mask, there, WHOLE, {signed})\n"
+            continue
+        decoded += f"    s_{b} = s_{b}.to(WORK)\n"
+        if storage == "bfloat16":
+            puts += f"    put_rounded(s_{b}_, s_{b}, half(noise, column, {k > 0}), mask, WHOLE, {signed})\n"
+        else:
+            puts += f"    put(s_{b}_, s_{b}, {'rows' if storage == 'row' else 'mask'}, WHOLE)\n"
+    columns = FIRST_BUFFER + len(spec.buffers) + len(_scaled_buffers(spec))
+    fields: dict[str, Any] = {
+        "decoded": decoded,
+        "puts": puts,
+        "noise": "    noise = shared_noise(key, start, word, column)\n" if spec.quantized_buffers else "",
+    }
+    if spec.storages:
+        # The table has one more column: the seed of each parameter. The noise of the parameters themselves is drawn at
+        # indices beyond those of the moments.
+        return fields | {
+            "row": columns + 1,
+            "seed": f"tl.load(row + {columns})",
+            "far": "",
+            "apart": "(1 << 52)",
+            "vector": "        each = tl.zeros((UNIT // 8,), tl.float32)\n",
+            "agree": AGREE_QUANTIZED,
+            "of_rows": "\n        there, width,",
+            "as_row": AS_ROW,
+        }
+    return fields | {
+        "row": columns,
+        "seed": "seed",
+        "far": " + (i.to(tl.int64) << 40)",
+        "apart": "0",
+        "vector": "",
+        "agree": "                agree += tl.sum(aligned.to(tl.int32), 0)\n",
+        "of_rows": "",
+        "as_row": "",
+    }
+
+
+def source(*specs: KernelSpec) -> str:
+    """Return the text of a module with the kernels of these specifications."""
+    text = "\n\n".join([PREFACE, *map(kernels, specs)])
     return "\n".join(map(str.rstrip, text.split("\n")))
 
 
 def coefficients(name: str, trace: Trace, results: Iterable[Any]) -> tuple[str, list[float]]:
-    """The kernel that computes these results of `trace` in float64, and the numbers that it must be given.
+    """Return a kernel that computes coefficients in float64 on the device.
 
-    Values ``x0``, ``x1``... are read from tensors, and ``t`` is the step count. Numbers are no part of the source, so
-    that it is the same whatever the options' values.
+    Numbers are arguments of the kernel and not part of its source, so that the source is the same for all values of the
+    options and is compiled once.
+
+    Args:
+        name: Name of the kernel.
+        trace: The recorded computation. Its inputs ``x0``, ``x1``, ... are read from tensors; ``t`` is the step count.
+        results: The values to store, as symbols of the trace or numbers.
+
+    Returns:
+        The text of a module with the kernel, and the numbers to pass to it.
     """
-    given: list[Value] = []
+    number_symbols: list[Value] = []
     numbers: list[float] = []
 
-    def of(operand: Any) -> Value:
+    def as_symbol(operand: Any) -> Value:
         if isinstance(operand, Value):
             return operand
         numbers.append(float(operand))
-        given.append(Value(trace, f"n{len(given)}", scalar=True))
-        return given[-1]
+        number_symbols.append(Value(trace, f"n{len(number_symbols)}", scalar=True))
+        return number_symbols[-1]
 
-    ops = [Op(op.kind, op.out, tuple(map(of, op.args))) for op in trace.ops]
-    stores = ["t", *(of(result).name for result in results)]
-    # As bits: some versions of Triton take a number for a float32, whatever is said of it.
-    read = [f"    {x.name} = {x.name}_.to(tl.int64).to(tl.float64, bitcast=True)" for x in given]
-    read += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
+    ops = [Op(op.kind, op.out, tuple(map(as_symbol, op.args))) for op in trace.ops]
+    stores = ["t", *(as_symbol(result).name for result in results)]
+    # Numbers are passed as the bits of a float64: some versions of Triton convert Python floats to float32.
+    reads = [f"    {x.name} = {x.name}_.to(tl.int64).to(tl.float64, bitcast=True)" for x in number_symbols]
+    reads += [f"    {x} = tl.load({x}_).to(tl.float64)" for x in trace.inputs]
     text = COEFFICIENTS.format(
         name=name,
         tensors="".join(f"{x}_, " for x in trace.inputs),
-        numbers="".join(f"{x.name}_: tl.int64, " for x in given),
-        as_they_are="".join(f', "{x.name}_"' for x in given),
-        lines="\n".join([*read, *source_lines(ops, TEMPLATES, "    {name} = {value}", {})]),
+        numbers="".join(f"{x.name}_: tl.int64, " for x in number_symbols),
+        as_they_are="".join(f', "{x.name}_"' for x in number_symbols),
+        lines="\n".join([*reads, *source_lines(ops, TEMPLATES, "    {name} = {value}", {})]),
         stores="\n".join(f"    tl.store(row + {k}, {value}, mask=mask)" for k, value in enumerate(stores)),
     )
     return text, numbers
 
 
 def module(name: str, text: str) -> ModuleType:
-    """Generated kernels, ready to launch; the same source has the same name in every process.
+    """Return a module with generated kernels, ready to launch. Equal sources have equal names in every process.
 
-    Triton reads the source of its kernels with `inspect`, which finds it in `linecache`: nothing is written.
+    Triton reads the source of a kernel with `inspect`, which finds it in `linecache`, so no file is written.
     """
     name = f"{__package__}.kernels.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         path = f"<{name}>"
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-        made = ModuleType(name)
-        exec(compile(text, path, "exec"), made.__dict__)
-        sys.modules[name] = made
+        generated = ModuleType(name)
+        exec(compile(text, path, "exec"), generated.__dict__)
+        sys.modules[name] = generated
     return sys.modules[name]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codegen.foreach_fusion import Instruction, placed
+from ..codegen.foreach_fusion import Instruction, in_place_program
 from ..codegen.trace import ARITHMETIC
 from ..rules.update import Update
 from . import coefficients as scalars
@@ -125,7 +125,7 @@ class Routine:
 
 @cache
 def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, ...], numbers: bool) -> Routine:
-    program = placed(update, buffers, coefficients, numbers)
+    program = in_place_program(update, buffers, coefficients, numbers)
     register: dict[Any, int] = {name: i for i, name in enumerate(("p", "g", *buffers, *coefficients))}
     constants: dict[int, float] = {}
 
@@ -151,13 +151,13 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
             register[op.out] = len(register)  # keeps the numbers apart
         if op.overwritten == 1 and op.kind != "mask":
             args = (args[1], args[0])
-        dead = tuple(home[name] for name in op.dying if home[name] != home[op.out])
+        dead = tuple(home[name] for name in op.last_uses if home[name] != home[op.out])
         calls.append((op, args, home[op.out] if op.overwritten is None else None, dead))
     on_tensors, on_lists = (
         [(forms[op.kind][op.overwritten is not None], args, out, dead) for op, args, out, dead in calls]
         for forms in (TENSORS, LISTS)
     )
-    results = [(home[name], home[result], name not in program.elsewhere) for name, result in program.results.items()]
+    results = [(home[name], home[result], name not in program.not_in_place) for name, result in program.results.items()]
     alignment = None if program.alignment is None else home[program.alignment]
     named = {name: register[name] for name in coefficients}
     return Routine(len(register), constants, named, on_scalars, on_tensors, on_lists, results, alignment)
