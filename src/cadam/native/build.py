@@ -27,6 +27,7 @@ OTHER_SOURCES = (
     "per_event_models",
     "text_parsing",
     "tensor_snapshot",
+    "containers",
     "step_replay",
     "structs",
 )

@@ -32,6 +32,9 @@ class Library:
     """A loaded library with the addresses of the torch functions that it calls."""
 
     c: ctypes.CDLL
+    """The functions that run without Python's global lock."""
+    locked: ctypes.PyDLL
+    """The functions that call Python and therefore keep the lock."""
     torch: Words
     """The addresses of torch's functions in the order of `torch_symbols.SYMBOLS`."""
 
@@ -153,7 +156,11 @@ def _declare(c: ctypes.CDLL) -> Library:
         function.restype = number
     run_inline = ctypes.cast(c.cadam_run_inline, ctypes.c_void_p).value or 0
     os.register_at_fork(after_in_child=lambda: _run_inline_from_now_on(run_inline))
-    return Library(c, torch_functions)
+    locked = ctypes.PyDLL(c._name)
+    locked.cadam_are_containers_unchanged.argtypes = [pointer, pointer, number]
+    locked.cadam_replay_step.argtypes, locked.cadam_replay_step.restype = [pointer, pointer], number
+    c.cadam_replay_launch.argtypes, c.cadam_replay_launch.restype = [pointer, pointer, number, pointer], number
+    return Library(c, locked, torch_functions)
 
 
 def _run_inline_from_now_on(run_inline: int) -> None:

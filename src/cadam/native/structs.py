@@ -54,7 +54,7 @@ EVENT_MODEL = _struct(
     max_count=np.float64,
 )
 EVENT_BATCH = _struct("n", "rows", "weights", "numbers", "labels", "c", "scores")
-REPLAY_CONTAINER = _struct("object", "is_dict", "count", "expected")
+TRACKED_CONTAINER = _struct("object", "is_dict", "count", "expected")
 REPLAY_PART = _struct(
     *("fixed_tensors", "fixed", "fixed_addresses", "fixed_sizes", "fixed_kinds"),
     *("count", "grads", "grad_sizes", "grad_kinds", "allows_views", "steps", "columns", "coefficients", "is_sparse"),
@@ -71,7 +71,7 @@ STRUCTS = {
     "event_parameter": EVENT_PARAMETER,
     "event_model": EVENT_MODEL,
     "event_batch": EVENT_BATCH,
-    "replay_container": REPLAY_CONTAINER,
+    "tracked_container": TRACKED_CONTAINER,
     "replay_part": REPLAY_PART,
     "replay_launch": REPLAY_LAUNCH,
     "replay_step": REPLAY_STEP,

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...native.container_snapshot import ContainerSnapshot, python_functions
 from ...native.loader import package_library
-from ...native.structs import REPLAY_CONTAINER, REPLAY_LAUNCH, REPLAY_PART, REPLAY_STEP, Records
+from ...native.structs import REPLAY_LAUNCH, REPLAY_PART, REPLAY_STEP, Records
 from ...native.tensor_snapshot import TensorSnapshot, can_snapshot_in_c
 from ...native.torch_symbols import torch_symbols
 from ...optim.options import switch
@@ -65,8 +66,6 @@ DRIVER_FUNCTIONS = (
     "cuLaunchKernel",
 )
 """Functions of the CUDA driver, in the order of the struct cuda_functions of native/src/structs.h."""
-PYTHON_FUNCTIONS = ("PyDict_Next", "PyList_Size", "PyList_GetItem", "PyEval_SaveThread", "PyEval_RestoreThread")
-"""Functions of Python's C API, in the order of the struct python_functions of native/src/structs.h."""
 SLOTS = 8
 """Steps by which the host may be ahead of the device. Beyond that, steps are planned."""
 MUTABLE = (Tensor, np.ndarray, list, dict, set)
@@ -135,10 +134,10 @@ class CudaStep:
         self.header = np.zeros(1, REPLAY_STEP)
         self.header[0] = (
             library.torch.ctypes.data,
-            _python_functions().ctypes.data,
+            python_functions().ctypes.data,
             self.driver.functions.ctypes.data,
-            len(self.tracked),
-            self.tracked.ctypes.data,
+            len(self.tracked.records),
+            self.tracked.records.ctypes.data,
             len(parts),
             parts.ctypes.data,
             len(launches) - 2 * len(self.tables),
@@ -152,7 +151,7 @@ class CudaStep:
             self.device_words.data_ptr(),
         )
         self._keep_alive = [library, host, events, event_addresses, parts, launches]
-        self._functions = _replay_functions(library.c._name)
+        self._replay_step, self._launch = library.locked.cadam_replay_step, library.c.cadam_replay_launch
         after_sort = launches[len(launches) - 2 * len(self.tables) :]
         self._launches_after_sort = self.driver.functions.ctypes.data, after_sort.ctypes.data, len(after_sort)
 
@@ -189,7 +188,7 @@ class CudaStep:
         if len(tracked) != self.group_containers or not all(map(_is_trackable, tracked)):
             return False
         for index, container in enumerate(tracked):  # the state's containers are the same as long as the plan is
-            self._track(index, container)
+            self.tracked.track(index, container)
         renewed = [part.renew() for part in self.parts]
         return all(renewed) and self._is_same_stream()
 
@@ -205,12 +204,12 @@ class CudaStep:
             return False
         if not all(part.read_handles() for part in self.parts):
             return False
-        failed = self._functions.step(self.header.ctypes.data, self.stream)
+        failed = self._replay_step(self.header.ctypes.data, self.stream)
         if failed < 0:
             return False
         if self.tables and not failed:
             in_use = [table.sort() for table in self.tables]
-            failed = self._functions.launch(*self._launches_after_sort, self.stream)
+            failed = self._launch(*self._launches_after_sort, self.stream)
             del in_use  # after the launches, other work on this stream may reuse the memory
         if failed:
             raise RuntimeError(f"the CUDA driver reports error {failed} for a step of the optimizer")
@@ -226,23 +225,12 @@ class CudaStep:
         if not all(map(_is_trackable, containers)):
             raise UnavailableError("the parameter groups or their parameters are not in lists")
         self.group_containers = len(groups)
-        self.tracked = np.zeros(len(containers), REPLAY_CONTAINER)
-        self.tracked_objects: dict[int, Any] = {}
-        for index, container in enumerate(containers):
-            self._track(index, container)
+        self.tracked = ContainerSnapshot(containers, ignored_keys=("lr",))
 
     def _tracked_groups(self) -> list[Any]:
         """Return the parameter groups, their list, and the lists of their parameters."""
         groups = self.containers.groups
         return [*groups, groups, *(group["params"] for group in groups if "params" in group)]
-
-    def _track(self, index: int, container: Any) -> None:
-        is_dict = isinstance(container, dict)
-        entries = list(container.items() if is_dict else enumerate(container))
-        ids = np.array([0 if key == "lr" else id(value) for key, value in entries], np.int64)
-        self.tracked[index] = id(container), is_dict, len(ids), ids.ctypes.data
-        # The objects are kept, because Python may give the address of a deleted object to a new one.
-        self.tracked_objects[index] = container, entries, ids
 
     def _make_launches(self) -> Records:
         """Return the kernel launches. The last ones, two for each table, come after its ids are sorted."""
@@ -607,11 +595,6 @@ def driver() -> Driver:
     return Driver()
 
 
-@cache
-def _python_functions() -> Words:
-    return _function_addresses(ctypes.pythonapi, PYTHON_FUNCTIONS)
-
-
 def _function_addresses(library: ctypes.CDLL, names: Sequence[str]) -> Words:
     return np.array([ctypes.cast(library[name], ctypes.c_void_p).value for name in names], np.int64)
 
@@ -679,26 +662,3 @@ def _require_compiled_snapshots() -> None:
         missing = torch_symbols().missing
         reason = f"torch {torch.__version__} lacks the symbols {', '.join(missing)}" if missing else "no C kernels"
         raise UnavailableError(f"compiled snapshots of tensors are not available: {reason}")
-
-
-@dataclass(frozen=True)
-class _ReplayFunctions:
-    """The functions of native/src/step_replay.c."""
-
-    step: Any
-    launch: Any
-
-
-@cache
-def _replay_functions(path: str) -> _ReplayFunctions:
-    """Load the functions of the library at this path.
-
-    The first one holds Python's lock while it reads dicts and lists, and releases it for the launches. The second one
-    is called without the lock.
-    """
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    step = ctypes.PyDLL(path).cadam_replay_step
-    step.argtypes, step.restype = [pointer, pointer], number
-    launch = ctypes.CDLL(path).cadam_replay_launch
-    launch.argtypes, launch.restype = [pointer, pointer, number, pointer], number
-    return _ReplayFunctions(step, launch)

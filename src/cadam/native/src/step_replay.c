@@ -2,37 +2,19 @@
  *
  * The library links against neither torch nor Python nor CUDA. Their functions arrive as addresses.
  */
+#include "containers.h"
 #include "tensor_info.h"
 
 #include <string.h>
 
 enum { DONE = 0, NOT_TAKEN = -1 }; /* positive results are errors of the CUDA driver */
 
-static int is_container_unchanged(const python_functions *python, const replay_container *c)
-{
-    if (c->is_dict) {
-        int64_t position = 0, i = 0;
-        void *key, *value;
-        for (; python->dict_next(c->object, &position, &key, &value); i++)
-            if (i >= c->count || (c->expected[i] && c->expected[i] != value))
-                return 0;
-        return i == c->count;
-    }
-    if (python->list_size(c->object) != c->count)
-        return 0;
-    for (int64_t i = 0; i < c->count; i++)
-        if (python->list_item(c->object, i) != c->expected[i])
-            return 0;
-    return 1;
-}
-
 /* Whether all Python containers hold the objects, and all parameters and state tensors the memory, that they had when the
  * step was recorded. */
 static int is_unchanged(const replay_step *s)
 {
-    for (int64_t i = 0; i < s->containers; i++)
-        if (!is_container_unchanged(s->python, &s->container[i]))
-            return 0;
+    if (!cadam_are_containers_unchanged(s->python, s->container, s->containers))
+        return 0;
     for (const replay_part *p = s->part; p < s->part + s->parts; p++)
         for (int64_t i = 0; i < p->fixed_tensors; i++) {
             const tensor_info now = describe(s->torch, &p->fixed[i]);

@@ -35,8 +35,8 @@ static const field_layout layout[] = {
     STRUCT(event_batch), FIELD(event_batch, n), FIELD(event_batch, rows), FIELD(event_batch, weights),
     FIELD(event_batch, numbers), FIELD(event_batch, labels), FIELD(event_batch, c), FIELD(event_batch, scores),
 
-    STRUCT(replay_container), FIELD(replay_container, object), FIELD(replay_container, is_dict),
-    FIELD(replay_container, count), FIELD(replay_container, expected),
+    STRUCT(tracked_container), FIELD(tracked_container, object), FIELD(tracked_container, is_dict),
+    FIELD(tracked_container, count), FIELD(tracked_container, expected),
 
     STRUCT(replay_part), FIELD(replay_part, fixed_tensors), FIELD(replay_part, fixed),
     FIELD(replay_part, fixed_addresses), FIELD(replay_part, fixed_sizes), FIELD(replay_part, fixed_kinds),

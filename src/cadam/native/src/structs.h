@@ -108,7 +108,7 @@ typedef struct {
     void *object;
     int64_t is_dict, count;
     void **expected;
-} replay_container;
+} tracked_container;
 
 /* Parameters of a replayed step that share one row of coefficients. On the device lies that row, followed by the addresses
  * of the gradients; each part begins at a multiple of 16 bytes. */
@@ -141,7 +141,7 @@ typedef struct {
     const python_functions *python;
     const cuda_functions *cuda;
     int64_t containers;
-    const replay_container *container;
+    const tracked_container *container;
     int64_t parts;
     const replay_part *part;
     int64_t launches;
