@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import inspect
 import io
 import random
 import subprocess
@@ -30,10 +31,14 @@ PACKAGE = str(Path(cadam.__file__).parent)
 
 @contextlib.contextmanager
 def recorded(files: set[str]) -> Iterator[None]:
-    """Add the files of the package in which a function is called to `files`."""
+    """Add the files of the package in which a function is called to `files`.
+
+    Modules and class bodies are executed when they are imported; unlike functions, they are not optimized code.
+    """
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "<module>":
+        is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+        if event == "call" and is_function and frame.f_code.co_filename.startswith(PACKAGE):
             files.add(frame.f_code.co_filename)
 
     sys.setprofile(note)
