@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -177,7 +177,31 @@ def _broadcast_replicas(lookups: Iterable[tuple[Any, nn.Module]]) -> None:
 class _Sharder:
     """The common part of both sharders."""
 
+    sharded_class: type[nn.Module]
+    sharded_options: Mapping[str, Any] = {}
+    """Further arguments of the sharded class."""
     fused_params: dict[str, Any]
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Build the sharded module from the plan; TorchRec calls this."""
+        return self.sharded_class(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            **self.sharded_options,
+        )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """List the sharding types that the planner may use. State per row excludes sharding by columns."""
@@ -208,6 +232,8 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
         ```
     """
 
+    sharded_class = ShardedBags
+
     def __init__(
         self,
         optimizer: type[Optimizer] = CAdam,
@@ -218,25 +244,6 @@ class BagSharder(_Sharder, EmbeddingBagCollectionSharder):
         **options: Any,
     ) -> None:
         super().__init__(_fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry)
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedBags:
-        """Build the sharded module from the plan; TorchRec calls this."""
-        return ShardedBags(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
 
 
 class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
@@ -251,6 +258,8 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
         **options: options of the optimizer, such as `lr`.
     """
 
+    sharded_class = ShardedSequences
+
     def __init__(
         self,
         optimizer: type[Optimizer] = CAdam,
@@ -264,26 +273,7 @@ class SequenceSharder(_Sharder, EmbeddingCollectionSharder):
         super().__init__(
             _fused_params(optimizer, options, by_table, output_dtype), qcomm_codecs_registry, use_index_dedup
         )
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedSequences:
-        """Build the sharded module from the plan; TorchRec calls this."""
-        return ShardedSequences(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
-            module_fqn=module_fqn,
-        )
+        self.sharded_options = {"use_index_dedup": use_index_dedup}
 
 
 def _fused_params(
