@@ -31,7 +31,7 @@ class Adam(Optimizer):
 
 class CAdam(Adam): ...
 
-class AdamW(Optimizer):
+class AdamW(Adam):
     def __init__(
         self,
         params: Any,
@@ -58,7 +58,7 @@ class AdamW(Optimizer):
 
 class CAdamW(AdamW): ...
 
-class AmsGrad(Optimizer):
+class AmsGrad(Adam):
     def __init__(
         self,
         params: Any,
