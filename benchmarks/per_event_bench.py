@@ -39,7 +39,7 @@ import torch
 
 import cadam
 from cadam.online import Learner, ParquetSource, Schema, models
-from cadam.online.data.sources.uri import open_source
+from cadam.online.data.sources import open_source
 from cadam.online.models.model_file import LOG_LOSS
 from cadam.online.per_event import CHUNK, EventByEvent
 from cadam.online.training_step import Training

@@ -936,10 +936,10 @@ def test_numbers_below_1_are_refused(place: Path, capsys: pytest.CaptureFixture[
     [
         (
             {"features": {"user": "category:200", "itme": "category:100"}},
-            "clicks.parquet has no column 'itme', which the schema asks for; it has user, item, click, at",
+            "clicks.parquet has no column 'itme'",
         ),
-        ({"label": "clicked"}, "clicks.parquet has no column 'clicked', which the schema asks for; it has user, item"),
-        ({"user": "person"}, "clicks.parquet has no column 'person', which the schema asks for"),
+        ({"label": "clicked"}, "clicks.parquet has no column 'clicked'"),
+        ({"user": "person"}, "clicks.parquet has no column 'person'"),
         (
             {"features": {"item": "category:100"}},
             "model.py:build cannot be called with the features by name: its forward takes user, item; "

@@ -279,9 +279,9 @@ def test_a_run_does_not_resume_with_another_schema(
         ({"--model": "build"}, "no model is called 'build'; there are linear, fm, deepfm"),
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
         ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
-        ({"--data": "ftp://x"}, "is no source"),
-        ({"--data": "clicks.parquet"}, "is parquet:clicks.parquet meant?"),
-        ({"--data": "clicks.csv"}, "is csv:clicks.csv meant?"),
+        ({"--data": "ftp://x"}, "is not a source"),
+        ({"--data": "clicks.parquet"}, "did you mean parquet:clicks.parquet?"),
+        ({"--data": "clicks.csv"}, "did you mean csv:clicks.csv?"),
         ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
@@ -329,7 +329,7 @@ def test_a_misspelled_column_is_named_with_the_existing_columns(
     uri = f"parquet:{data}" if kind == "folder" else f"{kind}:{data / f'a.{kind}'}"
     (tmp_path / "schema.json").write_text(json.dumps(WRONG))
     assert run("--data", uri, "--checkpoint", tmp_path / "state", "--schema", tmp_path / "schema.json") == 2
-    message = "has no column 'prize', which the schema asks for; it has event, user, item, price, click, at\n"
+    message = "has no column 'prize', which the schema requires; it has event, user, item, price, click, at\n"
     assert capsys.readouterr().err == f"cadam run: {uri.partition(':')[2]} {message}"
     assert not (tmp_path / "state").exists()
 
@@ -358,7 +358,9 @@ def test_a_model_whose_arguments_are_not_the_features_is_reported(
     data = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--schema", tmp_path / "schema.json")
     assert run(*data, "--checkpoint", tmp_path / "state") == 2
     error = capsys.readouterr().err
-    assert "its forward takes user, item, price; the schema has user, item (missing a required argument: 'p" in error
+    assert (
+        "its forward takes user, item, price, but the schema has user, item (missing a required argument: 'p" in error
+    )
     assert error.count("\n") == 1
 
 
@@ -378,7 +380,7 @@ def test_a_model_may_take_features_in_any_way() -> None:
     models: list[Any] = [AnyFeatures(), Optional(), torch.jit.script(Optional()), torch.compile(Optional())]
     for model in models:
         check_arguments(model, schema, "here")
-    with pytest.raises(MismatchError, match=r"its forward takes input; the schema has price"):
+    with pytest.raises(MismatchError, match="its forward takes input, but the schema has price"):
         check_arguments(torch.nn.Sequential(torch.nn.Linear(1, 1)), schema, "here")
 
 
@@ -557,7 +559,7 @@ def test_labels_that_a_metric_cannot_take_are_rejected(
     assert not (tmp_path / "a" / "rejected.jsonl").read_text()
     assert run(*data, "--checkpoint", tmp_path / "b", "--metrics", "gauc,auc") == 0
     (one,) = (tmp_path / "b" / "rejected.jsonl").read_text().splitlines()
-    assert json.loads(one)["reason"] == "click: 0.25 is not 0 or 1, which the metrics need"
+    assert json.loads(one)["reason"] == "click: 0.25 is not 0 or 1, which the metrics require"
     assert "a.jsonl, line 8 at byte" in json.loads(one)["where"]
     schema = {"features": {"user": "category:50", "item": "category:20", "price": "number"}, "label": "click"}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
@@ -673,7 +675,7 @@ def test_a_checkpoint_that_does_not_fit_is_reported_with_advice(
     for change, message in (
         (("--optimizer", "adam"), "the state is of a learner with CAdam, here is Adam"),
         (("--model", f"{tmp_path / 'other.py'}:build"), "size mismatch for items.weight"),
-        (("--data", f"jsonl:{tmp_path / 'b.jsonl'}"), "b.jsonl is not what it was before the position"),
+        (("--data", f"jsonl:{tmp_path / 'b.jsonl'}"), "b.jsonl is not the file"),
         (("--data", f"parquet:{tmp_path / 'a.parquet'}"), "the position is of a source with source 'jsonl'"),
     ):
         capsys.readouterr()
@@ -730,7 +732,7 @@ def test_a_file_that_is_not_parquet_is_reported(
     path = tmp_path / name
     write_csv(path, table(20))
     assert run("--data", f"parquet:{path}", "--checkpoint", tmp_path / "state") == 2
-    assert f"--data parquet:{path}: {path} is no Parquet file; is {meant}:{path} meant?" in capsys.readouterr().err
+    assert f"did you mean {meant}:{path}?" in capsys.readouterr().err
 
 
 def _interrupt(*arguments: object, **options: object) -> None:

@@ -65,7 +65,7 @@ def events(count: int, seed: int = 0) -> Events:
         }
         for row in range(count)
     ]
-    batch = SCHEMA.records(records, [""] * count)
+    batch = SCHEMA.convert_records(records, [""] * count)
     assert batch.events is not None
     assert not batch.rejected
     return batch.events
@@ -426,7 +426,7 @@ def test_a_label_on_its_own_says_how_many_events_came_before_it() -> None:
     schema = Schema({"x": "number"}, label="y", id="i")
     records: list[dict[str, Any]] = [{"i": 1, "x": 1.0}, {"i": 1, "y": 1}, {"i": 2, "x": "?"}, {"i": 3, "x": 2.0}]
     records += [{"i": 3, "y": 0}, {"i": 4, "y": 1}]
-    batch = schema.records(records, [""] * 6)
+    batch = schema.convert_records(records, [""] * 6)
     assert batch.events_before is not None
     assert batch.events_before.tolist() == [1, 2, 2]
     order = [(0 if e is None else len(e), None if n is None else n.ids.tolist()) for e, n in batch.in_order()]

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"cadam schema: {error}", file=sys.stderr)
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
     run_config.show(inferred)
-    text = inferred.schema.text(ignored=inferred.ignored())
+    text = inferred.schema.to_json(ignored=inferred.ignored())
     if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
         print(
             f"cadam schema: {options.output} exists and differs from the inferred schema, so it was not changed. "

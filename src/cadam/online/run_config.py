@@ -16,11 +16,11 @@ from torch import nn
 
 from ..atomic_write import replace_file
 from . import models
-from .data.inference import sampling
-from .data.inference.infer import Inferred, Wishes, infer
-from .data.schema import Kind, Schema
-from .data.sources.records import repeated
-from .data.sources.uri import uri_of
+from .data.inference import ColumnOptions, InferredSchema, infer_schema, take_sample
+from .data.kind import Kind
+from .data.schema import Schema
+from .data.sources import resolve_uri
+from .data.sources.records import list_duplicates
 from .models.model_file import LOG_LOSS, UsageError, load, model_of
 from .models.networks import WIDTH
 from .persistence.checkpoints import Checkpoints
@@ -36,7 +36,7 @@ def data_of(options: argparse.Namespace) -> str:
     """The URI of the data."""
     if (options.place is None) == (options.data is None):
         raise UsageError("give the data once: a file, a folder of Parquet or a URI, as in cadam run clicks.csv")
-    return options.data if options.place is None else uri_of(options.place)
+    return options.data if options.place is None else resolve_uri(options.place)
 
 
 def stem(uri: str) -> str:
@@ -45,20 +45,20 @@ def stem(uri: str) -> str:
     return re.sub(r"[^\w-]+", "-", re.sub(r"(\.gz)?$|\.\w+(\.gz)?$", "", name)).strip("-") or "stream"
 
 
-def wishes_of(options: argparse.Namespace) -> Wishes:
+def wishes_of(options: argparse.Namespace) -> ColumnOptions:
     ignore = tuple(name.strip() for name in (options.ignore or "").split(",") if name.strip())
-    return Wishes(options.label, options.user, options.time, options.id, ignore)
+    return ColumnOptions(options.label, options.user, options.time, options.id, ignore)
 
 
-def inferred(uri: str, options: argparse.Namespace) -> Inferred:
+def inferred(uri: str, options: argparse.Namespace) -> InferredSchema:
     """The schema of the data, from a sample."""
-    taken, wishes = sampling.take(uri), wishes_of(options)
-    if twice := repeated(name for name in taken.names if name not in wishes.ignore):
+    taken, wishes = take_sample(uri), wishes_of(options)
+    if twice := list_duplicates(name for name in taken.names if name not in wishes.ignore):
         raise UsageError(
             f"{shown(uri)} has more than one column {twice}: give each a name of its own, or leave them out with "
             "--ignore"
         )
-    return infer(taken, wishes, shown(uri))
+    return infer_schema(taken, wishes, shown(uri))
 
 
 def shown(uri: str) -> str:
@@ -66,7 +66,7 @@ def shown(uri: str) -> str:
     return re.sub("//[^/@]*@", "//", uri.partition("?")[0]) if "://" in uri else uri.partition(":")[2] or uri
 
 
-def show(found: Inferred) -> None:
+def show(found: InferredSchema) -> None:
     print("\n".join(found.lines(max(80, min(160, shutil.get_terminal_size().columns)))), flush=True)
 
 
@@ -89,7 +89,7 @@ class Given:
     loss: Loss
     settings: Mapping[str, Any]
     """Of a ready-made model: its width and hidden layers, where they were given."""
-    found: Inferred | None = None
+    found: InferredSchema | None = None
     """What the schema was inferred by, if it was."""
 
     def write(self, folder: Path) -> None:
@@ -238,7 +238,9 @@ def _differ(schema: Schema, options: argparse.Namespace) -> list[str]:
     return differ
 
 
-def _schema(options: argparse.Namespace, uri: str, model: str, folder: Path | None) -> tuple[Schema, Inferred | None]:
+def _schema(
+    options: argparse.Namespace, uri: str, model: str, folder: Path | None
+) -> tuple[Schema, InferredSchema | None]:
     if options.schema is not None:
         return amended(Schema.read(options.schema), options), None
     if ":" in model and isinstance(schema := getattr(load(model)[0], "SCHEMA", None), Schema):

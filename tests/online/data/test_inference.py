@@ -1,4 +1,4 @@
-"""A schema from the data: kinds, times, labels, roles, and what is odd."""
+"""Schema inference: kinds, times, labels, roles and warnings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cadam.online import Schema, open_source
-from cadam.online import run_config as given
+from cadam.online import Schema, open_source, run_config
+from cadam.online.data.conversion import convert
 from cadam.online.data.events import Batch
-from cadam.online.data.inference import sampling
-from cadam.online.data.inference.infer import CannotInferError, Inferred, Wishes, infer, places, tokens
-from cadam.online.data.schema import Kind, Target, convert
-from cadam.online.data.sources.uri import uri_of
+from cadam.online.data.inference import CannotInferError, ColumnOptions, InferredSchema, infer_schema, take_sample
+from cadam.online.data.inference.columns import split_words
+from cadam.online.data.inference.features import choose_buckets
+from cadam.online.data.kind import Kind
+from cadam.online.data.schema import Target
+from cadam.online.data.sources import SamplingError, line_sampling, resolve_uri
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 ROWS = 600
@@ -61,19 +63,19 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]], separator: str =
     return path
 
 
-def inferred(path: Path | str, **wishes: Any) -> Inferred:
-    return infer(sampling.take(uri_of(str(path))), Wishes(**wishes), str(path))
+def inferred(path: Path | str, **options: Any) -> InferredSchema:
+    return infer_schema(take_sample(resolve_uri(str(path))), ColumnOptions(**options), str(path))
 
 
 def read(path: Path, schema: Schema) -> tuple[int, list[str]]:
-    """How many events can be used by the schema, and why others cannot."""
-    batches: list[Any] = list(open_source(uri_of(str(path)), schema))
+    """Return the number of events that fit the schema, and the reasons why others are rejected."""
+    batches: list[Any] = list(open_source(resolve_uri(str(path)), schema))
     return sum(len(b.events) for b in batches if b.events), [r.reason for b in batches for r in b.rejected]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.csv.gz"])
-def test_csv_is_read_whatever_its_separator_quotes_and_compression(name: str, separator: str, tmp_path: Path) -> None:
+def test_csv_is_read_with_every_separator_quotes_and_compression(name: str, separator: str, tmp_path: Path) -> None:
     quoted = [f'a "{value}"{separator} b' for value in column("device")]
     given = {"user_id": column("user"), "price": column("price"), "note": quoted, "click": column("click")}
     path = write_csv(tmp_path / name, given, separator)
@@ -85,19 +87,19 @@ def test_csv_is_read_whatever_its_separator_quotes_and_compression(name: str, se
     assert read(path, schema) == (ROWS, [])
 
 
-FORMS = (
+TIME_FORMATS = (
     "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%d/%m/%Y %H:%M", "%m/%d/%Y %I:%M:%S %p", "%d.%m.%Y",
     "%d-%b-%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%d/%b/%Y:%H:%M:%S %z", "%Y年%m月%d日", "%Y%m%d",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_times_are_found_in_their_usual_forms(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", TIME_FORMATS)
+def test_common_formats_of_times_are_recognized(form: str, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", {"when": times(form), "item": column("device"), "click": column("click")})
     schema = inferred(path).schema
     assert schema.time is not None
     assert schema.time.partition(":")[0] == "when"
-    batch = next(iter(open_source(uri_of(str(path)), schema)))
+    batch = next(iter(open_source(resolve_uri(str(path)), schema)))
     expected = [datetime.strptime(text, form).replace(tzinfo=UTC).timestamp() for text in times(form)]
     assert batch.events.time.tolist() == expected  # type: ignore[union-attr]
     hour, day = batch.events.features["when"][100].tolist()  # type: ignore[union-attr]
@@ -112,17 +114,17 @@ def test_numbers_are_times_by_name_and_size(scale: int, form: str, tmp_path: Pat
     path = write_csv(tmp_path / "a.csv", given)
     schema = inferred(path).schema
     assert schema.time == f"ts{form}"
-    batch = next(iter(open_source(uri_of(str(path)), schema)))
+    batch = next(iter(open_source(resolve_uri(str(path)), schema)))
     assert batch.events.time.tolist() == seconds  # type: ignore[union-attr]
 
 
-def test_days_and_months_that_cannot_be_told_apart_are_said(tmp_path: Path) -> None:
+def test_ambiguous_days_and_months_are_a_warning(tmp_path: Path) -> None:
     dates = [f"{1 + row % 12:02d}/{1 + row % 12:02d}/2024" for row in range(ROWS)]
     path = write_csv(tmp_path / "a.csv", {"date": dates, "item": column("device"), "click": column("click")})
-    assert any("days and months" in warning for warning in inferred(path).warnings)
+    assert any("months" in warning and "'date'" in warning for warning in inferred(path).warnings)
 
 
-def test_a_file_without_a_header_gets_names_that_the_schema_keeps(tmp_path: Path) -> None:
+def test_a_file_without_a_header_gets_names_that_are_saved_in_the_schema(tmp_path: Path) -> None:
     given = {"a": column("click"), "b": column("user"), "c": column("device")}
     path = write_csv(tmp_path / "a.csv", given, header=False)
     found = inferred(path, label="c1", user="c2")
@@ -146,7 +148,7 @@ def test_names_may_be_in_any_script(tmp_path: Path) -> None:
     assert read(path, schema) == (ROWS, [])
 
 
-def test_json_lines_have_booleans_lists_nested_objects_and_gaps(tmp_path: Path) -> None:
+def test_json_lines_may_contain_booleans_lists_nested_objects_and_missing_values(tmp_path: Path) -> None:
     chance = random.Random(0)
     lines = []
     for row, user in enumerate(column("user")):
@@ -167,7 +169,7 @@ def test_json_lines_have_booleans_lists_nested_objects_and_gaps(tmp_path: Path) 
     assert found.schema.features["tags"].endswith("[4]?")
     assert found.schema.features["price"] == "number?"
     assert found.schema.user == "userId:text"
-    assert "nested" in found.ignored()["geo"]
+    assert list(found.ignored()) == ["geo"]
     assert read(path, found.schema) == (ROWS, [])
     batch = next(iter(open_source(f"jsonl:{path}", found.schema)))
     price, mobile = batch.events.features["price"], batch.events.features["mobile"]  # type: ignore[union-attr]
@@ -175,7 +177,7 @@ def test_json_lines_have_booleans_lists_nested_objects_and_gaps(tmp_path: Path) 
     assert len(set(mobile.tolist())) == 2
 
 
-def test_parquet_has_lists_nulls_timestamps_and_decimals(tmp_path: Path) -> None:
+def test_parquet_may_contain_lists_nulls_timestamps_and_decimals(tmp_path: Path) -> None:
     moments = [START + timedelta(minutes=row) for row in range(ROWS)]
     history = [None if row % 9 == 0 else list(range(row % 25)) for row in range(ROWS)]
     table = pa.table(
@@ -198,7 +200,7 @@ def test_parquet_has_lists_nulls_timestamps_and_decimals(tmp_path: Path) -> None
     assert read(tmp_path / "a.parquet", schema) == (ROWS, [])
 
 
-def test_what_says_nothing_is_left_out_and_what_is_odd_is_said(tmp_path: Path) -> None:
+def test_useless_columns_are_left_out_and_suspicious_data_is_a_warning(tmp_path: Path) -> None:
     click = column("click")
     given = {
         "id": column("hex"),
@@ -217,13 +219,13 @@ def test_what_says_nothing_is_left_out_and_what_is_odd_is_said(tmp_path: Path) -
     assert found.schema.features["genres"].endswith("[16]?")
     assert found.schema.features["bid"] == "number?"
     assert found.schema.missing == {name: ["NA"] for name in ("when", "seconds", "bid")}
-    for word in ("not sorted", "'seconds' alone predicts the label", "no column names the user"):
+    for word in ("not sorted", "--ignore seconds", "--user"):
         assert any(word in warning for warning in found.warnings), word
-    assert not any("'bid' alone" in warning for warning in found.warnings)
+    assert not any("--ignore bid" in warning for warning in found.warnings)
     assert read(path, found.schema) == (ROWS, [])
 
 
-def test_what_is_missing_in_one_column_is_a_value_in_text_and_in_the_label(tmp_path: Path) -> None:
+def test_a_missing_marker_of_one_column_is_a_value_in_text_and_in_the_label(tmp_path: Path) -> None:
     country = ["NA" if row % 4 == 0 else "DE" for row in range(ROWS)]
     given: dict[str, Sequence[Any]] = {
         "country": country,
@@ -234,45 +236,44 @@ def test_what_is_missing_in_one_column_is_a_value_in_text_and_in_the_label(tmp_p
     path = write_csv(tmp_path / "a.csv", given)
     found = inferred(path, label="fraud==card")
     assert found.schema.missing == {"balance": ["NA", "None"]}
-    (batch,) = open_source(uri_of(str(path)), found.schema, batch_size=ROWS)
+    (batch,) = open_source(resolve_uri(str(path)), found.schema, batch_size=ROWS)
     assert isinstance(batch, Batch)
     assert batch.events is not None
     assert batch.events.labels is not None
     assert batch.events.labels.tolist() == [float(row % 10 == 0) for row in range(ROWS)]
-    places = batch.events.features["country"]
-    assert (places > 0).all(), "a country is never missing"
+    assert (batch.events.features["country"] > 0).all(), "no country is missing"
     assert np.isnan(batch.events.features["balance"]).sum() == 2 * ROWS // 50
 
 
 def test_a_label_that_is_compared_with_a_text_has_no_missing_values(tmp_path: Path) -> None:
-    """Where "-" beside "t" would else be a gap."""
+    """Without the comparison, "-" would be a missing value."""
     given = {"device": column("device"), "flag": ["t" if row % 3 == 0 else "-" for row in range(ROWS)]}
     found = inferred(write_csv(tmp_path / "a.csv", given), label="flag==t")
-    (batch,) = open_source(uri_of(str(tmp_path / "a.csv")), found.schema, batch_size=ROWS)
+    (batch,) = open_source(resolve_uri(str(tmp_path / "a.csv")), found.schema, batch_size=ROWS)
     assert isinstance(batch, Batch)
     assert batch.events is not None
     assert batch.events.labels is not None
     assert batch.events.labels.tolist() == [float(row % 3 == 0) for row in range(ROWS)]
 
 
-def test_markers_for_all_columns_spare_a_label_that_is_compared_with_a_text() -> None:
+def test_missing_markers_for_all_columns_exclude_a_label_that_is_compared_with_a_text() -> None:
     rows = [{"a": "NA", "sold": "NA"}, {"a": "1", "sold": "yes"}]
-    compared = Schema({"a": "number?"}, label="sold==yes", missing=["NA"]).records(rows, ["0", "1"], text=True)
+    compared = Schema({"a": "number?"}, label="sold==yes", missing=["NA"]).convert_records(rows, ["0", "1"], text=True)
     assert compared.events is not None
     assert compared.events.labels is not None
     assert compared.events.labels.tolist() == [0, 1]
     assert np.isnan(compared.events.features["a"][0])
-    with pytest.raises(ValueError, match="missing is a list of texts"):
+    with pytest.raises(ValueError, match="missing"):
         Schema({"a": "number?"}, missing="NA")
 
 
-def test_columns_are_left_out_on_request_and_unknown_ones_are_named(tmp_path: Path) -> None:
+def test_ignored_columns_are_left_out_and_unknown_columns_are_errors(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", {"a": column("price"), "b": column("device"), "click": column("click")})
     assert list(inferred(path, ignore=("a",)).schema.features) == ["b"]
-    for wishes in ({"ignore": ("c",)}, {"label": "clicks"}, {"user": "c"}, {"time": "c"}):
-        with pytest.raises(CannotInferError, match="it has a, b, click"):
-            inferred(path, **wishes)
-    with pytest.raises(CannotInferError, match="no column to predict 'click' from"):
+    for options in ({"ignore": ("c",)}, {"label": "clicks"}, {"user": "c"}, {"time": "c"}):
+        with pytest.raises(CannotInferError, match="a, b, click"):
+            inferred(path, **options)
+    with pytest.raises(CannotInferError, match="'click'"):
         inferred(path, ignore=("a", "b"))
 
 
@@ -288,7 +289,9 @@ def test_columns_are_left_out_on_request_and_unknown_ones_are_named(tmp_path: Pa
         (["sold", "lost", "open"], "y!=sold", "y!=sold", 2 / 3),
     ],
 )
-def test_a_label_is_made_of_a_column(values: list[Any], wanted: str, label: str, share: float, tmp_path: Path) -> None:
+def test_a_label_is_derived_from_a_column(
+    values: list[Any], wanted: str, label: str, share: float, tmp_path: Path
+) -> None:
     y = [values[row % len(values)] for row in range(ROWS)]
     path = write_csv(tmp_path / "a.csv", {"item": column("device"), "y": y})
     schema = inferred(path, label=wanted).schema
@@ -299,76 +302,76 @@ def test_a_label_is_made_of_a_column(values: list[Any], wanted: str, label: str,
 
 @pytest.mark.parametrize(
     ("values", "advice"),
-    [([0.5, 1, 2, 3, 4, 5], "--label 'y>=3'"), (["sold", "lost"], "--label 'y==sold'"), ([7], "nothing to learn")],
+    [([0.5, 1, 2, 3, 4, 5], "--label 'y>=3'"), (["sold", "lost"], "--label 'y==sold'"), ([7], "--label y")],
 )
-def test_a_label_that_is_not_clear_says_what_to_give(values: list[Any], advice: str, tmp_path: Path) -> None:
+def test_an_unclear_label_is_an_error_that_suggests_an_option(values: list[Any], advice: str, tmp_path: Path) -> None:
     y = [values[row % len(values)] for row in range(ROWS)]
     path = write_csv(tmp_path / "a.csv", {"item": column("device"), "y": y})
-    with pytest.raises(CannotInferError) as said:
+    with pytest.raises(CannotInferError) as error:
         inferred(path, label="y")
-    assert advice in str(said.value)
+    assert advice in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'[{"a": 1}]', "one JSON array"),
+        (b'[{"a": 1}]', "jq"),
         (b"PK\3\4" + bytes(40), "Excel"),
         ("a,click\n1,0\n".encode("utf-16"), "UTF-16"),
         (b"", "empty"),
-        (b"a,b\n1,2\n", "which column"),
+        (b"a,b\n1,2\n", "--label"),
     ],
 )
-def test_what_cannot_be_read_says_what_to_do(content: bytes, words: str, tmp_path: Path) -> None:
+def test_unreadable_data_is_an_error_that_says_what_to_do(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.data"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
         inferred(path)
 
 
-def test_a_long_file_is_sampled_from_several_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users come and go: the beginning alone would show a tenth of them."""
-    monkeypatch.setattr(sampling, "BYTES", 1 << 14)
+def test_a_long_file_is_sampled_from_several_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The users change over time, so the beginning of the file contains only a tenth of them."""
+    monkeypatch.setattr(line_sampling, "MAX_BYTES", 1 << 14)
     rows = 40_000
     given = {"user_id": [row // 40 for row in range(rows)], "item": [row % 7 for row in range(rows)]}
     path = write_csv(tmp_path / "a.csv", {**given, "click": [row % 3 == 0 for row in range(rows)]})
-    taken = sampling.take(f"csv:{path}")
+    taken = take_sample(f"csv:{path}")
     assert taken.rows < 3000
     assert taken.total == pytest.approx(rows, rel=0.1)
     users = taken.columns["user_id"]
     assert users[0] == "0"
     assert int(users[-1]) > 990
-    kind = Kind.of(infer(taken, Wishes("click")).schema.features["user_id"])
+    kind = Kind.parse(infer_schema(taken, ColumnOptions("click")).schema.features["user_id"])
     assert kind.size > 2 * 1000
 
 
-def test_there_is_room_for_more_values_than_were_seen() -> None:
+def test_there_are_more_buckets_than_distinct_values() -> None:
     for distinct in (2, 100, 5_000, 80_000, 1_000_000):
-        assert places(distinct) >= 4 * distinct
-    assert places(10**9) == 10_000_000
+        assert choose_buckets(distinct) >= 4 * distinct
+    assert choose_buckets(10**9) == 10_000_000
 
 
-def test_names_are_told_into_words() -> None:
-    assert tokens("userId") == tokens("user_id") == tokens("USER-ID") == ["user", "id"]
+def test_names_are_split_into_words() -> None:
+    assert split_words("userId") == split_words("user_id") == split_words("USER-ID") == ["user", "id"]
 
 
 # Kinds ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_value_has_place_0_and_the_others_move_up() -> None:
+def test_a_missing_value_is_0_and_the_others_move_up() -> None:
     given = [3, None, 0, 3]
-    assert convert(given, Kind.of("category:5?"))[0].tolist() == [4, 0, 1, 4]
-    plain, optional = convert([3, 0], Kind.of("hash:9"))[0], convert(given, Kind.of("hash:10?"))[0]
+    assert convert(given, Kind.parse("category:5?"))[0].tolist() == [4, 0, 1, 4]
+    plain, optional = convert([3, 0], Kind.parse("hash:9"))[0], convert(given, Kind.parse("hash:10?"))[0]
     assert optional.tolist() == [plain[0] + 1, 0, plain[1] + 1, plain[0] + 1]
-    numbers, bad = convert(["1.5", None, "x"], Kind.of("number?"), text=True)
+    numbers, bad = convert(["1.5", None, "x"], Kind.parse("number?"), text=True)
     assert numbers[0] == 1.5
     assert np.isnan(numbers[1])
     assert list(bad) == [2]
-    assert convert([4], Kind.of("category:5?"))[1]
+    assert convert([4], Kind.parse("category:5?"))[1]
 
 
-def test_a_list_may_be_shorter_and_only_its_first_values_count() -> None:
-    array, bad = convert([[1, 2], None, [1, 2, 3, 4], "1|2"], Kind.of("hash:50[3]?"))
+def test_an_optional_list_may_be_shorter_and_only_its_first_values_are_used() -> None:
+    array, bad = convert([[1, 2], None, [1, 2, 3, 4], "1|2"], Kind.parse("hash:50[3]?"))
     assert not bad
     assert array[0].tolist() == [*array[2][:2].tolist(), 0]
     assert array[1].tolist() == [0, 0, 0]
@@ -378,26 +381,26 @@ def test_a_list_may_be_shorter_and_only_its_first_values_count() -> None:
 @pytest.mark.parametrize(
     "text", ["number?", "hash:10?", "category:3[2]?", "clock", "clock:iso?", "clock:%d/%m/%Y %H:%M?"]
 )
-def test_a_kind_is_written_as_it_is_read(text: str) -> None:
-    assert str(Kind.of(text)) == text
+def test_a_kind_is_written_as_it_is_parsed(text: str) -> None:
+    assert str(Kind.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", ["clock:nonsense", "hash:1?", "number??", "category?"])
-def test_a_kind_that_cannot_be_meant_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"kind|form"):
-        Kind.of(text)
+def test_an_invalid_kind_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"kind|format"):
+        Kind.parse(text)
 
 
-def test_a_comparison_leaves_missing_values_open_and_is_exact_at_the_threshold() -> None:
-    labels, bad = Target.of("x>0.1").labels([0.1, 0.2, None], text=False)
+def test_a_comparison_keeps_missing_values_and_is_exact_at_the_threshold() -> None:
+    labels, bad = Target.parse("x>0.1").labels([0.1, 0.2, None], text=False)
     assert labels[:2].tolist() == [0, 1]
     assert np.isnan(labels[2])
     assert bad == {2: ""}
-    with pytest.raises(ValueError, match="can only be == or !="):
-        Target.of("status>sold")
+    with pytest.raises(ValueError, match="status>sold"):
+        Target.parse("status>sold")
 
 
-def of(tmp_path: Path, **columns: Sequence[Any]) -> Inferred:
+def infer_columns(tmp_path: Path, **columns: Sequence[Any]) -> InferredSchema:
     count = len(next(iter(columns.values())))
     label = {"click": [row % 3 % 2 for row in range(count)]}
     return inferred(write_csv(tmp_path / "a.csv", {**label, **columns}), label="click")
@@ -406,44 +409,47 @@ def of(tmp_path: Path, **columns: Sequence[Any]) -> Inferred:
 @pytest.mark.parametrize(
     "name", ["item", "movie", "productSku", "advertiser", "ad", "campaign_1", "Video", "songs", "store", "top_category"]
 )
-def test_integers_under_the_name_of_a_thing_are_ids(name: str, tmp_path: Path) -> None:
+def test_integers_in_a_column_named_after_a_thing_are_ids(name: str, tmp_path: Path) -> None:
     chance = random.Random(0)
-    found = of(tmp_path, **{name: [chance.randrange(3000) for _ in range(3000)]})
+    found = infer_columns(tmp_path, **{name: [chance.randrange(3000) for _ in range(3000)]})
     assert found.schema.kinds[name].name == "hash"
 
 
-def test_integers_that_may_be_ids_are_said_and_amounts_are_not(tmp_path: Path) -> None:
+def test_integers_that_may_be_ids_are_a_warning_and_amounts_are_not(tmp_path: Path) -> None:
     chance = random.Random(0)
     many = [chance.randrange(3000) for _ in range(3000)]
-    found = of(tmp_path, foo=many, item_price=many, item_count=many, far=[chance.randrange(10**6) for _ in many])
+    found = infer_columns(
+        tmp_path, foo=many, item_price=many, item_count=many, far=[chance.randrange(10**6) for _ in many]
+    )
     assert set(found.schema.features.values()) == {"number?"}
-    doubts = [warning for warning in found.warnings if "taken as a number" in warning]
+    doubts = [warning for warning in found.warnings if "write hash:" in warning]
     assert len(doubts) == 1
-    assert doubts[0].startswith("foo is taken as a number; if it is an id, write hash:")
+    assert "'foo'" in doubts[0]
 
 
-def test_a_few_texts_among_numbers_are_said(tmp_path: Path) -> None:
+def test_a_few_texts_among_numbers_are_a_warning(tmp_path: Path) -> None:
     values: list[Any] = [round(row * 0.37, 2) for row in range(1000)]
     values[::100] = ["cheap"] * 10
     values[5] = ""
-    found = of(tmp_path, price=values)
+    found = infer_columns(tmp_path, price=values)
     assert found.schema.features["price"].startswith("hash:")
-    reason = next(choice.reason for choice in found.choices if choice.column == "price")
-    assert "10 of 999 values are text, e.g. 'cheap'" in reason
+    reason = next(decision.reason for decision in found.decisions if decision.column == "price")
+    assert "10 of 999" in reason
+    assert "'cheap'" in reason
     assert "0.1% missing" in reason
-    assert any("write number? in the schema, and the texts under \"missing\": ['cheap']" in w for w in found.warnings)
-    found = of(tmp_path, device=["a" if row % 2 else "7" for row in range(1000)])
-    assert not any("values are text" in warning for warning in found.warnings)
+    assert any("'price'" in warning and "\"missing\": ['cheap']" in warning for warning in found.warnings)
+    found = infer_columns(tmp_path, device=["a" if row % 2 else "7" for row in range(1000)])
+    assert not any("'device'" in warning for warning in found.warnings)
 
 
-def test_the_missing_share_is_said_of_integers_too(tmp_path: Path) -> None:
-    found = of(tmp_path, count=["" if row % 4 == 0 else row for row in range(1000)])
+def test_the_share_of_missing_integers_is_reported(tmp_path: Path) -> None:
+    found = infer_columns(tmp_path, count=["" if row % 4 == 0 else row for row in range(1000)])
     assert found.schema.features["count"] == "number?"
-    assert found.choices[1].reason.endswith("25.0% missing")
+    assert found.decisions[1].reason.endswith("25.0% missing")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_file_that_is_not_utf8_is_said_with_how_to_convert_it(suffix: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_an_error_that_shows_how_to_convert_it(suffix: str, tmp_path: Path) -> None:
     lines = ["name,click"] if suffix == "csv" else []
     lines += [
         f"caf\xe9 {row % 9},{row % 2}" if suffix == "csv" else f'{{"name": "\xe9", "click": {row % 2}}}'
@@ -452,7 +458,7 @@ def test_a_file_that_is_not_utf8_is_said_with_how_to_convert_it(suffix: str, tmp
     lines.insert(1, lines[-1].replace("\xe9", "e"))
     path = tmp_path / f"a.{suffix}"
     path.write_bytes("\n".join(lines).encode("latin1"))
-    with pytest.raises(sampling.UnreadableError) as caught:
+    with pytest.raises(SamplingError) as caught:
         inferred(path, label="click")
     assert f"not UTF-8 (line {3 if suffix == 'csv' else 1})" in str(caught.value)
     assert f"iconv -f latin1 -t utf8 {path} > " in str(caught.value)
@@ -462,66 +468,64 @@ def test_a_single_line_that_is_not_utf8_is_a_warning(tmp_path: Path) -> None:
     lines = [b"name,click", *(f"a{row % 9},{row % 2}".encode() for row in range(500)), b"\xe9,1", b""]
     (tmp_path / "a.csv").write_bytes(b"\n".join(lines))
     (warning,) = [warning for warning in inferred(tmp_path / "a.csv", label="click").warnings if "UTF-8" in warning]
-    assert "1 of 501 lines will be rejected" in warning
+    assert "1 of 501 lines" in warning
     assert "(line 502)" in warning
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,click\n", "a header and no rows"),
-        (
-            "a click\n1 0\n2 1\n",
-            "Only one column was found, separated by comma: between columns there may be comma, semi",
-        ),
-        ("1,0\n2,1\n3,0\n", "The file has no header, so its columns are called c1 to c2"),
-        ("a,click\n1,not bought\n2,bought\n3,bought\n", "as in --label 'click==bought'"),
-        ("a,click\n1,stayed\n2,left\n3,stayed\n", "as in --label 'click==left'"),
-        ("a,clicked\n1,0\n2,1\n", "(did you mean 'clicked'?)"),
-        ("a,click\n1,\n2,\n", "column 'click' is empty"),
+        ("a,click\n", "no rows"),
+        ("a click\n1 0\n2 1\n", "comma, semicolon, tab, bar"),
+        ("1,0\n2,1\n3,0\n", "c1 to c2"),
+        ("a,click\n1,not bought\n2,bought\n3,bought\n", "--label 'click==bought'"),
+        ("a,click\n1,stayed\n2,left\n3,stayed\n", "--label 'click==left'"),
+        ("a,clicked\n1,0\n2,1\n", "'clicked'?"),
+        ("a,click\n1,\n2,\n", "'click'"),
     ],
 )
-def test_small_mistakes_are_said_with_what_to_do(content: str, words: str, tmp_path: Path) -> None:
+def test_small_mistakes_are_errors_that_say_what_to_do(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with pytest.raises((CannotInferError, sampling.UnreadableError)) as caught:
+    with pytest.raises((CannotInferError, SamplingError)) as caught:
         inferred(tmp_path / "a.csv", label="click")
     assert words in str(caught.value)
 
 
-def test_a_threshold_for_texts_is_told_how_texts_are_compared(tmp_path: Path) -> None:
+def test_a_threshold_for_text_is_an_error_that_suggests_a_comparison(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,rating\n1,good\n2,4\n3,bad\n")
-    with pytest.raises(CannotInferError, match=r"'good', which is no number\. Texts are compared with ==, as in"):
+    with pytest.raises(CannotInferError, match=r"'rating'.*'good'.*rating=="):
         inferred(tmp_path / "a.csv", label="rating>=4")
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed"])
-def test_a_damaged_gzip_file_is_said_with_what_to_do(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_gzip_file_is_an_error_that_says_what_to_do(damage: str, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv.gz", {"item": column("device"), "click": column("click")})
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if damage == "cut off" else whole[:-8] + bytes(8))
     schema = Schema({"item": "hash:10"}, label="click")
     for reads in (lambda: inferred(path, label="click"), lambda: list(open_source(f"csv:{path}", schema))):
-        with pytest.raises(OSError, match=r"gzip.*: copy it anew|cut off: copy it anew") as said:
+        with pytest.raises(OSError, match="gzip -t") as error:
             reads()
-        assert f"zcat {path} > part-a.csv" in str(said.value)
+        assert f"zcat {path} > part-a.csv" in str(error.value)
 
 
-def test_a_folder_without_parquet_says_what_to_give(tmp_path: Path) -> None:
+def test_a_folder_without_parquet_files_is_an_error(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", {"item": column("device"), "click": column("click")})
-    with pytest.raises(sampling.UnreadableError, match="nothing else is read from a folder: give a file of CSV"):
+    with pytest.raises(SamplingError, match="CSV or JSON lines"):
         inferred(tmp_path, label="click")
 
 
-def test_of_short_lines_no_more_is_read_than_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "ROWS", 160)
-    monkeypatch.setattr(sampling, "BYTES", 1 << 16)
+def test_fewer_bytes_are_read_if_lines_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_sampling, "MAX_ROWS", 160)
+    monkeypatch.setattr(line_sampling, "MAX_BYTES", 1 << 16)
     rows = 20_000
     path = write_csv(tmp_path / "a.csv", {"n": list(range(rows)), "click": [row % 2 for row in range(rows)]})
-    lines, total, *_ = sampling._lines(str(path))
-    assert 16 * 15 < len(lines) < 16 * 25, "about twenty of each of sixteen places, and not the 500 that fit there"
+    sampled = line_sampling.sample_lines(str(path))
+    lines, total = sampled.lines, sampled.total
+    assert 16 * 15 < len(lines) < 16 * 25, "about 20 lines from each of 16 positions, of 500 that fit"
     numbers = [int(line.split(b",")[0]) for line in lines[1:]]
     assert numbers[-1] > 0.999 * rows
-    assert max(after - before for before, after in pairwise(numbers)) < rows / 10, "evenly spread"
+    assert max(after - before for before, after in pairwise(numbers)) < rows / 10, "the lines are evenly spread"
     assert total == pytest.approx(rows, rel=0.1)
 
 
@@ -533,5 +537,5 @@ def test_of_short_lines_no_more_is_read_than_is_looked_at(tmp_path: Path, monkey
         ("kafka://host:9092/clicks?sasl.password=secret", "kafka://host:9092/clicks"),
     ],
 )
-def test_a_stream_is_named_without_settings_and_passwords(uri: str, name: str) -> None:
-    assert given.shown(uri) == name
+def test_a_stream_is_shown_without_settings_and_passwords(uri: str, name: str) -> None:
+    assert run_config.shown(uri) == name

@@ -170,7 +170,7 @@ class SeparateLabels(InMemorySource):
     def __iter__(self) -> Iterator[Batch]:
         while self.at < len(self.records):
             start, self.at = self.at, min(self.at + self.size, len(self.records))
-            yield self.schema.records(self.records[start : self.at], list(map(str, range(start, self.at))))
+            yield self.schema.convert_records(self.records[start : self.at], list(map(str, range(start, self.at))))
 
 
 LATE: dict[str, Callable[[Source], Source]] = {

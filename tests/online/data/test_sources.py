@@ -1,4 +1,4 @@
-"""Sources: batches from a position are the same again, growing ones are followed, nothing that is read gets lost."""
+"""Sources: positions, following growing data, rotated files, damaged data and rejected records."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from cadam.online import (
     Source,
     open_source,
 )
-from cadam.online.data import schema as schema_module
-from cadam.online.data.schema import Kind, Repeated, convert
+from cadam.online.data import conversion
+from cadam.online.data.conversion import convert
+from cadam.online.data.kind import Kind
 from cadam.online.data.sources.parquet import read_values
-from cadam.online.data.sources.records import Record, batch_of
-from cadam.online.data.text_columns import Texts
+from cadam.online.data.sources.records import Message, convert_messages
+from cadam.online.data.text_columns import DictionaryColumn, TextColumn
 from cadam.online.data.validation import MismatchError, check_columns
 from tests.online.redis_server import Server
 from tests.online.streams import ITEMS, SCHEMA, USERS, learner, table
@@ -79,13 +80,13 @@ def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("value", [1.1e19, -1e30, 1e39, float("inf"), float("nan")])
 def test_numbers_whose_square_is_not_finite_are_rejected(value: float) -> None:
-    """One of them, learnt from once, would make a second moment infinite and hold its weight still for ever."""
+    """Such a number would make a second moment infinite, after which its weight would never change again."""
     schema = Schema({"price": "number"}, label="click")
-    assert schema.records([{"price": 1e19, "click": 1}, {"price": -1e19, "click": 0}], ["", ""]).rejected == []
-    for good in (1.0, 1):  # a column of floats at one go, and one of several types
-        bad = schema.records([{"price": good, "click": 1}, {"price": value, "click": 0}], ["", ""])
+    assert schema.convert_records([{"price": 1e19, "click": 1}, {"price": -1e19, "click": 0}], ["", ""]).rejected == []
+    for good in (1.0, 1):  # A column of floats, and one of several types.
+        bad = schema.convert_records([{"price": good, "click": 1}, {"price": value, "click": 0}], ["", ""])
         assert len(bad.rejected) == 1
-        assert re.search(r"too large: of 1e\+19 and more|is not finite", bad.rejected[0].reason)
+        assert re.search(r"price: .*(too large|not finite)", bad.rejected[0].reason)
         assert bad.events is not None
         assert len(bad.events) == 1
 
@@ -98,7 +99,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def sources(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
-    """Something that opens the same source of 1,000 events anew."""
+    """Return a function that opens a source of the same 1,000 events."""
     columns = table(1000)
     if kind == "parquet":
         data = folder / "data"
@@ -123,7 +124,7 @@ def sources(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def kafka() -> Iterator[Any]:
-    """librdkafka's mock cluster, in the process of its producer: brokers that speak the protocol, without a disk."""
+    """The mock cluster of librdkafka, which runs in the process of the producer and speaks Kafka's protocol."""
     confluent = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
     producer = confluent.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock"})
 
@@ -139,8 +140,8 @@ def kafka() -> Iterator[Any]:
     producer.flush(5)
 
 
-class Seen:
-    """A Kafka consumer that is shown only some of the topic's partitions."""
+class PartialConsumer:
+    """A Kafka consumer that sees only some of the partitions of a topic."""
 
     def __init__(self, consumer: Any, *partitions: int) -> None:
         self.consumer, self.partitions = consumer, list(partitions)
@@ -158,12 +159,12 @@ class Seen:
 def test_a_kafka_partition_that_is_added_is_read_while_following(
     kafka: Any, follow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cadam.online.data.sources.kafka.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("cadam.online.data.sources.kafka.PARTITION_CHECK_SECONDS", 0.0)
     caplog.set_level("INFO", "cadam.online")
     kafka(table(10))
     servers = kafka(table(10, first=10), partition=2)
     source = KafkaSource(servers, "clicks", SCHEMA, batch_size=10, follow=follow, patience=0.05, poll=0.05)
-    consumer = Seen(source.consumer, 0)
+    consumer = PartialConsumer(source.consumer, 0)
     monkeypatch.setattr(source, "consumer", consumer)
     found: list[int] = []
     for batch in source:
@@ -175,11 +176,13 @@ def test_a_kafka_partition_that_is_added_is_read_while_following(
             break
     assert found == list(range(20 if follow else 10))
     assert source.state_dict()["offsets"] == ({0: 10, 2: 10} if follow else {0: 10})
-    assert ("clicks has new partitions, which are read from their beginning: [2]" in caplog.text) == follow
+    assert ("new partitions" in caplog.text) == follow
 
 
 @pytest.mark.parametrize("count", [3, 0])
-def test_a_kafka_topic_that_began_anew_is_said(kafka: Any, count: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kafka_topic_that_was_created_again_is_logged_as_an_error(
+    kafka: Any, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
     kafka(table(20), partition=1)
     servers = kafka(table(count, first=20))
     source = KafkaSource(servers, "clicks", SCHEMA, poll=0.05)
@@ -187,13 +190,13 @@ def test_a_kafka_topic_that_began_anew_is_said(kafka: Any, count: int, caplog: p
     assert all_ids(read(source)) == list(range(20, 20 + count))
     assert source.state_dict()["offsets"] == {0: count, 1: 20, 2: 0, 3: 0}
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert sum("clicks, partition 0 goes on at offset 0, before the position 500" in error for error in errors) == 1
-    assert sum("clicks no longer has the partitions [9]" in error for error in errors) == 1
+    assert sum("partition 0" in error and "500" in error for error in errors) == 1
+    assert sum("[9]" in error for error in errors) == 1
     assert not any("partition 1" in error for error in errors)
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_fatal_error_of_kafka_is_one_that_the_command_catches(
+def test_a_fatal_error_of_kafka_is_a_connection_error(
     kafka: Any, follow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import confluent_kafka
@@ -206,7 +209,7 @@ def test_a_fatal_error_of_kafka_is_one_that_the_command_catches(
         list_topics=source.consumer.list_topics, assign=lambda all: None, consume=lambda count, wait: [message]
     )
     monkeypatch.setattr(source, "consumer", consumer)
-    with pytest.raises(ConnectionError, match=f"Kafka at {servers} .*'clicks' with a fatal error: fenced by another"):
+    with pytest.raises(ConnectionError, match=f"{servers}.*'clicks'.*fenced by another"):
         next(iter(source))
 
 
@@ -214,7 +217,7 @@ KINDS = ["parquet", "jsonl", "csv", "redis", "kafka"]
 
 
 @pytest.mark.parametrize("removed", [(), range(12, 40)])
-def test_kafka_messages_that_were_removed_unread_are_a_warning(
+def test_kafka_messages_that_were_removed_before_they_were_read_are_a_warning(
     kafka: Any, removed: Sequence[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = KafkaSource(kafka(table(100)), "clicks", SCHEMA, batch_size=7)
@@ -230,11 +233,11 @@ def test_kafka_messages_that_were_removed_unread_are_a_warning(
     monkeypatch.setattr(source, "consumer", Trimmed())
     ids = np.concatenate([batch.events.ids for batch in read(source) if batch.events is not None])
     assert len(ids) == 100 - len(removed)
-    assert ("goes on at offset 40 after 11" in caplog.text) == bool(removed)
+    assert ("offset 40 after 11" in caplog.text) == bool(removed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_source_gives_the_events_in_order_and_as_they_are(
+def test_every_source_yields_all_events_unchanged_and_in_order(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     batches = read(sources(kind, tmp_path, request)())
@@ -251,7 +254,9 @@ def test_every_source_gives_the_events_in_order_and_as_they_are(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_a_position_come_the_same_batches(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_source_that_continues_from_a_position_yields_the_same_batches(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     make = sources(kind, tmp_path, request)
     whole = [all_ids([batch]) for batch in read(make())]
     for stop in (0, 1, 64, 65, len(whole)):
@@ -259,14 +264,14 @@ def test_from_a_position_come_the_same_batches(kind: str, tmp_path: Path, reques
         stream = (batch for batch in first if batch is not None)
         before = [all_ids([next(stream)]) for _ in range(stop)]
         state = json.loads(json.dumps(first.state_dict()))
-        if "offsets" in state:  # JSON has no integer keys, the checkpoint does
+        if "offsets" in state:  # JSON has no integer keys, but checkpoints have.
             state["offsets"] = {int(key): value for key, value in state["offsets"].items()}
         second = make()
         second.load_state_dict(state)
         assert before + [all_ids([batch]) for batch in read(second)] == whole
 
 
-def test_a_position_of_another_source_is_refused(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_position_of_another_source_is_an_error(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     csv_source, parquet = (sources(kind, tmp_path, request)() for kind in ("csv", "parquet"))
     with pytest.raises(ValueError, match=r"'csv'.*'parquet'"):
         parquet.load_state_dict(csv_source.state_dict())
@@ -275,7 +280,7 @@ def test_a_position_of_another_source_is_refused(tmp_path: Path, request: pytest
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
-def test_a_file_that_is_another_one_now_is_not_gone_on_with(
+def test_a_position_in_a_file_that_was_replaced_is_an_error(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     opened = sources(kind, tmp_path, request)
@@ -286,11 +291,11 @@ def test_a_file_that_is_another_one_now_is_not_gone_on_with(
     other = table(1000, seed=9)
     path = next(p for p in sorted(tmp_path.rglob("*")) if p.is_file())
     {"parquet": write_parquet, "jsonl": write_jsonl, "csv": write_csv}[kind](path, other)
-    with pytest.raises(ValueError, match=r"is not (what it was|the file that)"):
+    with pytest.raises(ValueError, match="is not the file"):
         opened().load_state_dict(state)
 
 
-def test_a_parquet_file_that_is_replaced_while_it_is_read_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_position_in_a_parquet_file_that_was_replaced_while_it_was_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, table(1000))
     source = ParquetSource(path, SCHEMA, batch_size=2)
@@ -298,12 +303,12 @@ def test_a_parquet_file_that_is_replaced_while_it_is_read_is_not_gone_on_with(tm
     next(batches)
     write_parquet(tmp_path / "new", table(900, seed=9))
     (tmp_path / "new").rename(path)
-    next(batches)  # of the old one, which is still open
-    with pytest.raises(ValueError, match="is not the file that"):
+    next(batches)  # The old file is still open.
+    with pytest.raises(ValueError, match="is not the file"):
         ParquetSource(path, SCHEMA, batch_size=2).load_state_dict(source.state_dict())
 
 
-def test_a_folder_that_cannot_be_looked_into_is_said_once_and_the_others_are_read(
+def test_a_folder_that_cannot_be_listed_is_logged_once_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
@@ -320,21 +325,22 @@ def test_a_folder_that_cannot_be_looked_into_is_said_once_and_the_others_are_rea
     source = ParquetSource(tmp_path, SCHEMA)
     with caplog.at_level(logging.ERROR):
         assert all_ids(read(source)) == list(range(10, 20))
-    source._look()
-    assert caplog.messages == [f"{tmp_path / 'a'} cannot be looked into, files in it are not read: Permission denied"]
+    source._find_new_files()
+    (message,) = caplog.messages
+    assert str(tmp_path / "a") in message
 
 
-def test_a_header_of_csv_may_be_quoted_and_must_name_the_features(tmp_path: Path) -> None:
+def test_a_header_of_csv_may_be_quoted_and_must_contain_the_features(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('"event","user","item","price","at","click"\n1,2,3,0.5,4,1\n')
     assert all_ids(read(LinesSource(path, SCHEMA, "csv"))) == [1]
     path.write_text("event,user,price,at,click\n1,2,0.5,4,1\n")
-    with pytest.raises(ValueError, match="has no column item; it has event, user, price"):
+    with pytest.raises(ValueError, match="no column item"):
         read(LinesSource(path, SCHEMA, "csv"))
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_a_last_line_that_is_still_being_written_is_left_for_a_later_run(
+def test_a_last_line_without_a_line_break_is_left_for_a_later_run(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, columns = tmp_path / "a", {**table(12), "last": np.linspace(0, 0.1, 12)}
@@ -358,7 +364,7 @@ def test_a_last_line_that_is_still_being_written_is_left_for_a_later_run(
     assert not caplog.text
 
 
-def test_a_whole_json_object_at_the_end_is_read_and_the_lines_after_it_are_numbered_rightly(
+def test_a_complete_json_object_without_a_line_break_is_read_and_later_lines_are_numbered_correctly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -374,41 +380,41 @@ def test_a_whole_json_object_at_the_end_is_read_and_the_lines_after_it_are_numbe
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_the_same_events_come_in_the_same_batches_from_every_kind_of_file(form: str, tmp_path: Path) -> None:
+def test_every_file_format_yields_the_same_batches(form: str, tmp_path: Path) -> None:
     {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[form](tmp_path / f"a.{form}", table(120))
     batches = read(open_source(f"{form}:{tmp_path / 'a'}.{form}", SCHEMA, batch_size=50))
     assert [len(batch.events) for batch in batches if batch.events is not None] == [50, 50, 20]
 
 
-def test_a_folder_is_looked_through_when_all_that_was_found_is_read_not_for_every_file(
+def test_a_folder_is_listed_again_only_when_all_its_files_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
         write_parquet(tmp_path / f"{number}.parquet", table(2, first=2 * number))
-    looks: list[str] = []
+    listings: list[str] = []
     walk = os.walk
 
-    def look(folder: str, **options: Any) -> Any:
-        looks.append(folder)
+    def counted(folder: str, **options: Any) -> Any:
+        listings.append(folder)
         return walk(folder, **options)
 
-    monkeypatch.setattr(os, "walk", look)
+    monkeypatch.setattr(os, "walk", counted)
     assert all_ids(read(ParquetSource(tmp_path, SCHEMA))) == list(range(10))
-    assert len(looks) == 2
+    assert len(listings) == 2
 
 
 def test_a_parquet_file_that_vanishes_is_rejected(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_parquet(tmp_path / f"{name}.parquet", table(10, first=10 * (name == "b")))
     source = ParquetSource(tmp_path, SCHEMA, follow=True)
-    source._look()
+    source._find_new_files()
     (tmp_path / "a.parquet").unlink()
     batches = iter(source)
     assert "the file cannot be read: " in present(next(batches)).rejected[0].reason
     assert all_ids([present(next(batches))]) == list(range(10, 20))
 
 
-def test_labels_of_their_own_and_missing_labels(tmp_path: Path) -> None:
+def test_separate_labels_and_missing_labels_are_joined(tmp_path: Path) -> None:
     lines = [
         {"event": 1, "user": 1, "item": 2, "price": 0.5, "at": 1},
         {"event": 2, "user": 1, "item": 2, "price": 0.5, "at": 1, "click": None},
@@ -450,7 +456,7 @@ def write_lines(path: Path, count: int, first: int, form: str) -> None:
 
 
 def rotate(path: Path, way: str) -> None:
-    """As logrotate does it: the file is moved away and made anew by its writer, or copied and cut off."""
+    """Rotate a file like logrotate: it is either moved away and created again, or copied and truncated."""
     if way == "copytruncate":
         path.with_name(f"{path.name}.1").write_bytes(path.read_bytes())
         path.write_bytes(b"")
@@ -462,10 +468,10 @@ def followed(path: Path, form: str) -> LinesSource:
     return LinesSource(path, SCHEMA, form, batch_size=8, follow=True, patience=0.02, poll=0.005)  # type: ignore[arg-type]
 
 
-def until(batches: Iterator[Batch | None], last: int, looks: int = 400) -> list[int]:
-    """The ids up to the last one that is waited for, or those that came in so many looks."""
+def until(batches: Iterator[Batch | None], last: int, attempts: int = 400) -> list[int]:
+    """Return the ids up to `last`, or those of the first batches if it does not arrive."""
     seen: list[int] = []
-    for _ in range(looks):
+    for _ in range(attempts):
         batch = next(batches)
         seen += [] if batch is None else all_ids([batch])
         assert batch is None or not batch.rejected
@@ -484,31 +490,31 @@ def hundred_lines(path: Path, form: str) -> tuple[LinesSource, Iterator[Batch | 
 
 
 @pytest.mark.parametrize(("way", "count", "form"), WAYS)
-def test_a_file_that_is_rotated_while_it_is_followed_is_gone_on_with(
+def test_a_file_that_is_rotated_while_it_is_followed_is_read_completely(
     way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a"
     source, batches = hundred_lines(path, form)
     assert until(batches, 99) == list(range(100))
     if way == "rename":
-        with path.open("a") as file:  # more comes to the old one, also when it has another name and there is no new one
+        with path.open("a") as file:  # Lines are added before and after it is renamed.
             file.write(write_row(100, form))
         rotate(path, way)
         with path.with_name("a.1").open("a") as file:
             file.write(write_row(101, form))
         assert until(batches, 101) == [100, 101]
-        assert until(batches, -1, looks=5) == []
+        assert until(batches, -1, attempts=5) == []
     else:
         rotate(path, way)
     assert not caplog.text
     write_lines(path, count, 1000, form)
     assert until(batches, 999 + count) == list(range(1000, 1000 + count))
-    (said,) = caplog.records
+    (record,) = caplog.records
     if way == "copytruncate":
-        assert said.levelname == "ERROR"
-        assert "what was not read by then is lost" in said.getMessage()
+        assert record.levelname == "ERROR"
     else:
-        assert said.getMessage() == f"{path} is another file now, which is read after the end of the old"
+        assert record.levelname == "WARNING"
+        assert str(path) in record.getMessage()
     again = followed(path, form)
     again.load_state_dict(source.state_dict())
     with path.open("a") as file:
@@ -521,7 +527,7 @@ def write_row(number: int, form: str) -> str:
     return (json.dumps(row) if form == "jsonl" else ",".join(map(str, row.values()))) + "\n"
 
 
-def test_half_a_line_at_the_end_of_a_file_that_was_rotated_away_is_said_to_be_lost(
+def test_an_incomplete_last_line_of_a_rotated_file_is_reported_as_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.csv"
@@ -533,11 +539,11 @@ def test_half_a_line_at_the_end_of_a_file_that_was_rotated_away_is_said_to_be_lo
     rotate(path, "rename")
     write_lines(path, 10, 20, "csv")
     assert until(batches, 29) == list(range(20, 30))
-    assert "its last line, of 5 bytes without a line break, is lost" in caplog.text
+    assert "5 bytes without a line break" in caplog.text
 
 
 @pytest.mark.parametrize(("way", "count", "form"), WAYS)
-def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name_or_refused(
+def test_a_file_that_was_rotated_before_a_restart_is_found_under_its_new_name_or_is_an_error(
     way: str, count: int, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a"
@@ -545,23 +551,23 @@ def test_a_file_that_was_rotated_before_a_restart_is_finished_under_its_new_name
     first = until(batches, 39)
     rotate(path, way)
     write_lines(path, count, 1000, form)
-    state = source.state_dict()  # of the file that was read, not of the one under its name
+    state = source.state_dict()  # The position in the old file.
     refusing = LinesSource(path, SCHEMA, form)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is not what it was before the position.*--follow"):
+    with pytest.raises(ValueError, match=r"is not the file.*--follow"):
         refusing.load_state_dict(state)
     again = followed(path, form)
     again.load_state_dict(state)
-    assert f"the rest of the old one is in {path}.1" in caplog.text
+    assert f"{path}.1" in caplog.text
     assert first + until(iter(again), 999 + count) == [*range(100), *range(1000, 1000 + count)]
     path.with_name("a.1").unlink()
-    with pytest.raises(ValueError, match="is not what it was before the position"):
+    with pytest.raises(ValueError, match="is not the file"):
         followed(path, form).load_state_dict(state)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-@pytest.mark.parametrize("begun", [False, True], ids=["at its beginning", "behind the names"])
-def test_a_rotated_file_is_told_from_the_new_one_where_they_look_alike(form: str, begun: bool, tmp_path: Path) -> None:
-    """Before the position is nothing, or what every such file begins with."""
+@pytest.mark.parametrize("begun", [False, True], ids=["at the beginning", "after the header"])
+def test_a_rotated_file_is_recognized_even_if_the_new_one_begins_alike(form: str, begun: bool, tmp_path: Path) -> None:
+    """The bytes before the position are empty or the header, so only the inode differs."""
     path = tmp_path / "a[1]"
     write_lines(path, 0 if begun and form == "csv" else 5, 0, form)
     source = followed(path, form)
@@ -576,15 +582,11 @@ def test_a_rotated_file_is_told_from_the_new_one_where_they_look_alike(form: str
     again = followed(path, form)
     again.load_state_dict(state)
     assert until(iter(again), 1002) == [*range(5), *range(1000, 1003)]
-    del state["file"]  # as of an older version: the file under the path is taken
-    old = followed(path, form)
-    old.load_state_dict(state)
-    assert until(iter(old), 1002) == [*range(1000, 1003)]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_a_file_that_is_replaced_by_itself_and_more_is_not_read_twice(form: str, tmp_path: Path) -> None:
-    """As rsync and editors do."""
+def test_a_file_that_is_replaced_by_a_longer_copy_is_not_read_twice(form: str, tmp_path: Path) -> None:
+    """Programs such as rsync replace files this way."""
     path = tmp_path / "a"
     write_lines(path, 5, 0, form)
     source = followed(path, form)
@@ -596,20 +598,20 @@ def test_a_file_that_is_replaced_by_itself_and_more_is_not_read_twice(form: str,
     assert until(batches, 5) == [5]
     again = followed(path, form)
     again.load_state_dict(source.state_dict())
-    assert until(iter(again), -1, looks=3) == []
+    assert until(iter(again), -1, attempts=3) == []
 
 
-def test_a_position_after_a_line_that_is_too_long_is_known_again(tmp_path: Path) -> None:
+def test_a_position_after_a_line_that_is_too_long_is_recognized(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("x" * 700_000 + "y" * 5 + "\n" + write_row(1, "jsonl"))
-    source = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    source = LinesSource(path, SCHEMA, "jsonl", batch_size=1, max_bytes=1000)
     assert next(iter(source)).rejected[0].size == 700_006  # type: ignore[union-attr]
-    again = LinesSource(path, SCHEMA, "jsonl", batch_size=1, longest=1000)
+    again = LinesSource(path, SCHEMA, "jsonl", batch_size=1, max_bytes=1000)
     again.load_state_dict(source.state_dict())
     assert all_ids(read(again)) == [1]
 
 
-def test_a_parquet_file_that_is_damaged_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_rejected_and_the_next_is_read(tmp_path: Path) -> None:
     for number in range(3):
         write_parquet(tmp_path / f"{number}.parquet", table(100, first=100 * number))
     content = (tmp_path / "1.parquet").read_bytes()
@@ -621,7 +623,7 @@ def test_a_parquet_file_that_is_damaged_is_rejected_and_the_next_is_read(tmp_pat
     assert "the file cannot be read: " in rejected.reason
 
 
-def test_parquet_rows_with_gaps_lists_text_and_timestamps(tmp_path: Path) -> None:
+def test_parquet_rows_may_contain_missing_values_lists_text_and_timestamps(tmp_path: Path) -> None:
     schema = Schema({"ids": "category:10[2]", "word": "hash:50"}, time="at", user="who:text")
     ids = pa.array([[1, 2], [3, 10], [5, 6], None], pa.list_(pa.int32(), 2))
     at = pa.array(np.array(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04"], "datetime64[ms]"))
@@ -655,7 +657,7 @@ def test_parquet_times_may_have_nanoseconds(zone: str | None, gap: list[None], t
     assert [one.reason for one in batch.rejected] == ["missing field 'at'"] * len(gap)
 
 
-def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> None:
+def test_a_boolean_is_not_a_number_but_may_be_a_label(tmp_path: Path) -> None:
     schema = Schema({"price": "number", "prices": "number[2]"}, label="click", time="at")
     good: dict[str, Any] = {"price": 1, "prices": [1.0, 2], "click": True, "at": 3}
     wrong: list[dict[str, Any]] = [{"price": True}, {"prices": [1, False]}, {"at": True}]
@@ -665,38 +667,37 @@ def test_true_is_no_number_but_a_label_may_be_true_or_false(tmp_path: Path) -> N
     assert batch.events is not None
     assert batch.events.labels is not None
     assert batch.events.labels.tolist() == [1, 0]
-    assert [one.reason for one in batch.rejected] == [
-        f"{name}: a bool, not a number" for name in ("price", "prices", "at")
-    ]
+    assert [one.reason.partition(":")[0] for one in batch.rejected] == ["price", "prices", "at"]
+    assert all("not a number" in one.reason for one in batch.rejected)
 
 
 @pytest.mark.parametrize("distinct", [200, 900, 2048])
-def test_text_beside_labels_on_their_own_is_converted_twice_at_most(
+def test_text_is_converted_at_most_twice_if_there_are_separate_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
 ) -> None:
-    """Once for the whole and once in its slice: not all that differs for each slice."""
+    """Each text is converted once with all rows and once with its slice, but not once per slice."""
     rows = 2048
     texts = [None if row == 5 else f"text {row % distinct}" for row in range(rows)]
     columns = {"event": np.arange(rows), "word": texts, "label": np.ones(rows)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    looked_at: list[Any] = []
-    meant = schema_module._meant
+    converted: list[Any] = []
+    original = conversion._integer_of_text
 
     def counted(value: Any) -> Any:
-        looked_at.append(value)
-        return meant(value)
+        converted.append(value)
+        return original(value)
 
-    monkeypatch.setattr(schema_module, "_meant", counted)
+    monkeypatch.setattr(conversion, "_integer_of_text", counted)
     schema = Schema({"word": "hash:1000"}, id="event")
     batches = read(ParquetSource(tmp_path / "a.parquet", schema, batch_size=64))
-    assert len(looked_at) <= 2 * rows
+    assert len(converted) <= 2 * rows
     places = np.concatenate([present(batch.events).features["word"] for batch in batches])
     assert places.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 @pytest.mark.parametrize("index", [None, pa.int8(), pa.int32()])
-def test_text_is_the_same_as_it_is_and_by_its_distinct_values(kind: pa.DataType, index: pa.DataType | None) -> None:
+def test_plain_and_dictionary_encoded_text_are_read_alike(kind: pa.DataType, index: pa.DataType | None) -> None:
     texts = ["a", "bé", None, "", "a"] * 30
     column = pa.chunked_array([pa.array(texts, kind)[:70], pa.array(texts, kind)[70:]])
     if index is not None:
@@ -704,17 +705,17 @@ def test_text_is_the_same_as_it_is_and_by_its_distinct_values(kind: pa.DataType,
     values = read_values(column)
     assert list(values) == texts
     assert list(values[1:5]) == texts[1:5]
-    assert isinstance(values, Texts if index is None else Repeated)
+    assert isinstance(values, TextColumn if index is None else DictionaryColumn)
 
 
 @pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003[1]"])
 @pytest.mark.parametrize("number", [0, 5, -5, 123456789, 2**63 - 1, -(2**63)])
-def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str) -> None:
+def test_an_integer_has_the_same_hash_as_number_and_as_text(number: int, kind: str) -> None:
     schema = Schema({"x": kind})
 
     def places(*values: Any, text: bool = False) -> list[int]:
         shown = [[value] if kind.endswith("]") and not text else value for value in values]
-        batch = schema.records([{"x": value} for value in shown], [""] * len(values), text=text)
+        batch = schema.convert_records([{"x": value} for value in shown], [""] * len(values), text=text)
         assert batch.events is not None
         return [int(place) for place in batch.events.features["x"].reshape(-1)]
 
@@ -723,7 +724,7 @@ def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str
     assert places(number, "word")[0] == places("word", str(number), text=True)[1] == place
     assert places(str(number), str(number), "", text=True)[:2] == [place, place]
     for column in (np.array([number]), np.array([str(number)])):
-        alone = schema.columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
+        alone = schema.convert_columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
         assert alone is not None
         assert alone.features["x"].reshape(-1).tolist() == [place]
     other = [f"+{number}", f"0{number}", f" {number}", f"{number}.5", str(10 * number) + "0" * 20, "-0", "٥"]
@@ -742,18 +743,20 @@ def test_an_integer_is_hashed_alike_as_number_and_as_text(number: int, kind: str
         (2.0**53, [f"{2**53}", f"{2**53}.0"]),
     ],
 )
-def test_csv_and_json_that_mean_the_same_have_the_same_place(kind: str, value: Any, texts: list[str]) -> None:
-    """A model that is trained on CSV is asked in JSON."""
+def test_equal_values_in_csv_and_json_have_the_same_hash(kind: str, value: Any, texts: list[str]) -> None:
+    """A model that learned from CSV may be queried with JSON."""
     schema = Schema({"x": kind})
-    asked = schema.records([{"x": value}], [""]).events
-    given = schema.records([{"x": text} for text in [*texts, "word"]], [""] * (len(texts) + 1), text=True).events
+    asked = schema.convert_records([{"x": value}], [""]).events
+    given = schema.convert_records(
+        [{"x": text} for text in [*texts, "word"]], [""] * (len(texts) + 1), text=True
+    ).events
     assert asked is not None
     assert given is not None
     assert given.features["x"][:-1].tolist() == asked.features["x"].tolist() * len(texts)
     assert given.features["x"][-1] != asked.features["x"][0]
 
 
-def test_whole_floats_that_floats_cannot_tell_apart_stay_text() -> None:
+def test_texts_of_integers_beyond_the_precision_of_floats_are_hashed_as_text() -> None:
     texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "TRUE"]
     places = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
     meant = convert([2**53 + 2, 3, 1], Kind("hash", 1_000_003))[0].tolist()
@@ -762,7 +765,7 @@ def test_whole_floats_that_floats_cannot_tell_apart_stay_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["integer", "hash:1000"])
-def test_a_whole_number_as_a_float_is_taken_as_far_as_floats_are_exact(kind: str, tmp_path: Path) -> None:
+def test_a_whole_float_is_an_integer_as_far_as_floats_are_exact(kind: str, tmp_path: Path) -> None:
     schema = Schema({"price": "number", "item": kind if "hash" in kind else "hash:9"}, id="event")
     name = "event" if kind == "integer" else "item"
     rows = [2.0**53, -(2.0**53), 2.0**53 + 2, 1e18]
@@ -774,12 +777,11 @@ def test_a_whole_number_as_a_float_is_taken_as_far_as_floats_are_exact(kind: str
     for source in (ParquetSource(tmp_path / "a.parquet", schema), LinesSource(tmp_path / "a.jsonl", schema, "jsonl")):
         (batch,) = read(source)
         assert len(present(batch.events)) == 2
-        assert [one.reason for one in batch.rejected] == [
-            f"{name}: {row:.0f} as a float, which cannot tell whole numbers of this size apart" for row in rows[2:]
-        ]
+        for one, row in zip(batch.rejected, rows[2:], strict=True):
+            assert one.reason.startswith(f"{name}: {row:.0f} is a float")
 
 
-def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) -> None:
+def test_csv_may_contain_booleans_and_integers_as_pandas_writes_them(tmp_path: Path) -> None:
     schema = Schema({"item": "category:9", "price": "number"}, label="click", id="event")
     rows = [
         "1,3.0,1.5,True",
@@ -801,38 +803,38 @@ def test_csv_as_pandas_writes_booleans_and_integers_with_gaps(tmp_path: Path) ->
     assert batch.events.labels[:4].tolist() == [1, 0, 1, 0]
     assert all_ids([batch]) == [1, 2, 3, 4, 5]
     assert [one.reason for one in batch.rejected] == [
-        "item: 3.5 is not a whole number",
+        "item: 3.5 is not an integer",
         "item: 9 is not from 0 to 8",
-        "item: text 'True', not a number",
-        "price: text 'true', not a number",
-        "click: text 'yes', not a number",
+        "item: text 'True' is not a number",
+        "price: text 'true' is not a number",
+        "click: text 'yes' is not a number",
     ]
 
 
 @pytest.mark.parametrize("text", ["1_000", "٣", "１", "0x10", "1__0", "1,0", "−1"])
 @pytest.mark.parametrize("kind", ["number", "category:2000"])
-def test_a_number_in_text_is_written_in_plain_ascii(kind: str, text: str) -> None:
-    batch = Schema({"x": kind}).records([{"x": text}, {"x": " 1"}], ["first", "second"], text=True)
-    assert [one.reason for one in batch.rejected] == [f"x: text {text!r}, not a number"]
+def test_a_number_in_text_must_be_written_in_ascii(kind: str, text: str) -> None:
+    batch = Schema({"x": kind}).convert_records([{"x": text}, {"x": " 1"}], ["first", "second"], text=True)
+    assert [one.reason for one in batch.rejected] == [f"x: text {text!r} is not a number"]
     assert batch.events is not None
     assert batch.events.features["x"].tolist() == [1]
 
 
 @pytest.mark.parametrize("gap", [False, None])
-def test_a_column_of_parquet_that_is_boolean_is_0_and_1(gap: bool | None, tmp_path: Path) -> None:
+def test_a_boolean_column_of_parquet_is_0_and_1(gap: bool | None, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", {"x": [True, False, gap], "click": [True, False, False]})
     (batch,) = read(ParquetSource(tmp_path / "a.parquet", Schema({"x": "number"}, label="click")))
     assert batch.events is not None
     assert batch.events.features["x"].tolist() == ([1, 0, 0] if gap is False else [1, 0])
 
 
-def test_standard_input_is_read_to_its_end() -> None:
+def test_standard_input_is_read_until_it_is_closed() -> None:
     code = (
         "import sys; from tests.online.streams import SCHEMA, learner; from cadam.online import open_source\n"
         "ours = learner().run(open_source('csv:-', SCHEMA, batch_size=64)); print(ours.events, ours.learned)"
     )
     rows = [table(1), *zip(*(v.tolist() for v in table(500).values()), strict=True)]
-    lines = "\n".join(",".join(map(str, row)) for row in rows)  # the last one ends with the pipe
+    lines = "\n".join(",".join(map(str, row)) for row in rows)  # The last line has no line break.
     result = subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=100)
     assert result.stdout.split() == ["500", "500"], result.stderr
 
@@ -842,7 +844,7 @@ def test_uris_name_sources(tmp_path: Path) -> None:
     assert len(all_ids(read(open_source(f"csv:{tmp_path}/a.csv", SCHEMA)))) == 3
     assert isinstance(open_source("redis://localhost:1/clicks?db=2", SCHEMA), RedisSource)
     for wrong in ("", "csv:", "ftp://host/x", "redis://localhost", "redis://localhost/x?bd=2", "kafka://host"):
-        with pytest.raises(ValueError, match=r"no source|unknown fields"):
+        with pytest.raises(ValueError, match=r"not a source|unknown fields"):
             open_source(wrong, SCHEMA)
     with pytest.raises(FileNotFoundError):
         open_source(f"parquet:{tmp_path}/none", SCHEMA)
@@ -859,7 +861,7 @@ def test_uris_name_sources(tmp_path: Path) -> None:
         ({"features": {"a": "number"}, "id": "x:float"}, "'x:float'"),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_an_invalid_schema_is_an_error(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Schema(**wrong)
 
@@ -877,7 +879,7 @@ def test_redis_stopped_and_restarted_in_the_middle(
     back = threading.Timer(0.5, server.start)
 
     def disturb(_: object) -> None:
-        if ours.events == 640 and back.ident is None:  # once: it is told again and again while nothing comes
+        if ours.events == 640 and back.ident is None:  # Reports are called repeatedly while nothing arrives.
             server.stop()
             back.start()
         if ours.events >= 2944:
@@ -892,7 +894,7 @@ def test_redis_stopped_and_restarted_in_the_middle(
 
 
 @pytest.mark.parametrize("kind", ["redis", "kafka"])
-def test_a_server_that_was_never_there_is_an_error_unless_it_is_followed(kind: str) -> None:
+def test_an_unreachable_server_is_an_error_unless_it_is_followed(kind: str) -> None:
     pytest.importorskip({"redis": "redis", "kafka": "confluent_kafka"}[kind])
     uri = f"{kind}://127.0.0.1:1/clicks"
     with pytest.raises(ConnectionError, match=r"cannot be reached.*127\.0\.0\.1:1"):
@@ -900,7 +902,7 @@ def test_a_server_that_was_never_there_is_an_error_unless_it_is_followed(kind: s
     assert next(iter(open_source(uri, SCHEMA, follow=True))) is None
 
 
-def test_a_redis_that_goes_away_is_waited_for_without_follow_too(server: Server) -> None:
+def test_a_source_waits_for_a_redis_server_that_goes_away_even_without_follow(server: Server) -> None:
     server.fill("clicks", table(20), 20)
     batches = iter(RedisSource(server.url, "clicks", SCHEMA, batch_size=10, retry=0.01))
     first = next(batches)
@@ -910,7 +912,9 @@ def test_a_redis_that_goes_away_is_waited_for_without_follow_too(server: Server)
     assert all_ids([present(first), *(batch for batch in batches if batch is not None)]) == list(range(20))
 
 
-def test_a_redis_stream_cut_past_the_position_is_said(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_stream_that_was_trimmed_beyond_the_position_is_a_warning(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.fill("clicks", table(100), 100)
     source = RedisSource(server.url, "clicks", SCHEMA, batch_size=10)
     next(iter(source))
@@ -918,65 +922,70 @@ def test_a_redis_stream_cut_past_the_position_is_said(server: Server, caplog: py
     second = RedisSource(server.url, "clicks", SCHEMA, batch_size=10)
     second.load_state_dict(source.state_dict())
     assert all_ids(read(second)) == list(range(50, 100))
-    assert "past the position" in caplog.text
+    assert caplog.records[0].levelname == "WARNING"
+    assert source.position in caplog.records[0].getMessage()
 
 
-def test_a_redis_stream_that_is_cut_while_it_is_read_is_said(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_stream_that_is_trimmed_while_it_is_read_is_a_warning(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.fill("clicks", table(100), 100)
     batches = iter(RedisSource(server.url, "clicks", SCHEMA, batch_size=10))
     first = [next(batches), next(batches)]
-    assert "be removed unread" not in caplog.text
+    assert "trimmed" not in caplog.text
     server.client.xtrim("clicks", maxlen=50, approximate=False)
     assert all_ids([present(batch) for batch in (*first, *batches)]) == [*range(20), *range(50, 100)]
-    assert "be removed unread" in caplog.text
+    assert "trimmed" in caplog.text
 
 
-def test_a_redis_stream_that_began_anew_is_said(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_stream_that_was_created_again_is_logged_as_an_error(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.client.xadd("clicks", {"event": "1"}, id="5-1")
     source = RedisSource(server.url, "clicks", SCHEMA)
     source.load_state_dict({"source": "redis", "stream": "clicks", "position": "9-9"})
     assert read(source) == []
-    assert "older than the position" in caplog.text
+    assert "ERROR" in [record.levelname for record in caplog.records]
 
 
-def test_columns_of_redis_are_looked_at_too(server: Server) -> None:
+def test_the_columns_of_a_redis_stream_are_validated(server: Server) -> None:
     source = RedisSource(server.url, "clicks", Schema({"prize": "number"}, label="click", id="event"))
-    with pytest.raises(MismatchError, match="Redis has no stream 'clicks'; there is no stream at all"):
+    with pytest.raises(ValueError, match="no stream 'clicks'"):
         check_columns(source, source.schema)
     server.client.xadd("clicks", {"event": 1, "click": 1})
-    check_columns(source, source.schema)  # a label on its own
+    check_columns(source, source.schema)  # There is only a separate label.
     server.client.xadd("clicks", {"json": json.dumps({"event": 2, "user": 3, "item": 4, "price": 5.0, "at": 6.0})})
     with pytest.raises(
         MismatchError, match=r"clicks has no column 'prize'.*it has event, click, user, item, price, at"
     ):
         check_columns(source, source.schema)
     server.client.xadd("clicks", {"event": 3, "user": 3, "item": 4, "prize": 5.0, "at": 6.0})
-    check_columns(source, source.schema)  # some events have it: the others are rejected
+    check_columns(source, source.schema)  # Events without the column are rejected later.
 
 
-def test_a_redis_key_that_is_no_stream_is_an_error_that_says_so(server: Server) -> None:
+def test_a_redis_key_that_is_not_a_stream_is_an_error(server: Server) -> None:
     server.client.set("clicks", "text")
     source = RedisSource(server.url, "clicks", SCHEMA)
-    with pytest.raises(MismatchError, match="does not give the stream 'clicks': WRONGTYPE"):
+    with pytest.raises(ValueError, match="'clicks': WRONGTYPE"):
         check_columns(source, SCHEMA)
-    with pytest.raises(ValueError, match="does not give the stream 'clicks': WRONGTYPE"):
+    with pytest.raises(ValueError, match="'clicks': WRONGTYPE"):
         list(source)
 
 
 @pytest.mark.parametrize("setting", ["securty.protocol=ssl", "security.protocol=nonsense"])
-def test_a_setting_that_kafka_does_not_know_is_an_error_that_says_so(setting: str) -> None:
+def test_an_unknown_setting_of_kafka_is_an_error(setting: str) -> None:
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-    with pytest.raises(ValueError, match=f"does not take the settings .{setting.partition('=')[0]}.: .*configuration"):
+    with pytest.raises(ValueError, match=f"settings .{setting.partition('=')[0]}.: .*configuration"):
         open_source(f"kafka://localhost:1/clicks?{setting}", SCHEMA)
 
 
-def test_a_compressed_file_is_not_followed_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_following_a_compressed_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").touch()
-    with pytest.raises(ValueError, match=r"follow the file that is written, or read it without follow$"):
+    with pytest.raises(ValueError, match="follow"):
         LinesSource(tmp_path / "a.csv.gz", SCHEMA, "csv", follow=True)
 
 
-def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -> None:
+def test_redis_entries_may_be_json_and_unreadable_entries_are_rejected(server: Server) -> None:
     good = {"event": 1, "user": 1, "item": 2, "price": 0.5, "at": 1, "click": 1}
     for entry in (
         {"json": json.dumps(good)},
@@ -987,7 +996,7 @@ def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -
         {"nothing": ""},
     ):
         server.client.xadd("clicks", entry)
-    source = RedisSource(server.url, "clicks", SCHEMA, longest=2000)
+    source = RedisSource(server.url, "clicks", SCHEMA, max_bytes=2000)
     (batch,) = read(source)
     assert all_ids([batch]) == [1, 2]
     reasons = sorted(one.reason.partition(":")[2][:12] for one in batch.rejected)
@@ -995,15 +1004,15 @@ def test_redis_entries_as_json_and_entries_that_cannot_be_read(server: Server) -
     assert any("3000 bytes, more than 2000" in one.reason for one in batch.rejected), reasons
 
 
-def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
+def test_the_conversion_of_a_message_does_not_depend_on_other_messages() -> None:
     schema = Schema({"x": "number"}, label="click", id="event")
 
-    def in_json(event: int, x: Any, **more: Any) -> Record:
-        return Record(str(event), text=json.dumps({"event": event, "x": x, **more}).encode())
+    def in_json(event: int, x: Any, **more: Any) -> Message:
+        return Message(str(event), text=json.dumps({"event": event, "x": x, **more}).encode())
 
-    def in_fields(event: int, **more: bytes) -> Record:
+    def in_fields(event: int, **more: bytes) -> Message:
         fields = {b"event": str(event).encode(), **{name.encode(): value for name, value in more.items()}}
-        return Record(str(event), fields=fields)
+        return Message(str(event), fields=fields)
 
     records = [
         in_json(1, "0.5"),
@@ -1011,22 +1020,22 @@ def test_whether_a_record_counts_does_not_depend_on_its_neighbours() -> None:
         in_json(3, 0.25),
         in_json(4, ""),
         in_fields(5, click=b"1"),
-        Record("6", text=b'{"event": 3, "click": 1}'),
+        Message("6", text=b'{"event": 3, "click": 1}'),
         in_fields(7, x=b"1"),
     ]
-    batch = batch_of(records, schema, longest=1000)
+    batch = convert_messages(records, schema, max_bytes=1000)
     assert all_ids([batch]) == [2, 3, 7]
     assert batch.events is not None
     assert batch.events.features["x"].tolist() == [0.5, 0.25, 1]
     assert batch.labels is not None
     assert batch.labels.ids.tolist() == [5, 3]
-    apart = [batch_of([record], schema, longest=1000) for record in records]
+    apart = [convert_messages([record], schema, max_bytes=1000) for record in records]
     assert batch.rejected == [one for part in apart for one in part.rejected]
     assert [one.where for one in batch.rejected] == ["1", "4"]
 
 
 @pytest.mark.parametrize("of", [list, tuple, lambda texts: np.array(texts, dtype=object)])
-def test_text_of_ids_and_users_keeps_nulls_at_its_end(of: Any) -> None:
+def test_ids_and_users_keep_nul_characters_at_their_end(of: Any) -> None:
     texts = ["a", "a\0", "a\0\0"]
     events = Events({"x": np.zeros(3)}, ids=of(texts), users=of(texts))
     assert events.ids is not None
@@ -1034,11 +1043,11 @@ def test_text_of_ids_and_users_keeps_nulls_at_its_end(of: Any) -> None:
     assert events.ids.tolist() == events.users.tolist() == Labels(of(texts), np.ones(3)).ids.tolist() == texts
 
 
-# Events that are wrong in every way ----------------------------------------------------------------------------
+# Fuzzing ------------------------------------------------------------------------------------------------------
 
 
 def fuzzed(random: random.Random, number: int) -> bytes:
-    """A line: good, or wrong in one of many ways."""
+    """Return a line that is valid, or invalid in one of many ways."""
     event: dict[str, Any] = {
         "event": number,
         "user": random.randrange(USERS),
@@ -1093,7 +1102,7 @@ def test_fuzzed_events_are_all_accounted_for(form: Literal["csv", "jsonl"], coun
             file.write(b"event,user,item,price,at,click\n")
         for number in range(count):
             line = fuzzed(dice, number) if number not in long else b"7" * long[number]
-            if form == "csv" and number % 2:  # half of them well-formed, half as they come
+            if form == "csv" and number % 2:  # Half of the lines are well-formed.
                 line = b",".join(
                     str(v).encode()
                     for v in (number, dice.choice([1, 10**9, "é", ""]), 2, dice.choice([1.5, "nan", "1e99"]), 3, 1)
@@ -1121,7 +1130,7 @@ def test_fuzzed_events_are_all_accounted_for(form: Literal["csv", "jsonl"], coun
 
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("size", [1, 1000])
-def test_the_mark_of_utf_8_before_the_first_row_is_no_part_of_it(rows: int, size: int, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_row(rows: int, size: int, tmp_path: Path) -> None:
     path, schema = tmp_path / "a.csv", Schema({"a": "category:50"}, label="y", header=["a", "y"])
     text = "".join(f"{row},1\n" for row in range(rows))
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -1130,15 +1139,13 @@ def test_the_mark_of_utf_8_before_the_first_row_is_no_part_of_it(rows: int, size
     assert [batch.rejected for batch in batches if batch.rejected] == []
     assert [value for b in batches if b.events for value in b.events.features["a"].tolist()] == list(range(rows))
     again = LinesSource(path, schema, "csv")
-    again.load_state_dict(source.state_dict())  # the mark is among the bytes by which the file is known
+    again.load_state_dict(source.state_dict())  # The mark is part of the fingerprint.
     assert read(again) == []
 
 
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("separator", [",", "\t", " "])
-def test_a_line_of_separators_alone_is_an_event_whose_values_are_missing(
-    separator: str, rows: int, tmp_path: Path
-) -> None:
+def test_a_line_of_separators_is_an_event_whose_values_are_missing(separator: str, rows: int, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     kinds = {"a": "category:50?", "b": "number?"}
     schema = Schema(kinds, label="y", id="i", header=["a", "b", "y", "i"], separator=separator)

@@ -1,8 +1,7 @@
-"""Compiled code reads lines and values as Python does, or leaves them to it."""
+"""Compiled code parses lines and values exactly like Python, or leaves them to Python."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from pathlib import Path
@@ -13,11 +12,12 @@ import pytest
 
 from cadam.online import Schema
 from cadam.online.data import text_columns
-from cadam.online.data.schema import Kind, convert
+from cadam.online.data.conversion import convert, fnv1a, hash_text, mix_splitmix64
+from cadam.online.data.kind import Kind
 from cadam.online.data.sources.lines import Format, LinesSource
-from cadam.online.data.text_columns import Quotes, Reading, Texts
+from cadam.online.data.text_columns import ParseAs, Quoting, TextColumn
 
-pytestmark = pytest.mark.skipif(text_columns.native() is None, reason="no compiled kernels")
+pytestmark = pytest.mark.skipif(text_columns.native_functions() is None, reason="no compiled kernels")
 
 PLAIN = """5 05 5.0 5.00 -5 -0 0 0.0 00 true True false TRUE 1e3 1E3 1e400 nan NaN inf -inf Infinity abc é 日本 +5 1_000
     123456789012345678 1234567890123456789 12345678901234567890 -9223372036854775808 9223372036854775808 3e38 1.1e19
@@ -85,7 +85,7 @@ def json_line(draw: random.Random) -> bytes:
 
 
 def everything(path: Path, schema: Schema, form: Format, size: int) -> tuple[list[Any], dict[str, Any]]:
-    """All that a source gives, to the bit, and its position at the end."""
+    """Return all batches of a source in a comparable form, and its last position."""
     source, found = LinesSource(path, schema, form, batch_size=size), []
     for batch in source:
         assert batch is not None
@@ -99,7 +99,7 @@ def everything(path: Path, schema: Schema, form: Format, size: int) -> tuple[lis
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize("seed", range(25))
-def test_lines_give_the_same_events_and_reasons_as_python_reads_them(
+def test_compiled_code_and_python_convert_lines_to_the_same_events_and_reasons(
     form: Format, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
@@ -110,45 +110,71 @@ def test_lines_give_the_same_events_and_reasons_as_python_reads_them(
     schema, size = SCHEMAS[seed % len(SCHEMAS)], draw.choice([1, 40, 64, 1000])
     ours = everything(path, schema, form, size)
     with monkeypatch.context() as patch:
-        patch.setattr(text_columns, "native", lambda: None)
+        patch.setattr(text_columns, "native_functions", lambda: None)
         theirs = everything(path, schema, form, size)
     assert ours == theirs
 
 
-def column(values: list[str], quotes: Quotes) -> Texts:
+def column(values: list[str], quoting: Quoting) -> TextColumn:
     encoded = [one.encode() for one in values]
     ends = np.cumsum([len(one) for one in encoded])
     begin = ends - [len(one) for one in encoded]
-    return Texts(np.frombuffer(b"".join(encoded) + b" ", np.uint8), begin, ends, quotes)
+    return TextColumn(np.frombuffer(b"".join(encoded) + b" ", np.uint8), begin, ends, quoting)
 
 
-def test_texts_of_any_length_have_the_hash_of_blake2b() -> None:
+def test_compiled_code_and_python_give_texts_of_any_length_the_same_hash() -> None:
     draw = random.Random(0)
-    given = ["".join(draw.choice("abcdef é-") for _ in range(length)) for length in range(140) for _ in range(4)]
-    given += given[::-1]  # looked up, where they are short
+    given = [
+        "".join(draw.choice("abcdef é-") for _ in range(length)) for length in [*range(140), 500, 900] for _ in range(4)
+    ]
     size = 2**31 - 1
-    array, fine = column(given, Quotes.ALL).read(Reading.HASH, size) or ((), ())
-    expected = [int.from_bytes(hashlib.blake2b(one.encode(), digest_size=8).digest(), "little") % size for one in given]
+    array, fine = column(given, Quoting.ALL).parse(ParseAs.HASH, size) or ((), ())
+    expected = [hash_text(one.encode(), size) for one in given]
     read = np.flatnonzero(fine)
     assert len(read) > 0.8 * len(given)
     assert [array[row] for row in read] == [expected[row] for row in read]
-    assert convert(column(given, Quotes.ALL), Kind("hash", size))[0].tolist() == expected
+    assert convert(column(given, Quoting.ALL), Kind("hash", size))[0].tolist() == expected
 
 
-def test_numbers_are_rounded_as_python_rounds_them() -> None:
+def test_numbers_are_rounded_like_in_python() -> None:
     draw = random.Random(1)
     given = [repr(draw.uniform(-1, 1) * 10.0 ** draw.randint(-12, 12)) for _ in range(20_000)]
     given += [f"{draw.randint(2**53, 10**19)}e{draw.randint(-22, 22)}" for _ in range(20_000)]
     given += [
         f"{2**53 + 1 + 2 * draw.randint(0, 2**40)}.{draw.choice(['5', '0', '50', '49999'])}" for _ in range(2_000)
     ]
-    array, fine = column(given, Quotes.NONE).read(Reading.NUMBER) or (np.empty(0), np.empty(0))
-    assert fine.mean() > 0.3  # more where long double has 64 bits
+    array, fine = column(given, Quoting.NONE).parse(ParseAs.NUMBER) or (np.empty(0), np.empty(0))
+    assert fine.mean() > 0.3  # The share is higher where long double has 64 bits.
     expected = np.array(list(map(float, given)))
     assert array[fine].tobytes() == expected[fine].tobytes()
 
 
-def test_what_is_missing_or_like_a_blank_is_missing() -> None:
-    given = column(["NA", "NB", "", "N", "NAN", "NA"], Quotes.NONE).without(["NA", "N"])
-    assert given.missing.tolist() == [True, False, False, True, False, True]
+def test_values_that_equal_a_marker_are_missing() -> None:
+    given = column(["NA", "NB", "", "N", "NAN", "NA"], Quoting.NONE).mark_missing(["NA", "N"])
+    assert given.is_missing.tolist() == [True, False, False, True, False, True]
     assert list(given[1:4]) == ["NB", "", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(b"", 0xCBF29CE484222325), (b"a", 0xAF63DC4C8601EC8C), (b"foobar", 0x85944171F73967E8)],
+)
+def test_fnv1a_gives_the_published_hashes(text: bytes, expected: int) -> None:
+    assert fnv1a(text) == expected
+
+
+def test_the_finalizer_gives_the_published_outputs_of_splitmix64() -> None:
+    states = 1234567 + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert mix_splitmix64(states).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_hashed_texts_are_spread_evenly_over_the_buckets() -> None:
+    buckets = [hash_text(f"item {number}".encode(), 64) for number in range(64_000)]
+    counts = np.bincount(buckets, minlength=64)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 120, "chi-squared with 63 degrees of freedom, p < 1e-5"

@@ -40,7 +40,7 @@ def features(count: int, seed: int = 0) -> dict[str, torch.Tensor]:
         }
         for row in range(count)
     ]
-    batch = SCHEMA.records(records, [""] * count)
+    batch = SCHEMA.convert_records(records, [""] * count)
     assert batch.events is not None
     assert not batch.rejected
     return {name: torch.from_numpy(values) for name, values in batch.events.features.items()}

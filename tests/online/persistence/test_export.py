@@ -208,12 +208,12 @@ def test_ready_made_models_are_exported_and_score_as_their_learners_do(kinds: li
         model = models.build(name, EVERY_KIND)
         ours = learner(model, checkpoint=folder)
         for seed in range(2, 8):
-            ours.take(EVERY_KIND.records(raw_events(50, seed), [""] * 50))
+            ours.take(EVERY_KIND.convert_records(raw_events(50, seed), [""] * 50))
         ours.save()
         ours.close()
         EVERY_KIND.write(folder / "schema.json")
         (folder / "model.json").write_text(json.dumps({"model": name}))
-        events = EVERY_KIND.records(given, [""] * 200).events
+        events = EVERY_KIND.convert_records(given, [""] * 200).events
         assert events is not None
         expected[name] = ours.training.score(events.features, 200)
         assert expected[name].std() > 0.001
@@ -319,7 +319,7 @@ def test_an_event_that_has_none_of_the_columns_is_rejected_with_a_reason() -> No
     assert batch.events is not None
     assert len(batch.events) == 2
     assert [one.where for one in batch.rejected] == ["0", "2", "4"]
-    reason = "none of the model's columns (a, b) is in the event"
+    reason = "the event has none of the model's columns (a, b)"
     assert [one.reason == reason for one in batch.rejected] == [True, True, False]
     nothing = schema.encode([{"A": 1}])
     assert nothing.events is None

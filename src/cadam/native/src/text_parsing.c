@@ -11,7 +11,7 @@ enum { MISSING = -1 };
 enum { LEFT, READ, BLANK }; /* what became of a line */
 enum { HASH, INTEGER, NUMBER };
 enum { BARE, QUOTED, MIXED }; /* whether values are quoted: none, all, or as `quoted` says */
-enum { MOST_NAMES = 512, LONGEST_NUMBER = 100, BLOCK = 128 };
+enum { MOST_NAMES = 512, LONGEST_NUMBER = 100, LONGEST_TEXT = 1024 };
 
 typedef const uint8_t text;
 
@@ -252,116 +252,21 @@ typedef struct {
     uint8_t *fine; /* [n]: whether it was read */
 } values;
 
-enum { LANES = 8 };
-typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
-
-/* BLAKE2b with a digest of 8 bytes, of texts of at most one block each. */
-static inline __attribute__((always_inline)) void blake2b(text *const *texts, const int64_t *sizes, uint64_t *out)
-{
-    static const uint64_t start[8] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
-                                      0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
-    static const uint8_t order[10][16] = {
-        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
-        {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
-        {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
-        {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
-        {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
-    lanes v[16], m[16] = {0};
-    for (int lane = 0; lane < LANES; lane++) {
-        uint64_t words[16] = {0};
-        memcpy(words, texts[lane], (size_t)sizes[lane]);
-        for (int64_t i = 0; 8 * i < sizes[lane]; i++)
-            m[i][lane] = words[i];
-    }
-    for (int i = 0; i < 8; i++)
-        v[i] = v[i + 8] = (lanes){0} + start[i];
-    v[0] ^= 0x01010008;
-    for (int lane = 0; lane < LANES; lane++)
-        v[12][lane] ^= (uint64_t)sizes[lane];
-    v[14] = ~v[14];
-#pragma GCC unroll 12
-    for (int round = 0; round < 12; round++)
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) {
-            const uint8_t *pair = order[round % 10] + 2 * k;
-            const int a = k % 4, b = 4 + (k + k / 4) % 4, c = 8 + (k + 2 * (k / 4)) % 4, d = 12 + (k + 3 * (k / 4)) % 4;
-            v[a] += v[b] + m[pair[0]], v[d] ^= v[a], v[d] = v[d] >> 32 | v[d] << 32;
-            v[c] += v[d], v[b] ^= v[c], v[b] = v[b] >> 24 | v[b] << 40;
-            v[a] += v[b] + m[pair[1]], v[d] ^= v[a], v[d] = v[d] >> 16 | v[d] << 48;
-            v[c] += v[d], v[b] ^= v[c], v[b] = v[b] >> 63 | v[b] << 1;
-        }
-    v[0] ^= v[8] ^ (start[0] ^ 0x01010008);
-    memcpy(out, &v[0], sizeof v[0]);
-}
-
-typedef void blake2b_fn(text *const *texts, const int64_t *sizes, uint64_t *out);
-
-static void blake2b_portable(text *const *texts, const int64_t *sizes, uint64_t *out) { blake2b(texts, sizes, out); }
-#ifdef __x86_64__
-__attribute__((target("avx2"))) static void blake2b_avx2(text *const *texts, const int64_t *sizes, uint64_t *out)
-{
-    blake2b(texts, sizes, out);
-}
-
-__attribute__((target("avx512f"))) static void blake2b_avx512(text *const *texts, const int64_t *sizes, uint64_t *out)
-{
-    blake2b(texts, sizes, out);
-}
-#endif
-
-static blake2b_fn *best_blake2b(void)
-{
-#ifdef __x86_64__
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f"))
-        return blake2b_avx512;
-    if (__builtin_cpu_supports("avx2"))
-        return blake2b_avx2;
-#endif
-    return blake2b_portable;
-}
-
-/* A short text that was hashed a moment ago: most come again. */
-typedef struct {
-    uint64_t low, high, size, hash;
-} known_text;
-
-enum { KNOWN = 1 << 14, SHORT = 16 };
-static _Thread_local known_text known_texts[KNOWN];
-
-/* Texts to be hashed together. */
-typedef struct {
-    blake2b_fn *hash;
-    uint64_t places;
-    int count;
-    text *texts[LANES];
-    int64_t sizes[LANES], *out[LANES];
-    known_text known[LANES], *slot[LANES];
-} waiting;
-
-static void hash_together(waiting *w)
-{
-    uint64_t found[LANES];
-    for (int lane = w->count; lane < LANES; lane++)
-        w->texts[lane] = w->texts[0], w->sizes[lane] = 0;
-    if (w->count)
-        w->hash(w->texts, w->sizes, found);
-    for (int lane = 0; lane < w->count; lane++) {
-        *w->out[lane] = (int64_t)(found[lane] % w->places);
-        w->known[lane].hash = found[lane];
-        if (w->slot[lane])
-            *w->slot[lane] = w->known[lane];
-    }
-    w->count = 0;
-}
-
-
-/* The finalizer of splitmix64. */
-static uint64_t mixed(uint64_t x)
+/* The finalizer of splitmix64. It spreads 64-bit integers evenly, so that their remainder can be used as a table row. */
+static uint64_t mix(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
     x = (x ^ x >> 27) * 0x94d049bb133111eb;
     return x ^ x >> 31;
+}
+
+/* FNV-1a with 64 bits. `hash_text` in online/data/conversion.py computes the same. */
+static uint64_t fnv1a(text *s, int64_t size)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    for (int64_t i = 0; i < size; i++)
+        hash = (hash ^ s[i]) * 0x100000001b3;
+    return hash;
 }
 
 /* A text that is exactly true or false, as JSON or Python writes it: 1 or 0; else -1. */
@@ -404,35 +309,23 @@ static int meant(text *s, int64_t size, int64_t *out)
     return read_integer(s, whole, out);
 }
 
-static int read_hash(text *s, int64_t size, int may_be_text, waiting *w, int64_t *out)
+/* Hash a value to one of `buckets` buckets: an integer by its value, so that "5" and 5 share a bucket, else the text. */
+static int read_hash(text *s, int64_t size, int may_be_text, uint64_t buckets, int64_t *out)
 {
     int64_t whole = truth(s, size);
     if (whole >= 0 || meant(s, size, &whole)) {
-        *out = (int64_t)(mixed((uint64_t)whole) % w->places);
+        *out = (int64_t)(mix((uint64_t)whole) % buckets);
         return 1;
     }
-    if (!may_be_text)
+    if (!may_be_text || size > LONGEST_TEXT || !is_utf8(s, size))
         return 0;
     int64_t digits = size && s[0] == '-';
     while (size > 15 && digits < size && is_digit(s[digits]))
         digits++;
-    /* What may mean an integer of many digits is for the caller. */
-    if (__BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || size > BLOCK || !is_utf8(s, size) ||
-        (size > 15 && (digits == size || s[digits] == '.')))
+    /* The caller decides whether a text of many digits is an integer that fits into 64 bits. */
+    if (size > 15 && (digits == size || s[digits] == '.'))
         return 0;
-    known_text given = {.size = (uint64_t)size}, *slot = 0;
-    if (size && size <= SHORT) {
-        memcpy(&given, s, (size_t)size);
-        slot = known_texts + mixed(given.low ^ mixed(given.high)) % KNOWN;
-        if (slot->low == given.low && slot->high == given.high && slot->size == given.size) {
-            *out = (int64_t)(slot->hash % w->places);
-            return 1;
-        }
-    }
-    w->texts[w->count] = s, w->sizes[w->count] = size, w->out[w->count] = out;
-    w->known[w->count] = given, w->slot[w->count++] = slot;
-    if (w->count == LANES)
-        hash_together(w);
+    *out = (int64_t)(mix(fnv1a(s, size)) % buckets);
     return 1;
 }
 
@@ -486,7 +379,6 @@ static int read_number(text *s, int64_t size, double *out)
 /* Read values, and say which were. */
 EXPORT void cadam_read_values(const values *g)
 {
-    waiting w = {.hash = best_blake2b(), .places = (uint64_t)g->size};
     for (int64_t i = 0; i < g->n; i++) {
         g->fine[i] = 0;
         if (g->begin[i] < 0)
@@ -495,7 +387,8 @@ EXPORT void cadam_read_values(const values *g)
         const int64_t size = g->end[i] - g->begin[i];
         const int quoted = g->how_quoted == MIXED ? g->quoted[i] : g->how_quoted == QUOTED;
         if (g->kind == HASH) {
-            g->fine[i] = (uint8_t)read_hash(s, size, quoted || g->how_quoted == BARE, &w, (int64_t *)g->out + i);
+            g->fine[i] = (uint8_t)read_hash(s, size, quoted || g->how_quoted == BARE, (uint64_t)g->size,
+                                              (int64_t *)g->out + i);
         } else if (quoted || size > LONGEST_NUMBER) {
             continue;
         } else if (g->kind == INTEGER) {
@@ -508,5 +401,4 @@ EXPORT void cadam_read_values(const values *g)
                 *out = clicked;
         }
     }
-    hash_together(&w);
 }

@@ -1,4 +1,8 @@
-"""Columns of text as a source has them: spans of bytes, read by compiled code where they are plain."""
+"""Columns of text, stored as byte ranges of a buffer, which compiled code splits and parses.
+
+The compiled code handles only values in a plain notation. Python handles the others one by one, so the result does not
+depend on which values are in the same batch.
+"""
 
 from __future__ import annotations
 
@@ -11,54 +15,56 @@ from typing import Any, overload
 
 import numpy as np
 
-from ...engines.base import UnavailableError
-from ...native.loader import package_library
+from ...native.loader import UnavailableError, package_library
 from .events import Array
 
-MISSING, ANOTHER = -1, -2
-"""In place of where a value begins: there is none, or it is not a span."""
+MISSING, NOT_A_RANGE = -1, -2
+"""Used instead of the start of a byte range: the value is missing, or it is in `TextColumn.other_values`."""
 
 
-class Quotes(IntEnum):
-    """Whether values were quoted: not in CSV, always in columns of text, and JSON's own way."""
+class Quoting(IntEnum):
+    """Which values were quoted, which makes them text: none (CSV), all (columns of text), or some (JSON)."""
 
     NONE, ALL, SOME = range(3)
 
 
-class Reading(IntEnum):
-    """What becomes of a value."""
+class ParseAs(IntEnum):
+    """The type that compiled code parses a value as."""
 
     HASH, INTEGER, NUMBER = range(3)
 
 
-class Became(IntEnum):
-    """What became of a line."""
+class LineStatus(IntEnum):
+    """The result of splitting one line: left to Python, split, or blank."""
 
-    LEFT, READ, BLANK = range(3)
+    UNREAD, READ, BLANK = range(3)
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """In place of a value that a source could not read: why."""
+class UnreadableValue:
+    """A placeholder for a value that a source could not read."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Texts(Sequence[Any]):
-    """A column, a value in each row: text, or of JSON also a number, true or false; None where it is missing."""
+class TextColumn(Sequence[Any]):
+    """A column of values that are byte ranges of a buffer.
+
+    Its elements are text, or in JSON also numbers and booleans, and None where a value is missing.
+    """
 
     data: Array
-    """The bytes that it lies in, among others."""
+    """The buffer, which other columns share."""
     begin: Array
     end: Array
-    quotes: Quotes
+    quoting: Quoting
     quoted: Array | None = None
-    """By row, with `Quotes.SOME`."""
-    others: Mapping[int, Any] = field(default_factory=dict)
-    """By row: values that are not spans."""
-    truths: bool = False
-    """Whether true is 1 and false is 0 where a number is wanted."""
+    """Whether each value is quoted, only with `Quoting.SOME`."""
+    other_values: Mapping[int, Any] = field(default_factory=dict)
+    """Values that are not byte ranges, by row."""
+    booleans_as_numbers: bool = False
+    """Whether true is parsed as the number 1 and false as 0."""
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -66,63 +72,118 @@ class Texts(Sequence[Any]):
     @overload
     def __getitem__(self, row: int) -> Any: ...
     @overload
-    def __getitem__(self, row: slice) -> Texts: ...
+    def __getitem__(self, row: slice) -> TextColumn: ...
     def __getitem__(self, row: int | slice) -> Any:
         if isinstance(row, slice):
-            return self.rows(np.arange(len(self))[row])
+            return self.take(np.arange(len(self))[row])
         begin = int(self.begin[row])
         if begin < 0:
-            return self.others.get(row) if begin == ANOTHER else None
+            return self.other_values.get(row) if begin == NOT_A_RANGE else None
         text = self.data[begin : self.end[row]].tobytes()
         if self.quoted is not None and not self.quoted[row]:
             return json.loads(text)
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            return Unreadable(f"a value of type string that cannot be read: {error}")
+            return UnreadableValue(f"a value of type string that cannot be read: {error}")
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self)))
 
-    def rows(self, rows: Array) -> Texts:
-        """Some of them."""
-        others = {new: self.others[old] for new, old in enumerate(rows.tolist()) if old in self.others}
+    def take(self, rows: Array) -> TextColumn:
+        """Return the column of some rows."""
+        others = {new: self.other_values[old] for new, old in enumerate(rows.tolist()) if old in self.other_values}
         quoted = None if self.quoted is None else self.quoted[rows]
-        return replace(self, begin=self.begin[rows], end=self.end[rows], quoted=quoted, others=others)
+        return replace(self, begin=self.begin[rows], end=self.end[rows], quoted=quoted, other_values=others)
 
     @property
-    def missing(self) -> Array:
-        gone: Array = self.begin == MISSING
-        for row, value in self.others.items():
-            gone[row] = value is None
-        return gone
+    def is_missing(self) -> Array:
+        """A mask of the rows whose value is missing."""
+        mask: Array = self.begin == MISSING
+        for row, value in self.other_values.items():
+            mask[row] = value is None
+        return mask
 
-    def without(self, blanks: Sequence[str]) -> Texts:
-        """What is written like one of the blanks is missing."""
+    def mark_missing(self, markers: Sequence[str]) -> TextColumn:
+        """Return the column in which values that equal one of the markers are missing."""
         begin = self.begin.copy()
-        for blank in map(str.encode, blanks):
-            rows = np.flatnonzero((begin >= 0) & (self.end - begin == len(blank)))
-            for place, byte in enumerate(blank):
-                rows = rows[self.data[begin[rows] + place] == byte]
+        for marker in map(str.encode, markers):
+            rows = np.flatnonzero((begin >= 0) & (self.end - begin == len(marker)))
+            for index, byte in enumerate(marker):
+                rows = rows[self.data[begin[rows] + index] == byte]
             begin[rows] = MISSING
         return replace(self, begin=begin)
 
-    def read(self, reading: Reading, size: int = 1) -> tuple[Array, Array] | None:
-        """Values, and which of them were plain enough; None where there is no compiled code."""
-        c = native()
-        if c is None:
+    def parse(self, parse_as: ParseAs, buckets: int = 1) -> tuple[Array, Array] | None:
+        """Parse the values with compiled code.
+
+        Args:
+            parse_as: The type of the result.
+            buckets: The number of buckets, for `ParseAs.HASH`.
+
+        Returns:
+            The parsed values and a mask of the rows that could be parsed. None if there is no compiled code.
+        """
+        functions = native_functions()
+        if functions is None:
             return None
-        out = np.zeros(len(self), np.float64 if reading == Reading.NUMBER else np.int64)
-        fine = np.empty(len(self), np.bool_)
-        begin, end, quoted = _contiguous(self.begin), _contiguous(self.end), _contiguous(self.quoted)
+        parsed = np.zeros(len(self), np.float64 if parse_as == ParseAs.NUMBER else np.int64)
+        is_parsed = np.empty(len(self), np.bool_)
+        begin, end = np.ascontiguousarray(self.begin), np.ascontiguousarray(self.end)
+        quoted = None if self.quoted is None else np.ascontiguousarray(self.quoted)
         _call(
-            *(c.cadam_read_values, self.data, begin, end, quoted, len(self), self.quotes, reading, size, self.truths),
-            *(out, fine),
+            *(functions.cadam_read_values, self.data, begin, end, quoted, len(self), self.quoting, parse_as, buckets),
+            *(self.booleans_as_numbers, parsed, is_parsed),
         )
-        return out, fine
+        return parsed, is_parsed
 
 
-def split(
+@dataclass(frozen=True)
+class DictionaryColumn(Sequence[Any]):
+    """A dictionary-encoded column: each distinct value is stored, and converted, only once."""
+
+    dictionary: Sequence[Any]
+    indices: Array
+    """For each row, the index of its value in the dictionary."""
+
+    @classmethod
+    def encode(cls, values: list[Any]) -> DictionaryColumn | None:
+        """Encode a list of texts, or return None if values are not repeated twice or more on average."""
+        if len(values) < 64 or not set(map(type, values)) <= {str, type(None)}:
+            return None
+        index_of = {value: index for index, value in enumerate(dict.fromkeys(values))}
+        if 2 * len(index_of) > len(values):
+            return None
+        return cls(tuple(index_of), np.fromiter(map(index_of.__getitem__, values), np.int64, len(values)))
+
+    def problems_by_row(self, problems: Mapping[int, str]) -> dict[int, str]:
+        """Return the problems of dictionary entries for every row that has such a value."""
+        has_problem = np.zeros(len(self.dictionary), dtype=bool)
+        has_problem[list(problems)] = True
+        rows = np.flatnonzero(has_problem[self.indices]) if problems else ()
+        return {int(row): problems[int(self.indices[row])] for row in rows}
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.dictionary.__getitem__, self.indices.tolist())
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> DictionaryColumn: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        if not isinstance(row, slice):
+            return self.dictionary[self.indices[row]]
+        # A slice keeps only the entries that it uses, because all entries of a dictionary are converted.
+        used, indices = np.unique(self.indices[row], return_inverse=True)
+        if isinstance(self.dictionary, TextColumn):
+            return DictionaryColumn(self.dictionary.take(used), indices)
+        return DictionaryColumn(tuple(map(self.dictionary.__getitem__, used.tolist())), indices)
+
+
+def split_lines(
     data: Array,
     begin: Array,
     end: Array,
@@ -130,38 +191,51 @@ def split(
     *,
     fields: Sequence[str] | None = None,
     separator: str = "",
-) -> tuple[Array, dict[str, Texts]] | None:
-    """Lines of CSV, whose fields are given, or of JSON as columns, and what became of each line: `Became`.
+) -> tuple[Array, dict[str, TextColumn]] | None:
+    """Split lines of CSV or JSON into columns with compiled code.
 
-    Lines that are left have values that mean nothing. None where there is no compiled code for it.
+    Args:
+        data: The bytes of all lines.
+        begin: The start of each line.
+        end: The end of each line.
+        names: The columns to return.
+        fields: The names of all fields of a CSV line. None: the lines are JSON.
+        separator: The separator between fields of CSV.
+
+    Returns:
+        The `LineStatus` of each line and the columns, whose values are undefined for lines that were not split. None if
+        there is no compiled code for this format.
     """
-    c = native()
-    if c is None or not separator.isascii() or separator == '"':
+    functions = native_functions()
+    if functions is None or not separator.isascii() or separator == '"':
         return None
     count = len(begin)
-    stride = count + 8  # columns at a power of two from each other would share places of the cache
-    spans = np.full((2, len(names), stride), MISSING, np.int64)
+    # Columns whose distance is a power of two would compete for the same lines of the processor's cache.
+    stride = count + 8
+    ranges = np.full((2, len(names), stride), MISSING, np.int64)
     quoted = np.zeros((len(names), stride), np.uint8)
-    became = np.empty(count, np.uint8)
-    place = {name: column for column, name in enumerate(names)}
-    column_of = np.array([place.get(name, -1) for name in fields or ()], np.int64)
+    status = np.empty(count, np.uint8)
+    index_of = {name: index for index, name in enumerate(names)}
+    column_of_field = np.array([index_of.get(name, -1) for name in fields or ()], np.int64)
     encoded = [name.encode() for name in names]
-    together = np.frombuffer(b"".join(encoded) + b" ", np.uint8)
-    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    all_names = np.frombuffer(b"".join(encoded) + b" ", np.uint8)
+    name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     _call(
-        *(c.cadam_split_lines, data, begin, end, count, spans[0], spans[1], quoted, became, len(names), stride),
-        *(len(column_of), column_of, ord(separator or ","), together, ends),
+        *(functions.cadam_split_lines, data, begin, end, count, ranges[0], ranges[1], quoted, status, len(names)),
+        *(stride, len(column_of_field), column_of_field, ord(separator or ","), all_names, name_ends),
     )
-    kind = Quotes.SOME if fields is None else Quotes.NONE
-    return became, {
-        name: Texts(data, spans[0, i, :count], spans[1, i, :count], kind, quoted[i, :count] if fields is None else None)
-        for i, name in enumerate(names)
-    }
+    columns = {}
+    for index, name in enumerate(names):
+        column = TextColumn(data, ranges[0, index, :count], ranges[1, index, :count], Quoting.NONE)
+        if fields is None:
+            column = replace(column, quoting=Quoting.SOME, quoted=quoted[index, :count])
+        columns[name] = column
+    return status, columns
 
 
 @cache
-def native() -> Any:
-    """The compiled functions; None where there are none."""
+def native_functions() -> Any:
+    """Return the compiled functions, or None if there is no compiled library."""
     try:
         return package_library().c
     except UnavailableError:
@@ -169,13 +243,10 @@ def native() -> Any:
 
 
 def _call(function: Any, *arguments: Any) -> None:
-    """Call with a struct of 64-bit words: addresses of arrays, and numbers."""
-    words = np.array(
-        [0 if one is None else one.ctypes.data if isinstance(one, np.ndarray) else int(one) for one in arguments],
-        np.int64,
-    )
-    function(words.ctypes.data)
-
-
-def _contiguous(array: Array | None) -> Array | None:
-    return None if array is None else np.ascontiguousarray(array)
+    """Call a C function with a struct of 64-bit words, which are numbers and addresses of arrays."""
+    words = [
+        0 if argument is None else argument.ctypes.data if isinstance(argument, np.ndarray) else int(argument)
+        for argument in arguments
+    ]
+    struct = np.array(words, np.int64)
+    function(struct.ctypes.data)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..data.schema import Kind, Schema
+from ..data.kind import Kind
+from ..data.schema import Schema
+from ..data.sources.line_files import CONVERT_TO_UTF8
 from ..metrics.running import LogLoss
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cadam.online")
 
 MAX_REJECTED = 0.01
-CONVERT = "Convert it, as in: iconv -f latin1 -t utf8 {path} > converted"
-"""What to do with a file that is not UTF-8."""
 FIRST = 10_000
 """Where most of so many events are rejected, nothing good is to come."""
 NEAR = 0.02
@@ -131,18 +131,18 @@ def cure(counted: Mapping[str, int], schema: Schema) -> str:
     if kind is not None and "is not from 0 to" in reason:
         more = replace(kind, name="hash", size=4 * kind.size)
         return f"column {column!r} has values beyond {kind}: write {more} in the schema: it takes any value"
-    if kind is not None and ("not a number" in reason or "not an integer" in reason or "whole number" in reason):
+    if kind is not None and ("not a number" in reason or "not an integer" in reason):
         more = Kind("hash", 1000, 0 if kind.name == "clock" else kind.length, kind.optional)
         return f"column {column!r} holds text but the schema says {kind}: write {more} in the schema, or infer it"
     if "not an integer" in reason or "not a number" in reason:
         return f"column {column!r} holds text: write {column}:text in the schema"
     if "not UTF-8" in reason:
-        return f"the data is not UTF-8. {CONVERT.format(path='FILE')}"
+        return f"the data is not UTF-8. {CONVERT_TO_UTF8.format(path='FILE')}"
     if reason.startswith("not readable") and "fields" in reason:
         return (
             "lines do not have as many fields as the first: the separator may be another (see `cadam schema`), or "
             "quoted text has line breaks in it, which must go"
         )
-    if "no time of the form" in reason:
+    if "not a time of the format" in reason:
         return f"give the form of the times in {column!r}, as in --time '{column}:%d/%m/%Y %H:%M'"
     return "run `cadam schema` on the data, and look at the reasons"

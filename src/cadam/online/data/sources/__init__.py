@@ -1,10 +1,24 @@
-"""Where events come from. Each source gives batches and knows its position."""
+"""Sources of events. Each source yields batches and knows its position in the data."""
 
-from .base import Source
+from .base import ColumnNames, Source
 from .kafka import KafkaSource
 from .lines import LinesSource
 from .parquet import ParquetSource
 from .redis_stream import RedisSource
-from .uri import open_source
+from .registry import SOURCES, open_source, resolve_uri, source_help
+from .sample import Sample, SamplingError
 
-__all__ = ["KafkaSource", "LinesSource", "ParquetSource", "RedisSource", "Source", "open_source"]
+__all__ = [
+    "SOURCES",
+    "ColumnNames",
+    "KafkaSource",
+    "LinesSource",
+    "ParquetSource",
+    "RedisSource",
+    "Sample",
+    "SamplingError",
+    "Source",
+    "open_source",
+    "resolve_uri",
+    "source_help",
+]

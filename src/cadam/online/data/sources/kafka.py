@@ -6,44 +6,58 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from ..events import Batch
 from ..schema import Schema
-from .base import Source, check_state, is_power_of_two
-from .records import Record, batch_of
+from .base import Source, check_batch_size, check_state, is_power_of_two
+from .records import Message, convert_messages, sample_messages
+from .sample import MAX_MESSAGES, Sample, SamplingError
 
 logger = logging.getLogger("cadam.online")
 
 NEEDS = "Kafka needs confluent-kafka: pip install confluent-kafka"
-QUEUED = 65_536  # kilobytes that the client may fetch ahead
-MADE_ANEW = "it is another topic of that name, or has lost messages"
-LOOK_EVERY = 60.0  # seconds between looks for new partitions
-ELECTION = 30.0  # seconds that a topic without a leader is waited for, as after its broker was restarted
-
-
-def _said(error: Exception) -> str:
-    """What librdkafka says."""
-    inner = error.args[0] if error.args else error
-    return inner.str() if hasattr(inner, "str") else str(inner)
+PREFETCH_KILOBYTES = 65_536
+"""The amount of data that the client may fetch in advance."""
+PARTITION_CHECK_SECONDS = 60.0
+"""The time between checks for new partitions."""
+ELECTION_SECONDS = 30.0
+"""How long to wait for a topic without a leader, which is normal after a restart of its broker."""
+SAMPLE_SECONDS = 10.0
+"""How long a topic is read for a sample."""
+IS_ANOTHER_TOPIC = "it is another topic of the same name, or it has lost messages"
 
 
 class KafkaSource(Source):
-    """The messages of a Kafka topic: JSON objects. The position is an offset per partition, kept by the learner.
+    """The messages of a Kafka topic, which must be JSON objects. The position is one offset per partition.
 
-    Offsets are not committed to Kafka: the checkpoint alone says what has been learnt, so each message counts once. The
-    order is that of Kafka within a partition; between partitions it depends on time, so a run over several partitions
-    is not the same to the bit when it is repeated. Brokers that go away are waited for; with `follow` also those that
-    were never there, which is an error otherwise. Messages that were removed before they were read are a warning.
-    A topic whose offsets have gone back below the position is logged as an error, and read from where it now begins.
+    Offsets are not committed to Kafka. The learner's checkpoint alone determines the position, so each message is used
+    exactly once. Messages of one partition keep their order. The order between partitions depends on time, so repeated
+    runs over several partitions are not bitwise equal.
+
+    If the brokers go away, the source waits for them. If they were never there, that is an error unless the source
+    follows the topic. Messages that were removed before they were read cause a warning. If the offsets of a topic have
+    gone back below the position, this is logged as an error, and the topic is read from its new beginning.
 
     Args:
-        servers: as Kafka's ``bootstrap.servers``.
-        follow: at the end of all partitions wait for more instead of ending; partitions that are added are found
-            within a minute or so, and read from their beginning.
-        patience: how many seconds to wait for a full batch before a short one is given; None: for ever.
-        longest: bytes of the longest message that is looked at.
-        settings: further settings of librdkafka's consumer, for security and the like.
+        servers: The value of Kafka's ``bootstrap.servers``.
+        topic: The name of the topic.
+        schema: The schema of the events.
+        batch_size: The number of messages per batch.
+        follow: Whether to wait for new messages at the end of all partitions. New partitions are detected within about
+            a minute and read from their beginning.
+        patience: The number of seconds to wait for a full batch before a smaller one is produced. None: wait as long as
+            it takes.
+        max_bytes: The size of the largest message; larger ones are rejected.
+        poll: The number of seconds that one request waits for messages.
+        settings: Further settings of librdkafka's consumer, for example for security.
     """
+
+    schemes = ("kafka",)
+    help = (
+        "  kafka://HOST[:PORT]/TOPIC       a Kafka topic of JSON messages; ?servers=HOST:PORT,... adds servers,\n"
+        "                                  and other query fields are settings of librdkafka\n"
+    )
 
     def __init__(
         self,
@@ -54,7 +68,7 @@ class KafkaSource(Source):
         batch_size: int = 1024,
         follow: bool = False,
         patience: float | None = 1.0,
-        longest: int = 1 << 20,
+        max_bytes: int = 1 << 20,
         poll: float = 0.2,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -62,178 +76,220 @@ class KafkaSource(Source):
             import confluent_kafka as kafka
         except ImportError as error:
             raise ImportError(NEEDS) from error
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         self.servers, self.topic, self.schema, self.batch_size, self.follow = servers, topic, schema, batch_size, follow
-        self.patience, self.longest, self.poll = patience, longest, poll
-        self.offsets: dict[int, int] = {}  # of the next message, by partition
-        self._gaps = 0
-        own = {
+        self.patience, self.max_bytes, self.poll = patience, max_bytes, poll
+        self.offsets: dict[int, int] = {}
+        """The offset of the next message by partition."""
+        self._gap_count = 0
+        defaults = {
             "bootstrap.servers": servers,
-            "group.id": "cadam",  # named because it must be, not used: partitions are assigned by hand
+            # Kafka requires a group, but it has no effect because partitions are assigned explicitly.
+            "group.id": "cadam",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
-            "queued.max.messages.kbytes": QUEUED,
+            "queued.max.messages.kbytes": PREFETCH_KILOBYTES,
         }
         try:
-            self.consumer = kafka.Consumer({**own, **(settings or {})}, logger=logger)
+            self.consumer = kafka.Consumer({**defaults, **(settings or {})}, logger=logger)
         except (kafka.KafkaException, TypeError, ValueError) as error:
-            given = ", ".join(settings or ()) or "none of its own"
-            raise ValueError(f"Kafka does not take the settings ({given}): {_said(error)}") from error
+            names = ", ".join(settings or ()) or "only the defaults"
+            raise ValueError(f"Kafka does not accept the settings ({names}): {_message_of(error)}") from error
+
+    @classmethod
+    def from_uri(
+        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
+    ) -> KafkaSource | None:
+        """Open ``kafka://HOST[:PORT]/TOPIC[?servers=...&setting=...]``."""
+        parts = urlsplit(uri)
+        topic, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
+        if not parts.netloc or not topic:
+            return None
+        servers = ",".join(filter(None, [parts.netloc, query.pop("servers", None)]))
+        return cls(servers, topic, schema, batch_size=batch_size, follow=follow, patience=patience, settings=query)
+
+    @property
+    def location(self) -> str:
+        """The name of the topic."""
+        return self.topic
 
     def __iter__(self) -> Iterator[Batch | None]:
         import confluent_kafka as kafka
 
         yield from self._assign()
-        held: list[Record] = []
+        held: list[Message] = []
         offsets, ended = dict(self.offsets), set[int]()
-        since = looked = time.monotonic()
+        waiting_since = last_check = time.monotonic()
         while True:
-            if self.follow and time.monotonic() - looked > LOOK_EVERY:
-                self._take_new(offsets)
-                looked = time.monotonic()
+            if self.follow and time.monotonic() - last_check > PARTITION_CHECK_SECONDS:
+                self._add_new_partitions(offsets)
+                last_check = time.monotonic()
             messages = self.consumer.consume(self.batch_size - len(held), self.poll)
             for message in messages:
                 error, partition, offset = message.error(), message.partition() or 0, message.offset()
-                at_end = error is not None and error.code() == kafka.KafkaError._PARTITION_EOF
-                if (error is None or at_end) and offset is not None and offset < offsets[partition]:
-                    self._say_it_went_back(partition, offsets[partition], offset)
+                is_end = error is not None and error.code() == kafka.KafkaError._PARTITION_EOF
+                if (error is None or is_end) and offset is not None and offset < offsets[partition]:
+                    logger.error(
+                        "%s, partition %d continues at offset %d, before the position %d: %s, and is read from there",
+                        *(self.topic, partition, offset, offsets[partition], IS_ANOTHER_TOPIC),
+                    )
                     offsets[partition] = offset
                     if not held:
                         self.offsets = dict(offsets)
                 if error is None:
-                    assert offset is not None  # a message has one
+                    assert offset is not None
                     if not held:
-                        since = time.monotonic()
+                        waiting_since = time.monotonic()
                     if offset > offsets[partition] > 0:
                         self._warn_of_gap(partition, offsets[partition], offset)
                     where = f"{self.topic}, partition {partition}, offset {offset}"
-                    held.append(Record(where, text=message.value() or b""))
+                    held.append(Message(where, text=message.value() or b""))
                     offsets[partition] = offset + 1
                     ended.discard(partition)
-                elif at_end:
+                elif is_end:
                     ended.add(partition)
                 elif error.fatal():
                     raise ConnectionError(
-                        f"Kafka at {self.servers} ended reading {self.topic!r} with a fatal error: {error.str()}. "
+                        f"Kafka at {self.servers} stopped reading {self.topic!r} with a fatal error: {error.str()}. "
                         "Check the brokers and the settings, then start again"
                     )
                 else:
                     logger.error("Kafka: %s", error)
-            over = not self.follow and ended == offsets.keys()
-            late = self.patience is not None and time.monotonic() - since > self.patience
-            if len(held) == self.batch_size or (held and not messages and late) or (held and over):
+            is_over = not self.follow and ended == offsets.keys()
+            is_late = self.patience is not None and time.monotonic() - waiting_since > self.patience
+            if len(held) == self.batch_size or (held and not messages and is_late) or (held and is_over):
                 self.offsets = dict(offsets)
-                yield batch_of(held, self.schema, self.longest)
+                yield convert_messages(held, self.schema, self.max_bytes)
                 held = []
-            elif over:
+            elif is_over:
                 return
             elif not messages:
                 yield None
 
-    def _assign(self) -> Iterator[None]:
-        """Take every partition, each from its position; wait for the brokers if need be."""
+    def sample(self) -> Sample:
+        """Return the first messages of the topic."""
         import confluent_kafka as kafka
 
-        began, attempts = time.monotonic(), 0
+        messages: list[Message] = []
+        ended: set[int] = set()
+        try:
+            for _ in self._assign():
+                pass
+            deadline = time.monotonic() + SAMPLE_SECONDS
+            while len(messages) < MAX_MESSAGES and time.monotonic() < deadline and len(ended) < len(self.offsets):
+                for message in self.consumer.consume(MAX_MESSAGES - len(messages), 0.5):
+                    error = message.error()
+                    if error is None:
+                        messages.append(Message(f"offset {message.offset()}", text=message.value() or b""))
+                    elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                        ended.add(message.partition() or 0)
+        finally:
+            self.close()
+        if not messages:
+            raise SamplingError(f"no schema can be inferred, because the topic {self.topic!r} has no messages yet")
+        return sample_messages(messages, self.max_bytes, f"Kafka topic, the first {len(messages):,} messages sampled")
+
+    def _assign(self) -> Iterator[None]:
+        """Assign every partition at its position. Waits for the brokers if necessary."""
+        import confluent_kafka as kafka
+
+        start, attempts = time.monotonic(), 0
         while True:
             attempts += 1
             try:
-                partitions = self._partitions()
+                partitions = self._list_partitions()
             except kafka.KafkaException as error:
-                electing = error.args[0].code() == kafka.KafkaError.LEADER_NOT_AVAILABLE
-                if not self.follow and not (electing and time.monotonic() - began < ELECTION):
+                is_electing = error.args[0].code() == kafka.KafkaError.LEADER_NOT_AVAILABLE
+                if not self.follow and not (is_electing and time.monotonic() - start < ELECTION_SECONDS):
                     raise ConnectionError(
-                        f"Kafka cannot be reached at {self.servers}: {error}. Check the address; with follow it is "
-                        "waited for"
+                        f"Kafka cannot be reached at {self.servers}: {error}. Check the address, or wait for the "
+                        "brokers with follow"
                     ) from error
                 if is_power_of_two(attempts):
-                    logger.error("Kafka is away, waiting for it: %s", _said(error))
+                    logger.error("Kafka is away, waiting for it: %s", _message_of(error))
                 time.sleep(self.poll)
                 yield None
                 continue
-            gone = sorted(self.offsets.keys() - set(partitions))
-            if gone:
-                logger.error("%s no longer has the partitions %s: %s", self.topic, gone, MADE_ANEW)
-            self.offsets = {p: self.offsets.get(p, 0) for p in partitions}
+            removed = sorted(self.offsets.keys() - set(partitions))
+            if removed:
+                logger.error("%s no longer has the partitions %s: %s", self.topic, removed, IS_ANOTHER_TOPIC)
+            self.offsets = {partition: self.offsets.get(partition, 0) for partition in partitions}
             self.consumer.assign(
-                [kafka.TopicPartition(self.topic, p, o or kafka.OFFSET_BEGINNING) for p, o in self.offsets.items()]
+                [
+                    kafka.TopicPartition(self.topic, partition, offset or kafka.OFFSET_BEGINNING)
+                    for partition, offset in self.offsets.items()
+                ]
             )
             return
 
-    def _partitions(self) -> list[int]:
-        """Those of the topic, as the brokers have them now.
+    def _list_partitions(self) -> list[int]:
+        """Return the current partitions of the topic.
 
-        A broker that has just come back has no leader for a topic, or does not know yet what it had: that is no reason
-        to end, where the topic was there before.
+        A broker that was just restarted has no leader for a topic yet, or does not know the topic yet. This is reported
+        as a KafkaException, for which `_assign` waits; an unknown topic only if the topic existed before.
         """
         import confluent_kafka as kafka
 
         topic = self.consumer.list_topics(self.topic, timeout=5).topics[self.topic]
-        passing = {kafka.KafkaError.LEADER_NOT_AVAILABLE}
+        temporary = {kafka.KafkaError.LEADER_NOT_AVAILABLE}
         if self.follow and self.offsets:
-            passing.add(kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
-        if topic.error is not None and topic.error.code() in passing:
+            temporary.add(kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+        if topic.error is not None and topic.error.code() in temporary:
             raise kafka.KafkaException(topic.error)
         if topic.error is not None or not topic.partitions:
             raise FileNotFoundError(f"Kafka has no topic {self.topic!r}: {topic.error}")
         return sorted(topic.partitions)
 
-    def _take_new(self, offsets: dict[int, int]) -> None:
-        """Take the partitions that were added, from their beginning."""
+    def _add_new_partitions(self, offsets: dict[int, int]) -> None:
+        """Assign partitions that were added to the topic, from their beginning."""
         import confluent_kafka as kafka
 
         try:
-            new = [p for p in self._partitions() if p not in offsets]
+            new = [partition for partition in self._list_partitions() if partition not in offsets]
         except (kafka.KafkaException, FileNotFoundError) as error:
-            logger.error("Kafka cannot be asked for new partitions: %s", error)
+            logger.error("the check for new Kafka partitions failed: %s", error)
             return
         if new:
             self.consumer.incremental_assign([kafka.TopicPartition(self.topic, p, kafka.OFFSET_BEGINNING) for p in new])
-            for known in (offsets, self.offsets):
-                known.update(dict.fromkeys(new, 0))
+            for positions in (offsets, self.offsets):
+                positions.update(dict.fromkeys(new, 0))
             logger.info("%s has new partitions, which are read from their beginning: %s", self.topic, new)
 
-    def _say_it_went_back(self, partition: int, expected: int, found: int) -> None:
-        logger.error(
-            "%s, partition %d goes on at offset %d, before the position %d: %s, and is read from there",
-            self.topic,
-            partition,
-            found,
-            expected,
-            MADE_ANEW,
-        )
-
-    def _warn_of_gap(self, partition: int, expected: int, found: int) -> None:
-        self._gaps += 1
-        if is_power_of_two(self._gaps):
+    def _warn_of_gap(self, partition: int, expected: int, offset: int) -> None:
+        self._gap_count += 1
+        if is_power_of_two(self._gap_count):
             logger.warning(
-                "%s, partition %d goes on at offset %d after %d: messages in between were removed unread by retention "
-                "or compaction, or are marks of transactions (seen %d times)",
-                self.topic,
-                partition,
-                found,
-                expected - 1,
-                self._gaps,
+                "%s, partition %d continues at offset %d after %d: the messages between them were removed by retention "
+                "or compaction before they were read, or are markers of transactions (seen %d times)",
+                *(self.topic, partition, offset, expected - 1, self._gap_count),
             )
 
     def backlog(self) -> int:
-        """How many messages the brokers have that were not given yet, as of the last fetch."""
+        """Return the number of messages that the brokers had at the last fetch and that were not read yet."""
         import confluent_kafka as kafka
 
-        behind = 0
+        total = 0
         for partition, offset in self.offsets.items():
-            at = kafka.TopicPartition(self.topic, partition)
-            behind += max(0, self.consumer.get_watermark_offsets(at, cached=True)[1] - offset)
-        return behind
+            _, end = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.topic, partition), cached=True)
+            total += max(0, end - offset)
+        return total
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the offsets of the next messages."""
         return {"source": "kafka", "topic": self.topic, "offsets": dict(self.offsets)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         check_state(state, source="kafka", topic=self.topic)
         self.offsets = dict(state["offsets"])
 
     def close(self) -> None:
+        """Close the connection to the brokers."""
         self.consumer.close()
+
+
+def _message_of(error: Exception) -> str:
+    """Return librdkafka's description of an error."""
+    inner = error.args[0] if error.args else error
+    return inner.str() if hasattr(inner, "str") else str(inner)

@@ -4,84 +4,76 @@ from __future__ import annotations
 
 import csv
 import glob
-import gzip
 import hashlib
-import io
 import json
 import logging
 import os
 import select
-import shlex
-import sys
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ..events import Array, Batch, Rejected
-from ..schema import KEPT, Schema
-from ..text_columns import ANOTHER, Became, Texts
-from ..text_columns import split as split_lines
-from .base import Source, check_state
-from .records import json_record, repeated, unreadable
+from ..schema import MAX_REJECTED_TEXT, Schema
+from ..text_columns import NOT_A_RANGE, LineStatus, TextColumn, split_lines
+from .base import ColumnNames, Source, check_batch_size, check_state
+from .line_files import BYTE_ORDER_MARK, is_compressed, open_binary, parse_header, split_fields
+from .line_sampling import sample_csv, sample_json_lines
+from .records import list_duplicates, parse_json_record, unreadable_reason
+from .sample import Sample, SamplingError, read_records
 
 logger = logging.getLogger("cadam.online")
 
 Format = Literal["csv", "jsonl"]
-READ = 1 << 18
-FEW = 16  # lines for which a call of compiled code is not worth it
-KNOWN_BY = 4096  # bytes before the position, by which a file is known again
-MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line of a file
-
-
 Line = tuple[bytes, int]
-"""Its text, and its size with the line break. Of one that is too long the text has only beginning and end."""
+"""The text of a line, and its size with the line break. If a line is too long, only parts of the text are kept."""
 
-
-@dataclass(frozen=True)
-class Places:
-    """Says where a line is, by its number among those that were read together."""
-
-    path: str
-    offset: int
-    line: int
-    lines: Sequence[Line]
-
-    def __call__(self, row: int) -> str:
-        return f"{self.path}, line {self.line + row + 1} at byte {self._offsets[row]}"
-
-    @cached_property
-    def _offsets(self) -> list[int]:
-        return list(accumulate((size for _, size in self.lines), initial=self.offset))
+READ_BYTES = 1 << 18
+MIN_COMPILED_LINES = 16
+"""With fewer lines, calling compiled code takes longer than Python does."""
+FINGERPRINT_BYTES = 4096
+"""The number of bytes before the position by which a file is recognized."""
+INSPECTED_LINES = 1000
+"""The number of JSON lines whose column names are read for validation."""
 
 
 class LinesSource(Source):
-    """A line is an event. A line that is too long, or cannot be read, is rejected.
+    """Lines of CSV or JSON, each of which is one event. Lines that are too long or cannot be parsed are rejected.
 
-    CSV has its field names in the first line unless `fields` or the schema's header gives them, the schema's separator
-    between fields, numbers are written as usual, an empty field is a missing one, and quoted fields cannot hold line
-    breaks. A file whose name ends in .gz is decompressed; it cannot be followed.
+    In CSV the first line contains the names of the fields, unless `fields` or the schema's header does. Fields are
+    separated by the schema's separator, an empty field is a missing value, and a quoted field cannot contain a line
+    break. A file whose name ends in .gz is decompressed and cannot be followed.
 
-    The last line of a file may still be in the writing while it has no line break at its end. Such a line is left for a
-    later run, with a warning, unless it is a whole JSON object: of CSV nobody can tell a number from half of it.
-    Standard input that has ended has ended, and its last line is read.
+    A last line without a line break may still be written. It is left for a later run, with a warning, unless it is a
+    complete JSON object: an incomplete number in CSV looks like a complete one. When standard input is closed, its last
+    line is complete.
 
     Args:
-        path: a file, or ``-`` for standard input. A pipe cannot be read again: after a restart it goes on with what
-            comes.
-        follow: at the end wait for more instead of ending, and go on with the new file where the file is rotated.
+        path: A file, or ``-`` for standard input, which cannot be read again: after a restart, a source continues with
+            the lines that come then.
+        schema: The schema of the events.
+        format: Either ``csv`` or ``jsonl``.
+        fields: The names of the fields of CSV.
+        batch_size: The number of lines per batch.
+        follow: Whether to wait for more lines at the end, and to continue with the new file when the file is rotated.
             Standard input ends when it is closed.
-        patience: how many seconds to wait for a full batch before a short one is given; None: for ever, so that batches
-            do not depend on time.
-        longest: bytes of the longest line that is looked at.
+        patience: The number of seconds to wait for a full batch before a smaller one is produced. None: wait as long as
+            it takes, so that batches do not depend on time.
+        max_bytes: The size of the longest line; longer ones are rejected.
+        poll: The number of seconds between checks for more lines.
     """
 
+    schemes = ("csv", "jsonl")
+    suffixes = {".csv": "csv", ".tsv": "csv", ".tab": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+    help = (
+        "  csv:PATH, jsonl:PATH            the lines of a file, which may be compressed as .gz; - is standard input\n"
+    )
     share: float | None = None
 
     def __init__(
@@ -94,401 +86,404 @@ class LinesSource(Source):
         batch_size: int = 1024,
         follow: bool = False,
         patience: float | None = 1.0,
-        longest: int = 1 << 20,
+        max_bytes: int = 1 << 20,
         poll: float = 0.2,
     ) -> None:
         if format not in ("csv", "jsonl"):
             raise ValueError(f"format must be 'csv' or 'jsonl', got {format!r}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         self.path, self.schema, self.format = str(path), schema, format
         if fields is None and format == "csv" and schema.header is not None:
             fields = list(schema.header)
         self.fields, self.batch_size, self.follow = fields, batch_size, follow
-        self.patience, self.longest, self.poll = patience, longest, poll
-        self.pipe = self.path == "-"
-        if not self.pipe and not Path(path).is_file():
+        self.patience, self.max_bytes, self.poll = patience, max_bytes, poll
+        self.is_pipe = self.path == "-"
+        if not self.is_pipe and not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file")
         if follow and is_compressed(path):
             raise ValueError(
-                f"{path} is compressed and cannot be followed: follow the file that is written, or read "
-                "it without follow"
+                f"{path} is compressed and cannot be followed: follow the uncompressed file, or read this one without "
+                "follow"
             )
         self._check_fields()
-        self.headless = fields is not None or format == "jsonl"
-        self.file = 0 if self.pipe else os.stat(path).st_ino  # by which the system knows it
-        self.opened = self.path  # or where the file that was under the path is now
-        self.over = False  # whether all was read that is to be had of the file that is open
-        self.offset = self.line = 0  # bytes and lines of what was given so far
-        self.before = b""  # the last of these bytes
-        self.unfinished = 0  # bytes of the last line, if it was left
+        self.has_header = format == "csv" and fields is None
+        self.inode = 0 if self.is_pipe else os.stat(path).st_ino
+        self.current_path = self.path
+        """The path of the file that is read, which differs from `path` after a rotation."""
+        self._file_is_replaced = False
+        """Whether the current file was read to its end and another file has to be opened."""
+        self.offset = self.line = 0
+        """The position: the bytes and lines of the file that are part of earlier batches."""
+        self.bytes_before = b""
+        """The last bytes before the position."""
+        self.unfinished_bytes = 0
+        """The size of a last line that was left unread because it has no line break."""
+
+    @classmethod
+    def from_uri(
+        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
+    ) -> LinesSource | None:
+        """Open ``csv:PATH`` or ``jsonl:PATH``."""
+        scheme, _, path = uri.partition(":")
+        if not path:
+            return None
+        format: Format = "csv" if scheme == "csv" else "jsonl"
+        return cls(path, schema, format, batch_size=batch_size, follow=follow, patience=patience)
+
+    @property
+    def location(self) -> str:
+        """The path of the file."""
+        return self.path
+
+    # Reading lines ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch | None]:
-        anew = False
+        is_next_file = False
         while True:
             try:
-                file = open_binary(self.opened)
+                file = open_binary(self.current_path)
             except FileNotFoundError:
-                if not anew:
+                if not is_next_file:
                     raise
-                yield None  # the old one is gone, and the new one still to come
+                yield None  # The old file was moved away, and its writer has not created the new one yet.
                 time.sleep(self.poll)
                 continue
-            self.over = False
-            try:
-                if not self.pipe:
-                    self._go_to_position(file, anew)
-                yield from self._batches(file)
-            finally:
-                file.close()
-            if not self.over:
+            self._file_is_replaced = False
+            with file:
+                if not self.is_pipe:
+                    self._seek_position(file, is_next_file)
+                yield from self._read_batches(file)
+            if not self._file_is_replaced:
                 return
-            self.opened, anew = self.path, True
+            self.current_path, is_next_file = self.path, True
 
-    def _go_to_position(self, file: Any, anew: bool) -> None:
-        """A new file that begins as the old one did is the old one with more at its end; another is read as a whole."""
-        if _before(file, self.offset) != self.before:
-            if not anew:
-                raise ValueError(self._another(self.offset))
+    def _seek_position(self, file: Any, is_next_file: bool) -> None:
+        """Move to the position if the file has the same bytes before it, else to the beginning of a new file."""
+        if _read_before(file, self.offset) != self.bytes_before:
+            if not is_next_file:
+                raise ValueError(self._describe_other_file(self.offset))
             self.offset = self.line = 0
-            self.before = b""
-            if not self.headless:
+            self.bytes_before = b""
+            if self.has_header:
                 self.fields = None
-        self.file = os.fstat(file.fileno()).st_ino
+        self.inode = os.fstat(file.fileno()).st_ino
         file.seek(self.offset)
 
-    def _batches(self, file: Any) -> Iterator[Batch | None]:
+    def _read_batches(self, file: Any) -> Iterator[Batch | None]:
         lines: list[Line] = []
-        since = time.monotonic()
-        for more in self._lines(file):
+        waiting_since = time.monotonic()
+        for more in self._read_lines(file):
             if more and self.format == "csv" and self.fields is None:
-                self._header(*more.pop(0))
+                self._read_header(*more.pop(0))
                 if not more:
                     continue
             if more and not lines:
-                since = time.monotonic()
+                waiting_since = time.monotonic()
             lines += more
             start = 0
             while len(lines) - start >= self.batch_size:
-                yield self._batch(lines[start : start + self.batch_size])
+                yield self._convert(lines[start : start + self.batch_size])
                 start += self.batch_size
             if start:
-                lines, since = lines[start:], time.monotonic()
+                lines, waiting_since = lines[start:], time.monotonic()
             if not more:
-                late = self.patience is not None and time.monotonic() - since > self.patience
-                yield self._batch(lines) if lines and late else None
-                lines = [] if late else lines
+                is_late = self.patience is not None and time.monotonic() - waiting_since > self.patience
+                yield self._convert(lines) if lines and is_late else None
+                lines = [] if is_late else lines
         if lines:
-            yield self._batch(lines)
-        if self.unfinished:
+            yield self._convert(lines)
+        if self.unfinished_bytes:
             logger.warning(
-                "%s: line %d, the last, of %d bytes, was left unread: it has no line break at its end, so it may "
-                "still be in the writing; once it has one (echo >> FILE adds it), the same command reads it",
-                *(self.opened, self.line + 1, self.unfinished),
+                "%s: line %d, the last, of %d bytes was left unread. It has no line break at its end, so it may be "
+                "incomplete. Add a line break (echo >> FILE) and run the same command to read it",
+                *(self.current_path, self.line + 1, self.unfinished_bytes),
             )
 
-    def _lines(self, file: Any) -> Iterator[list[Line]]:
-        """Lines; none when there is nothing at the moment."""
-        held, size = b"", 0  # of a line that is not complete
-        self.unfinished, place, before = 0, self.offset, self.before
-        replaced = False
+    def _read_lines(self, file: Any) -> Iterator[list[Line]]:
+        """Yield lists of lines, which are empty while there is nothing to read."""
+        partial, size = b"", 0  # The text and the size of a line whose end was not read yet.
+        self.unfinished_bytes, offset, before = 0, self.offset, self.bytes_before
+        is_rotated = False
+        follow = self.follow and not self.is_pipe
         while True:
-            if self.pipe and not select.select([file], [], [], self.poll)[0]:
+            if self.is_pipe and not select.select([file], [], [], self.poll)[0]:
                 yield []
                 continue
-            follow = self.follow and not self.pipe
-            if follow and _before(file, place) != before:
+            if follow and _read_before(file, offset) != before:
                 logger.error(
-                    "%s was cut off or written anew after byte %d, where it had been read up to: it is read from its "
-                    "beginning, and what was not read by then is lost",
-                    *(self.opened, place),
+                    "%s was truncated or rewritten after byte %d, up to which it had been read. It is read again from "
+                    "its beginning, and lines that were not read before are lost",
+                    *(self.current_path, offset),
                 )
-                self.over = True
+                self._file_is_replaced = True
                 return
-            data = file.read(READ) or b""
+            data = file.read(READ_BYTES) or b""
             if not data:
-                if follow and not replaced:
-                    replaced = self._replaced(file)
-                    if not replaced:
+                if follow and not is_rotated:
+                    is_rotated = self._is_rotated(file)
+                    if not is_rotated:
                         yield []
                         time.sleep(self.poll)
-                    continue  # what it was given up to now is read first
-                if size and (self.pipe or (self.format == "jsonl" and size <= self.longest and _whole(held))):
-                    yield [(held, size)]
+                    continue  # Lines may have been added to the old file just before it was rotated.
+                is_json_object = self.format == "jsonl" and size <= self.max_bytes and _is_json_object(partial)
+                if size and (self.is_pipe or is_json_object):
+                    yield [(partial, size)]
                     size = 0
-                if replaced:
-                    left = f"; its last line, of {size} bytes without a line break, is lost" if size else ""
-                    logger.warning("%s is another file now, which is read after the end of the old%s", self.path, left)
-                    self.over = True
+                if is_rotated:
+                    lost = f"; its last line, {size} bytes without a line break, is lost" if size else ""
+                    logger.warning("%s is a new file, which is read after the end of the old one%s", self.path, lost)
+                    self._file_is_replaced = True
                 elif size:
-                    self.unfinished = size
+                    self.unfinished_bytes = size
                 return
-            if not self.pipe and not self.follow:
-                raw = getattr(file, "fileobj", file)  # of a compressed file
-                self.share = raw.tell() / max(1, os.fstat(file.fileno()).st_size)
-            place, before = place + len(data), (before + data)[-KNOWN_BY:]
+            if not self.is_pipe and not self.follow:
+                compressed = getattr(file, "fileobj", file)
+                self.share = compressed.tell() / max(1, os.fstat(file.fileno()).st_size)
+            offset, before = offset + len(data), (before + data)[-FINGERPRINT_BYTES:]
             *complete, rest = data.split(b"\n")
             if complete:
-                found = [(part, len(part) + 1) for part in complete]
-                found[0] = held + complete[0], size + len(complete[0]) + 1
-                held, size = b"", 0
-                yield found
-            size, held = size + len(rest), held + rest
-            if size > self.longest:
-                held = held[: self.longest] + held[self.longest :][-KNOWN_BY:]
+                lines = [(text, len(text) + 1) for text in complete]
+                lines[0] = partial + complete[0], size + len(complete[0]) + 1
+                partial, size = b"", 0
+                yield lines
+            size, partial = size + len(rest), partial + rest
+            if size > self.max_bytes:
+                partial = partial[: self.max_bytes] + partial[self.max_bytes :][-FINGERPRINT_BYTES:]
 
-    def _replaced(self, file: Any) -> bool:
-        """Whether another file is under the path by now, and not an empty one: until then the old may get more."""
+    def _is_rotated(self, file: Any) -> bool:
+        """Whether the path is another file now. While that is empty, lines may still be added to the old one."""
         try:
-            there = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return there.st_size > 0 and not os.path.samestat(there, os.fstat(file.fileno()))
+        return current.st_size > 0 and not os.path.samestat(current, os.fstat(file.fileno()))
 
-    def _went_by(self, lines: Sequence[Line]) -> None:
-        """The position moves behind the lines."""
-        end: list[bytes] = []
-        known = 0
+    def _advance(self, lines: Sequence[Line]) -> None:
+        """Move the position past these lines."""
+        ends: list[bytes] = []
+        count = 0
         for text, size in reversed(lines):
-            end.append(text[-KNOWN_BY:] + b"\n" * (size > len(text)))
-            known += len(end[-1])
-            if known >= KNOWN_BY:
+            ends.append(text[-FINGERPRINT_BYTES:] + b"\n" * (size > len(text)))
+            count += len(ends[-1])
+            if count >= FINGERPRINT_BYTES:
                 break
-        self.before = (self.before + b"".join(reversed(end)))[-KNOWN_BY:]
+        self.bytes_before = (self.bytes_before + b"".join(reversed(ends)))[-FINGERPRINT_BYTES:]
         self.offset += sum([size for _, size in lines])
         text, size = lines[-1]
-        self.line += len(lines) - (size == len(text))  # a line break that is still to come is counted when it comes
+        self.line += len(lines) - (size == len(text))  # A line without a line break is counted when the break is read.
 
-    def _header(self, text: bytes, size: int) -> None:
-        """The first line of CSV: the names of the fields."""
-        self._went_by([(text, size)])
-        self.fields = csv_names(text, self.schema.separator)
+    def _read_header(self, text: bytes, size: int) -> None:
+        self._advance([(text, size)])
+        self.fields = parse_header(text, self.schema.separator)
         missing = [name for name in self.schema.features if name not in self.fields]
         if missing:
             raise ValueError(f"{self.path} has no column {', '.join(missing)}; it has {', '.join(self.fields)}")
         self._check_fields()
 
     def _check_fields(self) -> None:
-        """That the schema's fields are named once: of two columns of one name nobody can tell which is meant."""
-        if twice := repeated(name for name in self.fields or () if name in self.schema.fields()):
-            raise ValueError(f"{self.path} has more than one column {twice}: give each a name of its own")
+        """Raise ValueError if two columns of the file have the same name, and the schema uses it."""
+        needed = self.schema.column_names()
+        if duplicates := list_duplicates(name for name in self.fields or () if name in needed):
+            raise ValueError(f"{self.path} has more than one column {duplicates}: rename one of them")
 
-    def _batch(self, lines: list[Line]) -> Batch:
-        place = Places(self.opened, self.offset, self.line, lines)
-        first = self.offset == 0
-        self._went_by(lines)
-        if first and self.format == "csv":  # JSON's own reader takes the mark
+    # Converting lines ------------------------------------------------------------------------------------------------
+
+    def _convert(self, lines: list[Line]) -> Batch:
+        path, first_line, start = self.current_path, self.line, self.offset
+        sizes = [size for _, size in lines]
+
+        @cache
+        def offsets() -> list[int]:
+            return list(accumulate(sizes, initial=start))
+
+        def where(row: int) -> str:
+            return f"{path}, line {first_line + row + 1} at byte {offsets()[row]}"
+
+        self._advance(lines)
+        if start == 0 and self.format == "csv":  # The JSON decoder removes the mark itself.
             (text, size), *rest = lines
-            lines = [(text.removeprefix(MARK), size), *rest]
-        found = self._columns(lines)
-        if found is None:
-            return self._records(lines, place)
-        became, columns = found
+            lines = [(text.removeprefix(BYTE_ORDER_MARK), size), *rest]
+        status, columns = self._split(lines)
         rejected: list[Rejected] = []
-        others: dict[int, Mapping[str, Any]] = {}
-        for row in np.flatnonzero(became == Became.LEFT).tolist():
-            record = self._record_or_reason(*lines[row], place(row))
-            if isinstance(record, Rejected):
-                rejected.append(record)
-                became[row] = Became.BLANK
-            else:
-                others[row] = record
-        rows = np.flatnonzero(became != Became.BLANK)
+        records: dict[int, Mapping[str, Any]] = {}
+        for row in np.flatnonzero(status == LineStatus.UNREAD).tolist():
+            text, size = lines[row]
+            try:
+                records[row] = self._parse(text, size)
+            except (ValueError, RecursionError, csv.Error) as error:
+                beginning = text[:MAX_REJECTED_TEXT].decode(errors="replace")
+                rejected.append(Rejected(unreadable_reason(error), where(row), beginning, size))
+                status[row] = LineStatus.BLANK
+        rows = np.flatnonzero(status != LineStatus.BLANK)
         if not len(rows):
             return Batch(rejected=rejected)
-        if others:
-            columns = {name: self._with(column, name, others) for name, column in columns.items()}
-        if len(rows) < len(lines):
-            columns = {name: column.rows(rows) for name, column in columns.items()}
-        shown = lambda row: lines[rows[row]][0].decode(errors="replace")  # noqa: E731
-        where = lambda row: place(int(rows[row]))  # noqa: E731
-        batch = self.schema.columns(columns, len(rows), where, text=self.format == "csv", raw=shown)
+
+        def show(index: int) -> str:
+            text: bytes = lines[rows[index]][0]
+            return text.decode(errors="replace")
+
+        is_text = self.format == "csv"
+        if columns is None:
+            values: Mapping[str, Any] = self.schema.columns_of_records(list(records.values()), text=is_text)
+        else:
+            values = self._add_records(columns, records) if records else columns
+            if len(rows) < len(lines):
+                values = {name: column.take(rows) for name, column in values.items()}
+        batch = self.schema.convert_columns(
+            values, len(rows), lambda index: where(int(rows[index])), text=is_text, show=show
+        )
         batch.rejected = rejected + batch.rejected
         return batch
 
-    def _columns(self, lines: list[Line]) -> tuple[Array, dict[str, Texts]] | None:
-        """What became of each line, and columns of those that compiled code reads; None to go line by line."""
-        if len(lines) < FEW:
-            return None
+    def _split(self, lines: list[Line]) -> tuple[Array, dict[str, TextColumn] | None]:
+        """Return the status of each line, and the columns of lines that compiled code split (None without it)."""
         texts = [text for text, _ in lines]
-        data = np.frombuffer(b"".join(texts) + b"\n", np.uint8)
-        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        ends = np.cumsum(sizes)
-        begins = ends - sizes
-        csv_only: dict[str, Any] = {"fields": self.fields, "separator": self.schema.separator}
-        found = split_lines(*(data, begins, ends, self.schema.fields()), **(csv_only if self.format == "csv" else {}))
-        if found is None:
-            return None
-        became, columns = found
-        for row in np.flatnonzero(sizes >= self.longest).tolist():
-            if lines[row][1] > self.longest:
-                became[row] = Became.LEFT
-        for row in np.flatnonzero(became == Became.BLANK).tolist():
-            if not self._blank(texts[row]):
-                became[row] = Became.LEFT
+        split = None
+        if len(lines) >= MIN_COMPILED_LINES:
+            data = np.frombuffer(b"".join(texts) + b"\n", np.uint8)
+            sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+            ends = np.cumsum(sizes)
+            csv_options: dict[str, Any] = {"fields": self.fields, "separator": self.schema.separator}
+            options = csv_options if self.format == "csv" else {}
+            split = split_lines(data, ends - sizes, ends, self.schema.column_names(), **options)
+        if split is None:
+            is_blank = [self._is_blank(text) for text in texts]
+            return np.where(is_blank, LineStatus.BLANK, LineStatus.UNREAD).astype(np.uint8), None
+        status, columns = split
+        for row in np.flatnonzero(sizes >= self.max_bytes).tolist():
+            if lines[row][1] > self.max_bytes:
+                status[row] = LineStatus.UNREAD
+        for row in np.flatnonzero(status == LineStatus.BLANK).tolist():
+            if not self._is_blank(texts[row]):
+                status[row] = LineStatus.UNREAD
         if self.format == "csv" and self.schema.missing:
-            columns = {name: column.without(self.schema.blanks(name)) for name, column in columns.items()}
-        return became, columns
+            columns = {name: column.mark_missing(self.schema.missing_markers(name)) for name, column in columns.items()}
+        return status, columns
 
-    def _blank(self, text: bytes) -> bool:
-        """Whether a line says nothing. One of separators alone, be they tabs, has fields: all are missing."""
+    def _is_blank(self, text: bytes) -> bool:
+        """Whether a line contains no values. A CSV line of separators, even of tabs, contains missing values."""
         return not text.strip() and not (self.format == "csv" and self.schema.separator.encode() in text)
 
-    def _with(self, column: Texts, name: str, records: Mapping[int, Mapping[str, Any]]) -> Texts:
-        """A column with the values of further records, by row."""
-        values = self.schema.values(list(records.values()), text=self.format == "csv")[name]
-        begin = column.begin.copy()
-        begin[list(records)] = ANOTHER
-        return replace(column, begin=begin, others=dict(zip(records, values, strict=True)))
+    def _add_records(
+        self, columns: Mapping[str, TextColumn], records: Mapping[int, Mapping[str, Any]]
+    ) -> dict[str, TextColumn]:
+        """Return the columns with the values of records (by row) that Python parsed."""
+        values = self.schema.columns_of_records(list(records.values()), text=self.format == "csv")
+        combined = {}
+        for name, column in columns.items():
+            begin = column.begin.copy()
+            begin[list(records)] = NOT_A_RANGE
+            combined[name] = replace(column, begin=begin, other_values=dict(zip(records, values[name], strict=True)))
+        return combined
 
-    def _records(self, lines: list[Line], place: Places) -> Batch:
-        """As `_batch`, line by line."""
-        records: list[Mapping[str, Any]] = []
-        rows: list[int] = []
-        rejected: list[Rejected] = []
-        for row, line in enumerate(lines):
-            if self._blank(line[0]):
-                continue
-            record = self._record_or_reason(*line, place(row))
-            if isinstance(record, Rejected):
-                rejected.append(record)
-            else:
-                records.append(record)
-                rows.append(row)
-        where, raw = [place(row) for row in rows], [lines[row][0] for row in rows]
-        batch = self.schema.records(records, where, text=self.format == "csv", raw=raw) if records else Batch()
-        batch.rejected = rejected + batch.rejected
-        return batch
-
-    def _record_or_reason(self, text: bytes, size: int, place: str) -> Mapping[str, Any] | Rejected:
-        try:
-            return self._record(text, size)
-        except (ValueError, RecursionError, csv.Error) as error:
-            return Rejected(unreadable(error), place, text[:KEPT].decode(errors="replace"), size)
-
-    def _record(self, text: bytes, size: int) -> Mapping[str, Any]:
-        if size > self.longest:
-            raise ValueError(f"a line of {size} bytes, more than {self.longest}")
+    def _parse(self, text: bytes, size: int) -> Mapping[str, Any]:
+        if size > self.max_bytes:
+            raise ValueError(f"the line has {size} bytes, more than {self.max_bytes}")
         if self.format == "jsonl":
-            return json_record(text)
-        line = text.decode().rstrip("\r")
-        values = split(line, self.schema.separator)
+            return parse_json_record(text)
+        values = split_fields(text.decode().rstrip("\r"), self.schema.separator)
         assert self.fields is not None
         if len(values) != len(self.fields):
             raise ValueError(f"{len(values)} fields, not {len(self.fields)}")
         return dict(zip(self.fields, values, strict=True))
 
+    # Inspecting the file ---------------------------------------------------------------------------------------------
+
+    def columns(self) -> ColumnNames | None:
+        """Return the fields of CSV, or of the first JSON lines; None for standard input, which is read only once."""
+        if self.fields is not None:
+            return ColumnNames(self.fields, are_complete=self.format == "csv")
+        if self.is_pipe:
+            return None
+        with open_binary(self.path, buffered=True) as file:
+            if self.format == "csv":
+                return ColumnNames(
+                    parse_header(file.readline(self.max_bytes), self.schema.separator), are_complete=True
+                )
+            lines = iter(lambda: file.readline(self.max_bytes), b"")
+            records, _ = read_records(islice(lines, INSPECTED_LINES), parse_json_record)
+        return ColumnNames([name for record in records for name in record], are_complete=False)
+
+    def sample(self) -> Sample:
+        """Return lines from several positions of the file."""
+        if self.is_pipe:
+            raise SamplingError(
+                "standard input can be read only once, so its schema must be known before: write its beginning to a "
+                "file, run `cadam schema` on the file, and give --schema schema.json"
+            )
+        return sample_csv(self.path) if self.format == "csv" else sample_json_lines(self.path)
+
+    # The position ----------------------------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"fields": self.fields} if self.fields is not None else {}
-        if not self.pipe:
-            fields |= {"before": hashlib.sha256(self.before).hexdigest(), "file": self.file}
-        return {"source": self.format, "offset": self.offset, "line": self.line, **fields}
+        """Return the position in the file, and a fingerprint by which the file is recognized."""
+        state: dict[str, Any] = {"source": self.format, "offset": self.offset, "line": self.line}
+        if self.fields is not None:
+            state["fields"] = self.fields
+        if not self.is_pipe:
+            state |= {"fingerprint": hashlib.sha256(self.bytes_before).hexdigest(), "inode": self.inode}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         check_state(state, source=self.format)
         self.fields = state.get("fields", self.fields)
         self._check_fields()
-        if self.pipe:
+        if self.is_pipe:
             logger.warning(
-                "standard input cannot be read again: what was in flight when the last run stopped is not seen"
+                "standard input cannot be read again: lines that were in flight when the last run stopped are lost"
             )
             return
         offset = state["offset"]
-        found = self._find(offset, state["before"], state.get("file"))  # older states do not have the last
-        if found is None:
-            raise ValueError(self._another(offset))
-        if found != self.path:
+        path = self._find_file(offset, state["fingerprint"], state["inode"])
+        if path is None:
+            raise ValueError(self._describe_other_file(offset))
+        if path != self.path:
             logger.warning(
-                "%s is another file than before: the rest of the old one is in %s and read first, then the new one; "
-                "files that were there in between are not read",
-                *(self.path, found),
+                "%s is a new file: the rest of the old one is in %s and is read first. Files that were rotated in "
+                "between are not read",
+                *(self.path, path),
             )
-        self.opened, self.offset, self.line = found, offset, state["line"]
-        self.before, self.file = _before_in(found, offset), os.stat(found).st_ino
+        self.current_path, self.offset, self.line = path, offset, state["line"]
+        with open_binary(path) as file:
+            self.bytes_before = _read_before(file, offset)
+        self.inode = os.stat(path).st_ino
 
-    def _find(self, offset: int, before: str, file: int | None) -> str | None:
-        """Where the file is that was read up to the offset: under the path or, if it is followed, rotated away.
+    def _find_file(self, offset: int, fingerprint: str, inode: int) -> str | None:
+        """Return the path of the file that was read up to the offset, None if it is not found.
 
-        Of files that are rotated the old one lies beside the new, under the same name with something after it. All may
-        look alike up to the position, if that is at the beginning or behind the names of the fields.
+        A rotated file is in the same folder, under its old name with a suffix. At the beginning of a file, or after its
+        header, several files may have the same fingerprint, so the one with the same inode is preferred.
         """
-        beside = sorted(glob.glob(f"{glob.escape(self.path)}?*")) if self.follow else []
-        paths = [self.path, *filter(os.path.isfile, beside)]
-        for path in sorted(paths, key=lambda path: os.stat(path).st_ino != file):
-            if hashlib.sha256(_before_in(path, offset)).hexdigest() == before:
+        rotated = sorted(glob.glob(f"{glob.escape(self.path)}?*")) if self.follow else []
+        paths = [self.path, *filter(os.path.isfile, rotated)]
+        for path in sorted(paths, key=lambda path: os.stat(path).st_ino != inode):
+            with open_binary(path) as file:
+                before = _read_before(file, offset)
+            if hashlib.sha256(before).hexdigest() == fingerprint:
                 return path
         return None
 
-    def _another(self, offset: int) -> str:
+    def _describe_other_file(self, offset: int) -> str:
         return (
-            f"{self.opened} is not what it was before the position, byte {offset}: it is another file, or was cut off "
-            "or written anew. If the old one was rotated away, to the same folder and a name that begins with "
-            f"{os.path.basename(self.path)}, follow (--follow) reads its rest and then the new one; without, give the "
-            "old one's name. To read this one from its beginning, begin with another checkpoint"
+            f"{self.current_path} is not the file that was read up to byte {offset}: it is another file, or it was "
+            "truncated or rewritten. If the old file was rotated within its folder, to a name that begins with "
+            f"{os.path.basename(self.path)}, --follow reads its rest and then the new file. Otherwise name the old "
+            "file, or use another checkpoint to read this file from its beginning"
         )
 
 
-def is_compressed(path: Path | str) -> bool:
-    return str(path).endswith(".gz")
-
-
-def open_binary(path: Path | str, buffered: bool = False) -> Any:
-    """A file of lines, decompressed where its name says so; ``-`` is standard input."""
-    if str(path) == "-":
-        return io.FileIO(sys.stdin.fileno(), closefd=False)
-    return Unzipped(path) if is_compressed(path) else open(path, "rb") if buffered else io.FileIO(path)
-
-
-class Unzipped(gzip.GzipFile):
-    """A gzip file that says, where it is damaged, which it is and what to do."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        try:
-            return super().read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            what = "is cut off" if isinstance(error, EOFError) else f"is no whole gzip file ({error})"
-            name, part = (shlex.quote(text) for text in (str(self.name), f"part-{Path(self.name).stem}"))
-            raise OSError(
-                f"{self.name} {what}: copy it anew (gzip -t {name} tests it), or use what can be read of it: "
-                f"zcat {name} > {part}"
-            ) from error
-
-
-def split(line: str, separator: str) -> list[str]:
-    """The fields of a line of CSV; csv.Error if its quotes do not end, or one ends what no other began."""
-    if '"' not in line:
-        return line.split(separator)
-    values = next(csv.reader([line], delimiter=separator, strict=True))
-    if line.count('"') % 2:  # as in the rest of a quoted field that holds a line break
-        raise csv.Error("a quote that closes nothing")
-    return values
-
-
-def csv_names(line: bytes, separator: str = ",") -> list[str]:
-    """The names of the fields, from the first line of CSV; ValueError if it cannot be read."""
-    try:
-        text = line.decode(errors="replace").strip("\r\n ").lstrip("\ufeff")
-        return next(csv.reader([text], delimiter=separator), [""])
-    except csv.Error as error:
-        raise ValueError(f"the first line, the names of the fields, cannot be read: {error}") from error
-
-
-def _before(file: Any, offset: int) -> bytes:
-    """The bytes of a file before an offset, by which it is known again; the place in the file stays."""
-    start, place = max(0, offset - KNOWN_BY), file.tell()
+def _read_before(file: Any, offset: int) -> bytes:
+    """Return the bytes before an offset, by which a file is recognized, and keep the file's position."""
+    start, position = max(0, offset - FINGERPRINT_BYTES), file.tell()
     file.seek(start)
-    found = file.read(offset - start) or b""
-    file.seek(place)
-    return found
+    data = file.read(offset - start) or b""
+    file.seek(position)
+    return data
 
 
-def _before_in(path: str, offset: int) -> bytes:
-    with open_binary(path) as file:
-        return _before(file, offset)
-
-
-def _whole(text: bytes) -> bool:
-    """Whether it is a JSON object: the beginning of one is none."""
+def _is_json_object(text: bytes) -> bool:
+    """Whether a text is a complete JSON object, which no part of an object is."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Events from Parquet: a file, a folder, or a folder that grows."""
+"""Events from Parquet: a file, a folder, or a folder to which files are added."""
 
 from __future__ import annotations
 
@@ -6,49 +6,50 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...persistence.logs import NEEDS
 from ..events import Array, Batch, Rejected
-from ..schema import KEPT, Repeated, Schema
-from ..text_columns import MISSING, Quotes, Texts, Unreadable
-from .base import Source, check_state, digest
-from .records import repeated
+from ..schema import MAX_REJECTED_TEXT, Schema
+from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, UnreadableValue
+from .base import ColumnNames, Source, check_batch_size, check_state, digest
+from .records import list_duplicates
+from .sample import POSITIONS, Sample, SamplingError, describe, max_rows, spread
 
 logger = logging.getLogger("cadam.online")
 
-CHUNK = 64  # batches converted at one go
-KNOWN_BY = 65_536  # bytes at the end of a file, where Parquet says what is in it, by which it is known again
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Says where a row is."""
-
-    path: str
-    first: int
-
-    def __call__(self, row: int) -> str:
-        return f"{self.path}, row {self.first + row}"
+NEEDS = "Parquet streams need pyarrow: pip install pyarrow"
+CHUNK_BATCHES = 64
+"""The number of batches that are converted together."""
+FINGERPRINT_BYTES = 65_536
+"""The number of bytes at the end of a file, where Parquet keeps its metadata, by which the file is recognized."""
+INSPECTED_FILES = 1000
+"""The number of files whose column names are read for validation."""
 
 
 class ParquetSource(Source):
-    """The rows of a Parquet file, or of every Parquet file under a folder, by name.
+    """The rows of a Parquet file, or of all Parquet files under a folder in the order of their names.
 
-    Files that begin with a dot or an underscore are not looked at: write to such a name, then rename. A file that
-    cannot be read is rejected as a whole, or from the first chunk on that cannot be; a value that cannot be, such as
-    text that is not UTF-8, with its row.
+    Files whose name begins with a dot or an underscore are skipped. To add a file to a folder that is followed, write
+    it under such a name and rename it. A file that cannot be read is rejected, entirely or from the first chunk on that
+    cannot be read. A single value that cannot be read, such as text that is not UTF-8, only rejects its row.
 
     Args:
-        follow: when all is read, wait for new files instead of ending.
-        settled: how many seconds a file that cannot be read must have stayed the same before it is given up, with
-            `follow`.
-        poll: seconds between looks for new files.
+        path: A file or a folder.
+        schema: The schema of the events.
+        batch_size: The number of events per batch.
+        follow: Whether to wait for new files at the end.
+        settled: The number of seconds for which an unreadable file must not have changed before it is rejected, if the
+            source follows the folder. Until then it may still be written.
+        poll: The number of seconds between checks for new files.
     """
+
+    schemes = ("parquet",)
+    suffixes = {".parquet": "parquet", ".pq": "parquet"}
+    help = "  parquet:PATH                    a Parquet file, or a folder of them\n"
 
     def __init__(
         self,
@@ -64,26 +65,43 @@ class ParquetSource(Source):
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise ImportError(NEEDS) from error
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         self.path, self.schema, self.batch_size = Path(path), schema, batch_size
         self.follow, self.settled, self.poll = follow, settled, poll
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
         self._hashed = {name for name, kind in schema.kinds.items() if kind.name == "hash" and not kind.length}
-        self.queue: list[str] = []  # found, not finished; the first is being read
+        self.queue: list[str] = []
+        """The files that are not finished yet; the first one is being read."""
         self.done: dict[str, None] = {}
-        self.chunk = self.batch = 0  # of the file being read: the next to give
-        self.known: str | None = None  # what the file being read is known by, as it was opened
-        self._unreadable: set[str] = set()  # folders of which this was said
-        self._rows = 1  # of the file being read
+        """The files that are finished."""
+        self.chunk = self.batch = 0
+        """The next chunk of the current file, and the next batch of that chunk."""
+        self.fingerprint: str | None = None
+        """The fingerprint of the current file when it was opened."""
+        self._unreadable_folders: set[str] = set()
+        self._rows = 1
+        """The number of rows of the current file."""
+
+    @classmethod
+    def from_uri(
+        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
+    ) -> ParquetSource | None:
+        """Open ``parquet:PATH``. Batches are always full, so `patience` has no effect."""
+        path = uri.partition(":")[2]
+        return cls(path, schema, batch_size=batch_size, follow=follow) if path else None
+
+    @property
+    def location(self) -> str:
+        """The path of the file or folder."""
+        return str(self.path)
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
             if not self.queue:
-                self._look()
+                self._find_new_files()
             if self.queue:
-                yield from self._file(self._full(self.queue[0]))
+                yield from self._read_file(self._full_path(self.queue[0]))
             elif not self.follow:
                 return
             else:
@@ -92,83 +110,83 @@ class ParquetSource(Source):
 
     @property
     def share(self) -> float | None:
-        """Of the data that has been given, if it has an end: files count alike."""
+        """The fraction of the data that was read, where all files count equally; None if the source has no end."""
         if self.follow:
             return None
-        part = min(1.0, (self.chunk * CHUNK + self.batch) * self.batch_size / max(1, self._rows))
-        return (len(self.done) + (part if self.queue else 0)) / max(1, len(self.done) + len(self.queue))
+        rows = (self.chunk * CHUNK_BATCHES + self.batch) * self.batch_size
+        current = min(1.0, rows / max(1, self._rows)) if self.queue else 0.0
+        return (len(self.done) + current) / max(1, len(self.done) + len(self.queue))
 
-    def _look(self) -> None:
-        """Queue new files, by name."""
+    def _find_new_files(self) -> None:
         if self.path.is_file():
             names = [self.path.name]
         else:
-            names = sorted(str(path.relative_to(self.path)) for path in parquet_files(self.path, self._say_unreadable))
+            names = sorted(str(path.relative_to(self.path)) for path in parquet_files(self.path, self._log_unreadable))
         known = self.done.keys() | set(self.queue)
         self.queue += [name for name in names if name not in known]
 
-    def _say_unreadable(self, error: OSError) -> None:
-        if error.filename not in self._unreadable:
-            logger.error("%s cannot be looked into, files in it are not read: %s", error.filename, error.strerror)
-            self._unreadable.add(error.filename)
+    def _log_unreadable(self, error: OSError) -> None:
+        if error.filename not in self._unreadable_folders:
+            logger.error("%s cannot be listed, and its files are not read: %s", error.filename, error.strerror)
+            self._unreadable_folders.add(error.filename)
 
-    def _full(self, name: str) -> Path:
+    def _full_path(self, name: str) -> Path:
         return self.path if self.path.is_file() else self.path / name
 
-    def _file(self, path: Path) -> Iterator[Batch | None]:
-        """The rest of a file; at its end the position moves to the next one."""
+    def _read_file(self, path: Path) -> Iterator[Batch | None]:
+        """Yield the remaining batches of a file, and then move the position to the next file."""
         try:
-            for batches in self._chunks(path):
+            for batches in self._read_chunks(path):
                 for batch in batches[self.batch :]:
                     self.batch += 1
                     yield batch
                 self.chunk, self.batch = self.chunk + 1, 0
-            self._next()
-        except Exception as error:  # whatever a damaged file can make of pyarrow: good files wait behind it
+            self._finish_file()
+        except Exception as error:  # A damaged file can make pyarrow raise anything, and must not block later files.
             size, changed = (path.stat().st_size, path.stat().st_mtime) if path.exists() else (0, 0.0)
             if self.follow and time.time() - changed < self.settled:
-                yield None  # somebody may still be writing it
+                yield None
                 time.sleep(self.poll)
                 return
-            first = self.chunk * self.batch_size * CHUNK
+            first = self.chunk * self.batch_size * CHUNK_BATCHES
             where = f"{path}, row {first} and all after it" if first else str(path)
             reason = f"the file cannot be read: {type(error).__name__}: {error}"
-            rejected = Rejected(reason[:KEPT], where, "", size)
-            self._next()
-            yield Batch(rejected=[rejected])
+            self._finish_file()
+            yield Batch(rejected=[Rejected(reason[:MAX_REJECTED_TEXT], where, "", size)])
 
-    def _next(self) -> None:
+    def _finish_file(self) -> None:
         self.done[self.queue.pop(0)] = None
         self.chunk = self.batch = 0
 
-    def _chunks(self, path: Path) -> Iterator[list[Batch]]:
-        """The batches of each chunk, from the one that the position is in."""
+    def _read_chunks(self, path: Path) -> Iterator[list[Batch]]:
+        """Yield the batches of each chunk, beginning with the chunk of the current position."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = self.batch_size * CHUNK
+        rows = self.batch_size * CHUNK_BATCHES
         first = self.chunk * rows
-        with pq.ParquetFile(path) as whole:
-            texts = [one.name for one in whole.schema_arrow if one.name in self._hashed and _is_text(one.type)]
-            metadata = whole.metadata
-        with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
-            known = _known_by(path)
-            if (self.chunk or self.batch) and self.known not in (None, known):
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata
+            # Text that is hashed is read dictionary-encoded, so that each distinct value is hashed only once.
+            dictionaries = [one.name for one in file.schema_arrow if one.name in self._hashed and _is_text(one.type)]
+        with pq.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
+            fingerprint = _fingerprint(path)
+            if (self.chunk or self.batch) and self.fingerprint not in (None, fingerprint):
                 raise pa.ArrowInvalid("it is not the file that was being read")
-            self.known = known
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            self.fingerprint = fingerprint
+            group_sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             total = self._rows = file.metadata.num_rows
-            if sum(sizes) != total or min(sizes, default=0) < 0:
-                raise pa.ArrowInvalid(f"it says that it has {total} rows, and {sum(sizes)} in its row groups")
-            starts = np.cumsum([0, *sizes])
-            group = int(np.searchsorted(starts, first, side="right")) - 1
-            skip = first - int(starts[min(group, len(starts) - 1)])
-            wanted = [name for name in file.schema_arrow.names if name in self.schema.fields()]
-            if twice := repeated(wanted):
-                raise pa.ArrowInvalid(f"it has more than one column {twice}")
+            if sum(group_sizes) != total or min(group_sizes, default=0) < 0:
+                raise pa.ArrowInvalid(f"its metadata says {total} rows, but {sum(group_sizes)} in its row groups")
+            group_starts = np.cumsum([0, *group_sizes])
+            group = int(np.searchsorted(group_starts, first, side="right")) - 1
+            skip = first - int(group_starts[min(group, len(group_starts) - 1)])
+            names = [name for name in file.schema_arrow.names if name in self.schema.column_names()]
+            if duplicates := list_duplicates(names):
+                raise pa.ArrowInvalid(f"it has more than one column {duplicates}")
             held: list[pa.RecordBatch] = []
             count = 0
-            for part in file.iter_batches(rows, row_groups=list(range(group, len(sizes))), columns=wanted):
+            for part in file.iter_batches(rows, row_groups=list(range(group, len(group_sizes))), columns=names):
                 if skip >= part.num_rows:
                     skip -= part.num_rows
                     continue
@@ -177,19 +195,72 @@ class ParquetSource(Source):
                 skip = 0
                 while count >= rows:
                     table = pa.Table.from_batches(held)
-                    yield self._batches(table.slice(0, rows), Rows(str(path), first))
+                    yield self._convert(table.slice(0, rows), path, first)
                     held = table.slice(rows).to_batches()
                     first, count = first + rows, count - rows
             if first + count != total:
-                raise pa.ArrowInvalid(f"it has {first + count} rows, and says that they are {total}")
+                raise pa.ArrowInvalid(f"it has {first + count} rows, but its metadata says {total}")
             if count:
-                yield self._batches(pa.Table.from_batches(held), Rows(str(path), first))
+                yield self._convert(pa.Table.from_batches(held), path, first)
 
-    def _batches(self, table: Any, where: Rows) -> list[Batch]:
-        values = {name: read_values(table.column(name)) for name in table.column_names}
-        return self.schema.batches(values, table.num_rows, where, self.batch_size)
+    def _convert(self, table: Any, path: Path, first: int) -> list[Batch]:
+        columns = {name: read_values(table.column(name)) for name in table.column_names}
+        return self.schema.convert_to_batches(
+            columns, table.num_rows, lambda row: f"{path}, row {first + row}", self.batch_size
+        )
+
+    def columns(self) -> ColumnNames:
+        """Return the columns that the metadata of the files declares."""
+        import pyarrow.parquet as pq
+
+        names: list[str] = []
+        for file in islice(self._list_files(), INSPECTED_FILES):
+            try:
+                names += pq.read_schema(file).names
+            except Exception:  # A damaged file is rejected when it is read.
+                continue
+        return ColumnNames(names, are_complete=self.path.is_file())
+
+    def _list_files(self) -> list[Path]:
+        return [self.path] if self.path.is_file() else sorted(parquet_files(self.path))
+
+    def sample(self) -> Sample:
+        """Return rows from several row groups of several files."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        files = self._list_files()
+        if not files:
+            raise SamplingError(
+                f"{self.path} contains no Parquet files (*.parquet), which are the only files that are read from a "
+                "folder: name a file of CSV or JSON lines directly"
+            )
+        chosen = files if len(files) <= POSITIONS else [files[index] for index in spread(POSITIONS, len(files) - 1)]
+        tables, total = [], 0
+        try:
+            names = pq.read_schema(chosen[0]).names
+            if duplicates := list_duplicates(names):
+                raise SamplingError(f"{self.path} has more than one column {duplicates}: rename one of them")
+            rows = max(1000, max_rows(len(names)) // len(chosen))
+            for path in chosen:
+                with pq.ParquetFile(path) as file:
+                    total += file.metadata.num_rows
+                    tables += _sample_tables(file, rows)
+            table = pa.concat_tables(tables, promote_options="default")
+        except (pa.ArrowException, OSError) as error:
+            raise SamplingError(f"{self.path} cannot be read as Parquet: {error}") from error
+        total = total * len(files) // len(chosen)
+        columns = {}
+        for index, name in enumerate(table.column_names):
+            values = read_values(table.column(index))
+            columns[name] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+        kind = f"{len(files):,} Parquet files" if len(files) > 1 else "Parquet"
+        description = describe(kind, total, table.num_rows, min(POSITIONS, len(tables)))
+        times = frozenset(column.name for column in table.schema if pa.types.is_timestamp(column.type))
+        return Sample(columns, table.num_rows, total, description, time_columns=times)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the files that are finished, those that are not, and the position in the current one."""
         return {
             "source": "parquet",
             "batch_size": self.batch_size,
@@ -197,72 +268,96 @@ class ParquetSource(Source):
             "done": list(self.done),
             "chunk": self.chunk,
             "batch": self.batch,
-            "begun": self.known if self.queue and (self.chunk or self.batch) else None,
+            "fingerprint": self.fingerprint if self.queue and (self.chunk or self.batch) else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         check_state(state, source="parquet", batch_size=self.batch_size)
         self.queue, self.done = list(state["queue"]), dict.fromkeys(state["done"])
         self.chunk, self.batch = state["chunk"], state["batch"]
-        self.known = state["begun"]
-        if self.known is not None and _known_by(path := self._full(self.queue[0])) != self.known:
-            raise ValueError(f"{path} is not the file that was being read: the position in it means nothing now")
+        self.fingerprint = state["fingerprint"]
+        if self.fingerprint is not None and _fingerprint(path := self._full_path(self.queue[0])) != self.fingerprint:
+            raise ValueError(f"{path} is not the file that was being read, so the position in it is not valid")
 
 
-def parquet_files(folder: Path, unreadable: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """The Parquet files under a folder, in no order; `unreadable` is told of folders that cannot be looked into."""
-    for place, _, names in os.walk(folder, onerror=unreadable):
+def parquet_files(folder: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yield the Parquet files under a folder, unordered. `on_error` is called for folders that cannot be listed."""
+    for parent, _, names in os.walk(folder, onerror=on_error):
         for name in names:
             if name.endswith(".parquet") and not name.startswith((".", "_")):
-                yield Path(place, name)
+                yield Path(parent, name)
 
 
-def _known_by(path: Path) -> str | None:
-    """What a file is known by; None if it is gone."""
+def _fingerprint(path: Path) -> str | None:
+    """Return a hash by which a file is recognized, or None if the file does not exist."""
     if not path.exists():
         return None
     size = path.stat().st_size
-    return digest(path, size - KNOWN_BY, size)
+    return digest(path, size - FINGERPRINT_BYTES, size)
+
+
+def _sample_tables(file: Any, rows: int) -> list[Any]:
+    """Read about `rows` rows of a file from several positions, or the complete file if it has no more."""
+    import pyarrow as pa
+
+    groups, total = file.num_row_groups, file.metadata.num_rows
+    if total <= rows:
+        return [file.read()]
+    size = -(-rows // POSITIONS)
+    if groups >= POSITIONS:
+        batches = (next(file.iter_batches(size, row_groups=[group])) for group in spread(POSITIONS, groups - 1))
+    else:
+        chosen = {start // size for start in spread(POSITIONS, total - size)}
+        batches = (batch for index, batch in enumerate(file.iter_batches(size)) if index in chosen)
+    return [pa.Table.from_batches([batch]) for batch in batches]
 
 
 def read_values(column: Any) -> Array | Sequence[Any]:
-    """A column as an array where nothing is missing and numpy has the type; as a list where not, text by its values."""
+    """Return the values of an Arrow column in a form that `convert` accepts.
+
+    The result is an array if no value is missing and numpy has the type, a `TextColumn` or `DictionaryColumn` for text,
+    and a list otherwise.
+    """
     import pyarrow as pa
 
     column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # of no chunks
+    if isinstance(column, pa.ChunkedArray):  # combine_chunks returns one only if there are no chunks.
         return []
     try:
-        return _at_one_go(column)
-    except (ValueError, ArithmeticError, pa.ArrowException):  # some value has no form in Python: look for it
-        return [_value(one) for one in column]
+        return _convert_type(column)
+    except (ValueError, ArithmeticError, pa.ArrowException):  # Some value has no Python equivalent.
+        return [_python_value(scalar) for scalar in column]
 
 
-def _at_one_go(column: Any) -> Array | Sequence[Any]:
+def _convert_type(column: Any) -> Array | Sequence[Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_timestamp(column.type):  # becomes a float of seconds, whole microseconds if it is finer
+    types = pa.types
+    if types.is_timestamp(column.type):
         unit, column = column.type.unit, column.cast(pa.int64())
-        if unit == "ns":
+        if unit == "ns":  # A float64 of seconds has a resolution of about a microsecond.
             unit, column = "us", pc.divide(column, 1000)
         per_second = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
-        return [None if v is None else v / per_second for v in column.to_pylist()]
-    if pa.types.is_decimal(column.type):
+        return [None if value is None else value / per_second for value in column.to_pylist()]
+    if types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    if pa.types.is_boolean(column.type):  # all of it are, so that 0 and 1 are meant
+    if types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if _is_text(column.type):
-        return _texts(column)
-    if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
-        places = pc.fill_null(column.indices.cast(pa.int64()), len(column.dictionary)).to_numpy(zero_copy_only=False)
-        return Repeated(_texts(pa.concat_arrays([column.dictionary, pa.nulls(1, column.type.value_type)])), places)
+        return _text_column(column)
+    if types.is_dictionary(column.type) and _is_text(column.type.value_type):
+        # A missing value is encoded as an additional, missing entry at the end of the dictionary.
+        indices = pc.fill_null(column.indices.cast(pa.int64()), len(column.dictionary)).to_numpy(zero_copy_only=False)
+        dictionary = pa.concat_arrays([column.dictionary, pa.nulls(1, column.type.value_type)])
+        return DictionaryColumn(_text_column(dictionary), indices)
     if column.null_count:
         return list(column.to_pylist())
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+    if types.is_integer(column.type) or types.is_floating(column.type):
         array: Array = column.to_numpy(zero_copy_only=False)
         return array
-    if pa.types.is_fixed_size_list(column.type) and pa.types.is_primitive(column.type.value_type):
+    if types.is_fixed_size_list(column.type) and types.is_primitive(column.type.value_type):
         values = column.flatten()
         if not values.null_count:
             flat: Array = values.to_numpy(zero_copy_only=False)
@@ -270,30 +365,31 @@ def _at_one_go(column: Any) -> Array | Sequence[Any]:
     return list(column.to_pylist())
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(arrow_type: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
-def _texts(column: Any) -> Texts:
+def _text_column(column: Any) -> TextColumn:
+    """Return an Arrow column of text as byte ranges of its buffer, without a copy of the text."""
     import pyarrow as pa
 
-    _, offsets, data = column.buffers()
-    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-    ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    begin = ends[:-1]
+    _, offset_buffer, data_buffer = column.buffers()
+    dtype = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    offsets = np.frombuffer(offset_buffer, dtype)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    begin = offsets[:-1]
     if column.null_count:
         begin = np.where(column.is_valid().to_numpy(zero_copy_only=False), begin, MISSING)
-    found = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return Texts(found, begin, ends[1:], Quotes.ALL)
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    return TextColumn(data, begin, offsets[1:], Quoting.ALL)
 
 
-def _value(scalar: Any) -> Any:
-    """One value as Python has it; `Unreadable` if it has none, such as a date after the year 9999."""
+def _python_value(scalar: Any) -> Any:
+    """Return a value as a Python object, or `UnreadableValue` if there is none, as for a date after the year 9999."""
     import pyarrow as pa
 
     try:
         return scalar.as_py()
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
-        return Unreadable(f"a value of type {scalar.type} that cannot be read: {error}")
+        return UnreadableValue(f"a value of type {scalar.type} that cannot be read: {error}")

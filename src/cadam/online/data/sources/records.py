@@ -1,4 +1,4 @@
-"""Records as message brokers hold them: fields of bytes, or one text of JSON."""
+"""Messages of message brokers: fields of bytes, or one JSON text."""
 
 from __future__ import annotations
 
@@ -10,91 +10,108 @@ from itertools import groupby
 from typing import Any
 
 from ..events import Batch, Rejected, concatenate_batches
-from ..schema import KEPT, Schema
+from ..schema import MAX_REJECTED_TEXT, Schema
+from .sample import Sample, read_records, sample_of_records
 
 
 @dataclass(frozen=True)
-class Record:
-    """One message: where it is, and its JSON text or its fields."""
+class Message:
+    """One message, which has either a JSON text or fields."""
 
     where: str
+    """The position of the message, for rejected records."""
     text: bytes | None = None
     fields: Mapping[bytes, bytes] | None = None
 
     @property
     def size(self) -> int:
+        """The size of the message in bytes."""
         if self.text is not None:
             return len(self.text)
         return sum(len(name) + len(value) for name, value in (self.fields or {}).items())
 
-    def shown(self) -> str:
-        """The beginning of it, for people."""
+    def show(self) -> str:
+        """Return the beginning of the message as text."""
+        limit = MAX_REJECTED_TEXT
         if self.text is not None:
-            return self.text[:KEPT].decode(errors="replace")
-        short = {name[:KEPT]: value[:KEPT] for name, value in list((self.fields or {}).items())[:KEPT]}
-        return str({n.decode(errors="replace"): v.decode(errors="replace") for n, v in short.items()})[:KEPT]
+            return self.text[:limit].decode(errors="replace")
+        fields = list((self.fields or {}).items())[:limit]
+        short = {
+            name[:limit].decode(errors="replace"): value[:limit].decode(errors="replace") for name, value in fields
+        }
+        return str(short)[:limit]
 
-    def read(self, longest: int) -> Mapping[str, Any]:
-        """Its fields; ValueError says why there are none."""
-        if self.size > longest:
-            raise ValueError(f"{self.size} bytes, more than {longest}")
+    def parse(self, max_bytes: int) -> Mapping[str, Any]:
+        """Return the fields of the message, or raise ValueError with the reason why it cannot be used."""
+        if self.size > max_bytes:
+            raise ValueError(f"the message has {self.size} bytes, more than {max_bytes}")
         if self.text is not None:
-            return json_record(self.text)
+            return parse_json_record(self.text)
         return {name.decode(): value.decode() for name, value in (self.fields or {}).items()}
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names differ: of two values of one name nobody can tell which is meant."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise ValueError(f"a JSON object with {repeated(name for name, _ in pairs)} twice")
+def parse_json_record(text: bytes) -> Mapping[str, Any]:
+    """Parse a JSON object, or raise ValueError with the reason why the text is not one."""
+    record = _decoder.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
+    if not isinstance(record, dict):
+        raise ValueError(f"the JSON value is a {type(record).__name__}, not an object")
     return record
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_object)
+def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object, in which it would be unclear which of two values with the same name is meant."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError(f"the JSON object contains {list_duplicates(name for name, _ in pairs)} twice")
+    return record
 
 
-def repeated(names: Iterable[str]) -> str:
-    """Those that are there more than once, for people; empty if none is."""
-    return ", ".join(repr(name) for name, times in Counter(names).items() if times > 1)
+_decoder = json.JSONDecoder(object_pairs_hook=_reject_duplicate_names)
 
 
-def unreadable(error: Exception) -> str:
-    """Why a record was rejected before it was one."""
+def list_duplicates(names: Iterable[str]) -> str:
+    """Return the names that occur more than once, quoted and separated by commas."""
+    return ", ".join(repr(name) for name, count in Counter(names).items() if count > 1)
+
+
+def unreadable_reason(error: Exception) -> str:
+    """Return the reason for rejecting a record that could not be parsed."""
     return f"not readable: {'not UTF-8' if isinstance(error, UnicodeDecodeError) else error}"
 
 
-def json_record(text: bytes) -> Mapping[str, Any]:
-    """An event written as a JSON object; ValueError says why it is none."""
-    record = _decoder.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON {type(record).__name__}, not an object")
-    return record
+def convert_messages(messages: Sequence[Message], schema: Schema, max_bytes: int) -> Batch:
+    """Convert messages to a batch and reject those that cannot be parsed.
 
-
-def batch_of(records: Sequence[Record], schema: Schema, longest: int) -> Batch:
-    """A batch of the records that can be read; the others are rejected.
-
-    Fields are text, so numbers in them are; JSON knows the difference. So one kind is converted apart from the other,
-    and what counts does not depend on which records come together.
+    Numbers are written as text in fields, but not in JSON. Messages of the two types are converted separately, so the
+    result for a message does not depend on the other messages.
     """
-    read: list[Mapping[str, Any]] = []
-    good: list[Record] = []
+    records: list[Mapping[str, Any]] = []
+    parsed: list[Message] = []
     rejected: list[Rejected] = []
-    for record in records:
+    for message in messages:
         try:
-            read.append(record.read(longest))
-            good.append(record)
+            records.append(message.parse(max_bytes))
+            parsed.append(message)
         except (ValueError, RecursionError) as error:
-            rejected.append(Rejected(unreadable(error)[:KEPT], record.where, record.shown(), record.size))
-    if not read:
+            reason = unreadable_reason(error)[:MAX_REJECTED_TEXT]
+            rejected.append(Rejected(reason, message.where, message.show(), message.size))
+    if not records:
         return Batch(rejected=rejected)
     parts = []
     start = 0
-    for as_text, same in groupby(good, lambda record: record.text is None):
-        where = [record.where for record in same]
-        parts.append(schema.records(read[start : start + len(where)], where, text=as_text))
+    for is_text, group in groupby(parsed, lambda message: message.text is None):
+        where = [message.where for message in group]
+        parts.append(schema.convert_records(records[start : start + len(where)], where, text=is_text))
         start += len(where)
     batch = concatenate_batches(parts)
     batch.rejected = rejected + batch.rejected
     return batch
+
+
+def sample_messages(messages: Sequence[Message], max_bytes: int, description: str) -> Sample:
+    """Return a sample that consists of messages."""
+    records, unreadable = read_records(messages, lambda message: message.parse(max_bytes))
+    sample = sample_of_records(records, None, description, is_text=all(message.text is None for message in messages))
+    if unreadable:
+        sample.warnings.append(f"{unreadable:,} of {len(messages):,} messages cannot be read and will be rejected")
+    return sample

@@ -8,33 +8,47 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from ..events import Batch
 from ..schema import Schema
-from .base import Source, check_state, is_power_of_two
-from .records import Record, batch_of
+from .base import ColumnNames, Source, check_batch_size, check_state, is_power_of_two
+from .records import Message, convert_messages, sample_messages
+from .sample import MAX_MESSAGES, Sample, SamplingError, describe, read_records
 
 logger = logging.getLogger("cadam.online")
 
 NEEDS = "Redis streams need redis-py: pip install redis"
-PAGE = 256  # entries asked for at one go
+PAGE_SIZE = 256
+"""The number of entries per request."""
+INSPECTED_ENTRIES = 1000
+"""The number of entries whose column names are read for validation."""
+START = "0-0"
+"""The position before the first entry."""
 
 
 class RedisSource(Source):
-    """The entries of a Redis stream, in order. The position is the id of the last entry given.
+    """The entries of a Redis stream in order. The position is the id of the last entry.
 
-    An entry's fields are the event's, with numbers written as text; or the event is one field named ``json``.
-    A server that goes away is waited for; with `follow` also one that was never there, which is an error otherwise.
+    The fields of an entry are the columns of the event, with numbers written as text. Alternatively an entry has a
+    single field ``json`` with the event as a JSON object. If the server goes away, the source waits for it. If the
+    server was never there, that is an error unless the source follows the stream.
 
     Args:
-        url: of the server, as redis-py has it: ``redis://host:6379/0``.
-        stream: the key of the stream.
-        follow: at the end wait for more instead of ending.
-        patience: how many seconds to wait for a full batch before a short one is given; None: for ever, so that batches
-            do not depend on time.
-        longest: bytes of the longest entry that is looked at.
-        retry: seconds between attempts to reach the server.
+        url: The address of the server in the form of redis-py: ``redis://host:6379/0``.
+        stream: The key of the stream.
+        schema: The schema of the events.
+        batch_size: The number of entries per batch.
+        follow: Whether to wait for new entries at the end of the stream.
+        patience: The number of seconds to wait for a full batch before a smaller one is produced. None: wait as long as
+            it takes, so that batches do not depend on time.
+        max_bytes: The size of the largest entry; larger ones are rejected.
+        poll: The number of seconds that one request waits for new entries.
+        retry: The number of seconds between attempts to reach the server.
     """
+
+    schemes = ("redis", "rediss")
+    help = "  redis://HOST[:PORT]/STREAM      a Redis stream; ?db=N selects the database; rediss:// uses TLS\n"
 
     def __init__(
         self,
@@ -45,7 +59,7 @@ class RedisSource(Source):
         batch_size: int = 1024,
         follow: bool = False,
         patience: float | None = 1.0,
-        longest: int = 1 << 20,
+        max_bytes: int = 1 << 20,
         poll: float = 0.2,
         retry: float = 0.5,
     ) -> None:
@@ -53,134 +67,197 @@ class RedisSource(Source):
             import redis
         except ImportError as error:
             raise ImportError(NEEDS) from error
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         self.client = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
         self.stream, self.schema, self.batch_size, self.follow = stream, schema, batch_size, follow
-        self.patience, self.longest, self.poll, self.retry = patience, longest, poll, retry
-        self.position = "0-0"
-        self._reached = self._looked_at = False
-        self._gaps = 0
+        self.patience, self.max_bytes, self.poll, self.retry = patience, max_bytes, poll, retry
+        self.position = START
+        self._was_reached = self._gap_was_checked = False
+        self._trimmed_count = 0
+
+    @classmethod
+    def from_uri(
+        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
+    ) -> RedisSource | None:
+        """Open ``redis://HOST[:PORT]/STREAM[?db=N]``."""
+        parts = urlsplit(uri)
+        stream, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
+        if not parts.netloc or not stream:
+            return None
+        url = f"{parts.scheme}://{parts.netloc}/{query.pop('db', '0')}"
+        if query:
+            raise ValueError(f"{uri}: unknown fields {', '.join(query)}")
+        return cls(url, stream, schema, batch_size=batch_size, follow=follow, patience=patience)
+
+    @property
+    def location(self) -> str:
+        """The key of the stream."""
+        return self.stream
 
     def __iter__(self) -> Iterator[Batch | None]:
-        """Batches; None while there is nothing new, or no server."""
         import redis
 
-        held: list[Record] = []
-        last, since, away = self.position, time.monotonic(), False
+        messages: list[Message] = []
+        last, waiting_since, is_away = self.position, time.monotonic(), False
         while True:
             try:
-                self._look_for_gap()
-                page = self._page(last, min(PAGE, self.batch_size - len(held)))
-                if page and last != "0-0":
-                    self._look_for_trimming(last)
+                self._check_for_gap()
+                page = self._read_page(last, min(PAGE_SIZE, self.batch_size - len(messages)))
+                if page and last != START:
+                    self._check_for_trimming(last)
             except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError) as error:
-                if not (self.follow or self._reached):
+                if not (self.follow or self._was_reached):
                     raise ConnectionError(
-                        f"Redis cannot be reached: {error} Check the address; with follow it is waited for"
+                        f"Redis cannot be reached: {error} Check the address, or wait for the server with follow"
                     ) from error
-                if not away:
+                if not is_away:
                     logger.error("Redis is away, waiting for it: %s", error)
-                away, self._looked_at = True, False
+                is_away, self._gap_was_checked = True, False
                 yield None
                 time.sleep(self.retry)
                 continue
             except redis.ResponseError as error:
-                raise ValueError(self.refused(error)) from error
-            self._reached = True
-            if away:
-                logger.warning("Redis is back, going on after entry %s", last)
-                away = False
+                raise ValueError(self._describe_refusal(error)) from error
+            self._was_reached = True
+            if is_away:
+                logger.warning("Redis is back, continuing after entry %s", last)
+                is_away = False
             if page:
-                if not held:
-                    since = time.monotonic()
-                held += [self._record(key, fields) for key, fields in page]
+                if not messages:
+                    waiting_since = time.monotonic()
+                messages += [self._message(key, fields) for key, fields in page]
                 last = page[-1][0].decode()
-            late = self.patience is not None and time.monotonic() - since > self.patience
-            if len(held) == self.batch_size or (held and not page and (late or not self.follow)):
+            is_late = self.patience is not None and time.monotonic() - waiting_since > self.patience
+            if len(messages) == self.batch_size or (messages and not page and (is_late or not self.follow)):
                 self.position = last
-                yield batch_of(held, self.schema, self.longest)
-                held = []
+                yield convert_messages(messages, self.schema, self.max_bytes)
+                messages = []
             elif not page and not self.follow:
                 return
             elif not page:
                 yield None
 
-    def refused(self, error: Exception) -> str:
-        """What Redis says to a key that is no stream, or to a user who may not read it."""
-        return f"Redis does not give the stream {self.stream!r}: {error}. Check the key and the rights of the user"
+    def columns(self) -> ColumnNames | None:
+        """Return the columns of the first entries.
 
-    def absent(self) -> str:
-        """What to say where there is no such stream, with those that there are."""
-        found = sorted(key.decode(errors="replace") for key in islice(self.client.scan_iter(_type="stream"), 1000))
-        near = get_close_matches(self.stream, found, 1, 0.5)
-        meant = f"; is {near[0]} meant?" if near else ""
-        there = f"; there are {', '.join(found[:10])}" if found else "; there is no stream at all"
-        return f"Redis has no stream {self.stream!r}{meant or there}"
+        Raises:
+            ValueError: If there is no such stream, and the source does not wait for it.
+        """
+        import redis
 
-    def _page(self, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        try:
+            entries: Any = self.client.xrange(self.stream, count=INSPECTED_ENTRIES)
+            if not entries and not self.client.exists(self.stream):
+                if not self.follow:
+                    raise ValueError(self._describe_absence())
+                logger.warning("%s; waiting for it", self._describe_absence())
+        except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
+            return None
+        except redis.ResponseError as error:
+            raise ValueError(self._describe_refusal(error)) from error
+        records, _ = read_records(entries, lambda entry: self._message(*entry).parse(self.max_bytes))
+        return ColumnNames([name for record in records for name in record], are_complete=False)
+
+    def sample(self) -> Sample:
+        """Return the first and the last entries."""
+        import redis
+
+        try:
+            total: Any = self.client.xlen(self.stream)
+            first: Any = self.client.xrange(self.stream, count=MAX_MESSAGES)
+            last: Any = self.client.xrevrange(self.stream, count=MAX_MESSAGES)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise SamplingError(f"no schema can be inferred, because Redis cannot be reached: {error}") from error
+        except redis.ResponseError as error:
+            raise SamplingError(self._describe_refusal(error)) from error
+        if not first:
+            raise SamplingError(self._describe_absence())
+        entries = dict([*first, *reversed(last)])
+        messages = [self._message(key, fields) for key, fields in entries.items()]
+        positions = 2 if len(entries) > MAX_MESSAGES else 1
+        return sample_messages(messages, self.max_bytes, describe("Redis stream", total, len(messages), positions))
+
+    def _describe_refusal(self, error: Exception) -> str:
+        return f"Redis does not return the stream {self.stream!r}: {error}. Check the key and the rights of the user"
+
+    def _describe_absence(self) -> str:
+        streams = sorted(key.decode(errors="replace") for key in islice(self.client.scan_iter(_type="stream"), 1000))
+        if similar := get_close_matches(self.stream, streams, 1, 0.5):
+            advice = f"did you mean {similar[0]}?"
+        elif streams:
+            advice = f"its streams are {', '.join(streams[:10])}"
+        else:
+            advice = "it has no streams at all"
+        return f"Redis has no stream {self.stream!r}; {advice}"
+
+    def _read_page(self, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         block = max(1, int(1000 * self.poll)) if self.follow else None
         answer: Any = self.client.xread({self.stream: after}, count=count, block=block)
-        if isinstance(answer, dict):  # as RESP3 has it
+        if isinstance(answer, dict):  # The protocol RESP3 returns a dict.
             answer = [(key, entries[0] if entries else []) for key, entries in answer.items()]
         return list(answer[0][1]) if answer else []
 
-    def _record(self, key: bytes, fields: Mapping[bytes, bytes] | None) -> Record:
+    def _message(self, key: bytes, fields: Mapping[bytes, bytes] | None) -> Message:
         where = f"{self.stream}, entry {key.decode()}"
         fields = fields or {}
         if list(fields) == [b"json"]:
-            return Record(where, text=fields[b"json"])
-        return Record(where, fields=fields)
+            return Message(where, text=fields[b"json"])
+        return Message(where, fields=fields)
 
-    def _look_for_gap(self) -> None:
-        """Once a connection: say so if the stream was cut past the position."""
-        if self._looked_at:
+    def _check_for_gap(self) -> None:
+        """Once per connection, log if the stream was trimmed beyond the position or was created again."""
+        if self._gap_was_checked:
             return
-        if self.position != "0-0":
-            first: Any = self.client.xrange(self.stream, count=1)
-            here = self.client.xrange(self.stream, self.position, self.position)
-            if not here and (not first or _order(first[0][0].decode()) > _order(self.position)):
-                begins = first[0][0].decode() if first else "nowhere, it is empty"
-                logger.warning(
-                    "the stream %s begins at %s, past the position %s: entries in between, if any, were removed unread",
-                    self.stream,
-                    begins,
-                    self.position,
-                )
-            newest: Any = self.client.xrevrange(self.stream, count=1)
-            if newest and _order(newest[0][0].decode()) < _order(self.position):
-                logger.error(
-                    "the newest entry of the stream %s is %s, older than the position %s: it is another stream, or has "
-                    "lost entries, and those up to the position are not read",
-                    self.stream,
-                    newest[0][0].decode(),
-                    self.position,
-                )
-        self._looked_at = True
-
-    def _look_for_trimming(self, last: str) -> None:
-        """After a page: say so if the stream may have been cut between it and the entry read before it."""
-        first: Any = self.client.xrange(self.stream, count=1)
-        if first and _order(first[0][0].decode()) <= _order(last):
+        self._gap_was_checked = True
+        if self.position == START:
             return
-        self._gaps += 1
-        if is_power_of_two(self._gaps):
+        first = self._boundary_id(newest=False)
+        has_position = self.client.xrange(self.stream, self.position, self.position)
+        if not has_position and (first is None or _sort_key(first) > _sort_key(self.position)):
             logger.warning(
-                "the stream %s was cut past entry %s, the last one read: entries after it may be removed unread; "
-                "the stream is trimmed faster than it is learnt from (seen %d times)",
-                self.stream,
-                last,
-                self._gaps,
+                "the first entry of the stream %s is %s, after the position %s: entries between them were removed "
+                "before they were read",
+                *(self.stream, first or "missing because the stream is empty", self.position),
+            )
+        newest = self._boundary_id(newest=True)
+        if newest is not None and _sort_key(newest) < _sort_key(self.position):
+            logger.error(
+                "the newest entry of the stream %s is %s, older than the position %s: it is another stream or has lost "
+                "entries, and entries up to the position are not read",
+                *(self.stream, newest, self.position),
             )
 
+    def _check_for_trimming(self, last: str) -> None:
+        """Log if the stream may have been trimmed between the entry `last` and the page after it."""
+        first = self._boundary_id(newest=False)
+        if first is not None and _sort_key(first) <= _sort_key(last):
+            return
+        self._trimmed_count += 1
+        if is_power_of_two(self._trimmed_count):
+            logger.warning(
+                "the stream %s was trimmed beyond entry %s, the last one that was read: entries after it may have been "
+                "removed before they were read, because the stream is trimmed faster than the learner reads it "
+                "(seen %d times)",
+                *(self.stream, last, self._trimmed_count),
+            )
+
+    def _boundary_id(self, newest: bool) -> str | None:
+        """Return the id of the newest or the oldest entry, None if the stream is empty."""
+        read = self.client.xrevrange if newest else self.client.xrange
+        entries: Any = read(self.stream, count=1)
+        return entries[0][0].decode() if entries else None
+
     def state_dict(self) -> dict[str, Any]:
+        """Return the id of the last entry that was read."""
         return {"source": "redis", "stream": self.stream, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state_dict` returned."""
         check_state(state, source="redis", stream=self.stream)
-        self.position, self._looked_at = state["position"], False
+        self.position, self._gap_was_checked = state["position"], False
 
 
-def _order(key: str) -> tuple[int, int]:
-    milliseconds, _, number = key.partition("-")
+def _sort_key(entry_id: str) -> tuple[int, int]:
+    """Return the milliseconds and the sequence number of an entry's id, by which entries are ordered."""
+    milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number)

@@ -1,0 +1,115 @@
+"""Warnings about data that schema inference found suspicious."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...metrics.auc import auc
+from ..events import Array
+from ..kind import Kind
+from ..schema import Schema
+from ..sources.sample import Sample
+from .columns import Column, fits_time_format, is_amount
+from .features import choose_buckets, describe_texts
+from .roles import Columns, sorted_share
+
+LEAK_AUC = 0.9
+"""A column that predicts the label alone with at least this AUC probably contains the label."""
+REPEATING = 0.75
+"""Up to this fraction of distinct values, integers repeat often enough to be ids."""
+MIN_LEAK_EVENTS, MAX_LEAK_EVENTS = 200, 20_000
+"""The number of labeled events that the check for leaks needs, and the most that it uses."""
+
+
+def find_warnings(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
+    """Return warnings about times, users, doubtful kinds and features that reveal the label."""
+    warnings = []
+    for column in columns.values():
+        other = column.time_format.replace("%d/%m/", "%m/%d/")
+        if other != column.time_format and fits_time_format([str(value) for value in column.counts], other):
+            warnings.append(
+                f"the days and months in {column.name!r} cannot be distinguished: {column.time_format} is assumed; "
+                f"write {other} in the schema if months come first"
+            )
+    if schema.time is not None:
+        column = columns[schema.time.partition(":")[0]]
+        if (share := sorted_share(column)) < 0.999:
+            warnings.append(
+                f"the time is not sorted: {1 - share:.1%} of the rows of {column.name!r} are earlier than the row "
+                "before. Sort the data by time, because it is learned from in the order of the file"
+            )
+    if schema.user is None:
+        warnings.append(
+            "there is no column of users, so GAUC equals the AUC of all events. Give --user NAME if there is one"
+        )
+    elif columns[user := schema.user.partition(":")[0]].missing:
+        warnings.append(f"the user is missing in some rows of {user!r}, which will be rejected")
+    doubts = [_find_doubt(columns[name], schema.kinds[name], sample.total) for name in schema.features]
+    return warnings + [doubt for doubt in doubts if doubt] + _find_leaks(schema, columns, sample)
+
+
+def _find_doubt(column: Column, kind: Kind, total: int | None) -> str:
+    """Return a warning if the kind of a column may be wrong, else an empty text."""
+    if column.texts:
+        texts = ", ".join(repr(text) for text in list(column.texts)[:3]) + (", ..." if len(column.texts) > 3 else "")
+        return (
+            f"{column.name!r} is hashed because {describe_texts(column)}. If it is a number, write number? in the "
+            f'schema and the texts under "missing": [{texts}]'
+        )
+    is_repeating = column.distinct <= REPEATING * column.present
+    if kind.name == "number" and column.type == "integer" and is_repeating and not is_amount(column.name):
+        buckets = choose_buckets(column.estimate_distinct(total))
+        return f"{column.name!r} is used as a number; if it is an id, write hash:{buckets}? in the schema"
+    return ""
+
+
+def _find_leaks(schema: Schema, columns: Columns, sample: Sample) -> list[str]:
+    """Return warnings about features that alone predict the label almost perfectly."""
+    labels = schema.target.labels(columns[schema.target.column].values, sample.is_text)[0]
+    rows = np.flatnonzero(~np.isnan(labels))
+    if len(rows) < MIN_LEAK_EVENTS:
+        return []
+    rows = rows[:: max(1, len(rows) // MAX_LEAK_EVENTS)]
+    labels = labels[rows]
+    if not set(np.unique(labels)) <= {0.0, 1.0}:
+        return []
+    warnings = []
+    for name in schema.features:
+        column = columns[name]
+        if column.type == "list":
+            continue
+        score = _single_feature_auc([column.values[row] for row in rows.tolist()], labels, column.is_numeric)
+        if score >= LEAK_AUC:
+            warnings.append(
+                f"column {name!r} alone predicts the label with an AUC of {score:.3f}: if it is known only after the "
+                f"label, it reveals the label; leave it out with --ignore {name}"
+            )
+    return warnings
+
+
+def _single_feature_auc(values: Sequence[Any], labels: Array, is_numeric: bool) -> float:
+    """Return the AUC of one feature on every second event.
+
+    The score of an event is the mean label of its value in the other half of the events, smoothed by one event with the
+    mean label. If the values are numbers, the value itself is also tried as a score, in both directions.
+    """
+    is_test = np.arange(len(labels)) % 2 == 1
+    if len(np.unique(labels[is_test])) < 2:
+        return 0.5
+    _, codes = np.unique(np.array([str(value) for value in values], dtype=object).astype(str), return_inverse=True)
+    train_codes, train_labels = codes[~is_test], labels[~is_test]
+    counts = np.bincount(train_codes, minlength=codes.max() + 1)
+    positives = np.bincount(train_codes, train_labels, minlength=codes.max() + 1)
+    scores = ((positives + train_labels.mean()) / (counts + 1))[codes]
+    best = float(auc(scores[is_test], labels[is_test]))
+    if is_numeric:
+        numbers = np.array([math.nan if value is None else float(value) for value in values])
+        median = np.nanmedian(numbers) if not np.isnan(numbers).all() else 0
+        numbers = np.where(np.isnan(numbers), median, numbers)
+        direct = float(auc(numbers[is_test], labels[is_test]))
+        best = max(best, direct, 1 - direct)
+    return best

@@ -1,0 +1,125 @@
+"""The kinds of features: how the values of a column become inputs of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..conversion import MAX_TEXT_LENGTH
+from .columns import Column, format_value, is_amount, is_identifier
+from .report import ColumnDecision
+
+FEW_VALUES = 100
+"""Integers with at most this many distinct values are categories."""
+REPETITIONS = 50
+"""Integers are also categories if each value occurs this often on average and there are at most `MANY_VALUES`."""
+MANY_VALUES = 20_000
+MAX_BUCKETS = 10_000_000
+MAX_ELEMENTS = 16
+"""The most words of a text, or elements of a list, that are used."""
+
+
+def decide_feature(column: Column, total: int | None, is_user: bool = False) -> ColumnDecision:
+    """Choose the kind of a feature, or leave the column out.
+
+    Args:
+        column: The column.
+        total: The number of rows of all data, None if the stream grows.
+        is_user: Whether the column contains the users, so that integers are ids.
+    """
+    name, estimate = column.name, column.estimate_distinct(total)
+    count = f"{column.distinct:,} values" if estimate == column.distinct else f"about {estimate:,} values"
+    buckets = f"hash:{choose_buckets(estimate)}"
+
+    def left_out(reason: str) -> ColumnDecision:
+        return ColumnDecision(name, "", reason)
+
+    def hashed(reason: str, length: int = 0) -> ColumnDecision:
+        return ColumnDecision(name, f"{buckets}[{length}]?" if length else f"{buckets}?", reason)
+
+    unique = f"nearly unique: {column.distinct:,} values in {column.present:,} rows do not help to predict other events"
+    if column.type == "empty":
+        return left_out("no values")
+    if column.type == "nested":
+        return left_out("nested objects; write their fields as separate columns")
+    if column.type == "list":
+        return _decide_list(column, count, buckets)
+    if column.distinct == 1:
+        value = format_value(next(iter(column.counts)))[:40]
+        return hashed("one value, or missing") if column.missing else left_out(f"constant: always {value}")
+    if column.type == "time":
+        suffix = f":{column.time_format}" if column.time_format else ""
+        reason = f"hour and day of the week (time format: {column.time_format or 'seconds'})"
+        return ColumnDecision(name, f"clock{suffix}?", reason)
+    if column.type == "bool":
+        return hashed("true or false")
+    if column.type == "float":
+        return ColumnDecision(name, "number?", f"numbers {value_range(column)}")
+    if column.type == "integer":
+        if is_user or is_identifier(name):
+            return left_out(unique) if column.is_nearly_unique else hashed(f"integer ids, {count}, hashed")
+        if column.distinct <= 2:
+            return hashed("two values")
+        rows = len(column.values) if total is None else total
+        is_frequent = estimate <= MANY_VALUES and rows >= REPETITIONS * estimate
+        if is_amount(name):
+            return ColumnDecision(name, "number?", f"integers {value_range(column)}, an amount by its name")
+        if column.distinct <= FEW_VALUES or is_frequent:
+            return hashed(f"integers that repeat, {count}, used as categories")
+        return ColumnDecision(name, "number?", f"integers {value_range(column)}")
+    if column.texts:
+        return hashed(f"numbers, but {describe_texts(column)}; {count}, hashed")
+    texts = [str(value) for value in list(column.counts)[:2000]]
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    if words >= 3 and column.distinct > FEW_VALUES:
+        return hashed(f"text of {words:.0f} words on average, {count}; its words are hashed", MAX_ELEMENTS)
+    if separator := _find_list_separator(texts):
+        return hashed(f"lists separated by {separator}, {count}, hashed", MAX_ELEMENTS)
+    if column.is_nearly_unique:
+        return left_out(unique)
+    if max(len(str(value)) for value in column.counts) > MAX_TEXT_LENGTH:
+        return left_out(f"text of more than {MAX_TEXT_LENGTH} characters")
+    return hashed(f"text, {count}, hashed")
+
+
+def choose_buckets(distinct: int) -> int:
+    """Return the number of buckets for a number of values: enough that few values, also new ones, share a bucket."""
+    wanted = distinct * (64 if distinct <= 10_000 else 16 if distinct <= 100_000 else 4)
+    unit: int = 10 ** max(0, len(str(wanted)) - 2)
+    return min(MAX_BUCKETS, max(100, -(-wanted // unit) * unit))
+
+
+def value_range(column: Column) -> str:
+    """Return the range of a column of numbers as text."""
+    numbers = [float(value) for value in column.counts]
+    return f"from {min(numbers):.6g} to {max(numbers):.6g}"
+
+
+def describe_texts(column: Column) -> str:
+    """Return how many values of a column of numbers are text, with an example."""
+    example = next(iter(column.texts))[:30]
+    return f"{column.texts.total():,} of {column.present:,} values are text, e.g. {example!r}"
+
+
+def _decide_list(column: Column, count: str, buckets: str) -> ColumnDecision:
+    lengths = Counter(len(value) for value in column.values if value is not None)
+    longest = max(lengths)
+    length = min(MAX_ELEMENTS, longest)
+    if not column.counts:
+        return ColumnDecision(column.name, "", "empty lists")
+    is_numeric = all(isinstance(element, (int, float)) for element in column.counts)
+    if is_numeric and len(lengths) == 1 and not all(float(element).is_integer() for element in column.counts):
+        return ColumnDecision(column.name, f"number[{longest}]?", f"lists of {longest} numbers")
+    if not all(isinstance(element, (int, str)) for element in column.counts):
+        return ColumnDecision(column.name, f"number[{length}]?", f"lists of up to {longest} numbers")
+    cut = f", of which the first {MAX_ELEMENTS} are used" if longest > MAX_ELEMENTS else ""
+    return ColumnDecision(column.name, f"{buckets}[{length}]?", f"lists of up to {longest} elements, {count}{cut}")
+
+
+def _find_list_separator(texts: list[str]) -> str:
+    """Return the separator if texts are lists whose elements repeat, else an empty text."""
+    for separator in "|;,":
+        elements = [element for text in texts for element in text.split(separator)]
+        is_frequent = sum(separator in text for text in texts) > 0.3 * len(texts)
+        if is_frequent and len(set(elements)) < 0.5 * len(elements):
+            return separator
+    return ""

@@ -1,0 +1,119 @@
+"""The kinds of values that a schema declares for its columns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+HOURS, WEEKDAYS = 24, 7
+UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""The units of times that are written as numbers: how many of each make a second."""
+_KIND = re.compile(r"(number|category|hash|integer|text)(?::(\d+))?(?:\[(\d+)\])?(\?)?")
+_CLOCK = re.compile(r"clock(?::(.+?))?(\?)?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind of the values of one column.
+
+    A schema writes kinds as text:
+
+    - ``number``: a float32 between -1e19 and 1e19.
+    - ``category:N``: an integer from 0 to N - 1.
+    - ``hash:N``: an integer or a text, hashed to one of N buckets. The text of an integer, such as "5" or "5.0" but not
+      "05", is hashed like that integer. True is hashed like 1 and false like 0, also as text.
+    - ``clock`` or ``clock:FORMAT``: a time (see `Schema.time` for the formats). The model gets two categories: the hour
+      (0 to 23), and 24 plus the day of the week (24 is Monday).
+    - ``integer`` and ``text``: only for ids and users.
+
+    With ``[K]`` at the end, a value is a list of K such values.
+
+    With ``?`` at the end, the value may be missing. A missing number is nan. For the other kinds a missing value is 0,
+    and all other values move up by one, so N includes the missing value. A list may then have fewer than K values, of
+    which the rest is missing, or more, of which the first K are used. A text counts as the list of its words.
+
+    Args:
+        name: The kind without its parameters, ``time`` for the time of an event.
+        size: The N of ``category:N`` and ``hash:N``.
+        length: The K of a list, 0 if the value is not a list.
+        optional: Whether the value may be missing.
+        time_format: The format of a time, see `Schema.time`.
+    """
+
+    name: str
+    size: int = 0
+    length: int = 0
+    optional: bool = False
+    time_format: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Kind:
+        """Return the kind that a schema writes as `text`.
+
+        Raises:
+            ValueError: If the text does not describe a kind.
+        """
+        if match := _CLOCK.fullmatch(text):
+            time_format, mark = match.groups()
+            optional = bool(mark)
+            return cls("clock", HOURS + WEEKDAYS + optional, 2, optional, check_time_format(time_format or ""))
+        match = _KIND.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"unknown kind {text!r}: use number, category:N, hash:N or clock, followed by [K] for a list of K "
+                "values and by ? if values may be missing"
+            )
+        name, size, length, mark = match.groups()
+        optional = bool(mark)
+        if (size is not None and int(size) > optional) != (name in ("category", "hash")):
+            minimum = "above 1 with ?" if optional else "above 0"
+            raise ValueError(
+                f"kind {text!r}: category and hash need a size {minimum}, as in category:1000; other kinds have none"
+            )
+        return cls(name, int(size or 0), int(length or 0), optional)
+
+    def __str__(self) -> str:
+        if self.name == "clock":
+            return f"clock{f':{self.time_format}' if self.time_format else ''}{'?' * self.optional}"
+        size, length = f":{self.size}" if self.size else "", f"[{self.length}]" if self.length else ""
+        return f"{self.name}{size}{length}{'?' * self.optional}"
+
+    @property
+    def dtype(self) -> Any:
+        """The numpy type of converted values."""
+        return {"number": np.float32, "time": np.float64, "text": object}.get(self.name, np.int64)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether converted values are floats."""
+        return self.name in ("number", "time")
+
+
+def check_time_format(text: str) -> str:
+    """Return a format of times: empty or one of `UNITS` for numbers, ``iso``, or a format of strptime.
+
+    Raises:
+        ValueError: If the text is none of these.
+    """
+    if text not in ("", "iso", *UNITS) and "%" not in text:
+        raise ValueError(
+            f"unknown format of times {text!r}: use {', '.join(UNITS)}, iso, or one such as %d/%m/%Y %H:%M"
+        )
+    return text
+
+
+def parse_key(text: str) -> tuple[str, Kind]:
+    """Return the column name and the kind of an id or user, from ``name``, ``name:integer`` or ``name:text``."""
+    name, _, kind = text.partition(":")
+    if not name or kind not in ("", "integer", "text"):
+        raise ValueError(f"{text!r} must be the name of a column, followed by :text if its values are not integers")
+    return name, Kind(kind or "integer")
+
+
+def parse_time(text: str) -> tuple[str, Kind]:
+    """Return the column name and the kind of the time, from ``name`` or ``name:FORMAT``."""
+    name, _, time_format = text.partition(":")
+    return name, Kind("time", time_format=check_time_format(time_format))

@@ -1,0 +1,94 @@
+"""The kinds of sources that can be opened by a URI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..schema import Schema
+from .base import Source
+from .kafka import KafkaSource
+from .line_files import BYTE_ORDER_MARK, is_compressed, open_binary
+from .lines import LinesSource
+from .parquet import ParquetSource
+from .redis_stream import RedisSource
+
+SOURCES: tuple[type[Source], ...] = (ParquetSource, LinesSource, RedisSource, KafkaSource)
+"""All sources that can be opened by a URI. A new source needs its own module and an entry here."""
+PARQUET_MAGIC = b"PAR1"
+"""The first bytes of every Parquet file."""
+PLACEHOLDER_SCHEMA = Schema({"placeholder": "number"})
+"""The schema with which a source is opened to take a sample, when there is no schema yet."""
+
+
+def source_help() -> str:
+    """Return the list of URIs that name a source, for the help of the command line and for error messages."""
+    by_path = "  PATH                            a file or folder; its name or its first bytes decide how it is read\n"
+    return by_path + "".join(source.help for source in SOURCES)
+
+
+def schemes() -> dict[str, type[Source]]:
+    """Return the sources by the schemes of their URIs."""
+    return {scheme: source for source in SOURCES for scheme in source.schemes}
+
+
+def scheme_of_suffix(path: Path) -> str | None:
+    """Return the scheme that the suffix of a file name implies, if any."""
+    suffix = path.with_suffix("").suffix if is_compressed(path) else path.suffix
+    return next((source.suffixes[suffix.lower()] for source in SOURCES if suffix.lower() in source.suffixes), None)
+
+
+def resolve_uri(text: str) -> str:
+    """Return the URI of a source that is given as a URI or as a path.
+
+    Raises:
+        ValueError: If the format of standard input is missing.
+        FileNotFoundError: If the text is neither a URI nor an existing path.
+    """
+    if text == "-":
+        raise ValueError("the format of standard input (-) is unknown: give csv:- or jsonl:-")
+    path = Path(text)
+    if text.partition(":")[0] in schemes() and not path.exists():
+        return text
+    if path.is_dir():
+        return f"parquet:{text}"
+    if not path.is_file():
+        raise FileNotFoundError(f"{text} does not exist; a source is one of\n{source_help()}")
+    with open_binary(path, buffered=True) as file:
+        start = file.read(64).lstrip(BYTE_ORDER_MARK + b" \r\n\t")
+    if start.startswith(PARQUET_MAGIC):
+        return f"parquet:{text}"
+    is_json = start[:1] in (b"{", b"[")
+    return f"{scheme_of_suffix(path) or ('jsonl' if is_json else 'csv')}:{text}"
+
+
+def open_source(
+    uri: str,
+    schema: Schema,
+    *,
+    batch_size: int = 1024,
+    follow: bool = False,
+    patience: float | None = 1.0,
+) -> Source:
+    """Open the source that a URI names.
+
+    Args:
+        uri: A URI such as ``csv:clicks.csv`` or ``redis://localhost:6379/clicks``.
+        schema: The schema of the events.
+        batch_size: The number of events per batch.
+        follow: Whether to wait for more data at the end.
+        patience: The number of seconds to wait for a full batch before a smaller one is produced. None: wait as long as
+            it takes.
+
+    Raises:
+        ValueError: If the URI does not name a source.
+
+    Example:
+        >>> open_source("csv:clicks.csv", Schema({"price": "number"}, label="click"))  # doctest: +SKIP
+    """
+    kind = schemes().get(uri.partition(":")[0])
+    source = None
+    if kind is not None:
+        source = kind.from_uri(uri, schema, batch_size=batch_size, follow=follow, patience=patience)
+    if source is None:
+        raise ValueError(f"{uri!r} is not a source; a source is one of\n{source_help()}")
+    return source
