@@ -13,7 +13,7 @@ import pytest
 import cadam
 from cadam.cli import arguments, bench_cases, commands, main
 from cadam.online import models
-from cadam.online.data.sources import uri
+from cadam.online.data.sources import registry
 from cadam.online.metrics import stream
 
 HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "pandas")
@@ -97,4 +97,4 @@ def test_names_in_the_help_are_those_of_the_implementation(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main.main(["run", "--help"])
     text = capsys.readouterr().out
-    assert [scheme for scheme in uri.SCHEMES if f"{scheme}:" not in text] == []
+    assert [scheme for scheme in registry.schemes() if f"{scheme}:" not in text] == []
