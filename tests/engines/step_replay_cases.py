@@ -512,7 +512,7 @@ def weight_decay_sets_in_at_the_address_of_the_one_before() -> None:
             t.step(seed)
     plan = a.optimizer._plan
     assert plan is not None
-    assert plan.batches[0].batch.update.decay != "none"
+    assert plan.work[0][1][0].group.update.decay != "none"
     assert_same(a, b)
 
 
@@ -534,15 +534,15 @@ def a_list_of_the_same_parameters_of_which_one_is_replaced_later() -> None:
 def interrupted(t: Trained, i: int) -> None:
     """A step that is interrupted on its way to the usual one does not write where a parameter lay before."""
     old, t.params[i].data = t.params[i].data, torch.ones(t.params[i].shape)
-    was, usual = old.clone(), cadam.Optimizer._refuse_capture
+    was, usual = old.clone(), cadam.Optimizer._check_capture
 
     def stop(self: Any) -> None:
         raise KeyboardInterrupt
 
-    cadam.Optimizer._refuse_capture = stop  # type: ignore[method-assign]
+    cadam.Optimizer._check_capture = stop  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         t.step(3)
-    cadam.Optimizer._refuse_capture = usual  # type: ignore[method-assign]
+    cadam.Optimizer._check_capture = usual  # type: ignore[method-assign]
     assert not t.step(3)
     assert torch.equal(old, was)
 

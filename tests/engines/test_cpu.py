@@ -122,7 +122,7 @@ def test_a_second_thread_is_used(threads: None) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The libraries are looked for anew in a test, and after it; the user's cache is an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = (loader.find_kernel, loader.package_library, selection._warn)
+    found = (loader.find_kernel, loader.package_library, selection._warn_once)
     for each in found:
         each.cache_clear()
     yield tmp_path / "cadam"
@@ -138,7 +138,7 @@ def edited(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fresh
 
 
-def engine_of_a_step() -> cadam.optim.optimizer.Explained:
+def engine_of_a_step() -> cadam.optim.explain.ExplainedParam:
     p = torch.zeros(3, requires_grad=True)
     optimizer = cadam.CAdam([p])
     p.grad = torch.ones(3)

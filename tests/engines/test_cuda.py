@@ -674,12 +674,12 @@ COEFFICIENTS = """
 import numpy as np
 import torch
 from cadam.codegen.kernel_spec import KernelSpec
-from cadam.rules.defaults import defaults
-from cadam.engines import coefficients as scalars
 from cadam.engines.base import KernelBatch, ParamSlot
 from cadam.engines.cuda.launch import StepNumbers
+from cadam.engines.resolved_group import ResolvedGroup
 from cadam.rules import RULES
-from cadam.rules.update import Update
+from cadam.rules.defaults import defaults
+from cadam.rules.update import ScalarFunctions
 
 for name, options in CASES:
     rule = RULES[name]
@@ -689,16 +689,16 @@ for name, options in CASES:
     for how, overflow in ((given, None), (on_device, None), (given, 0.0), (given, 1.0)):
         found_inf = None if overflow is None else torch.tensor(overflow)
         scale = torch.tensor(8.0)
-        update = Update.of(rule, True, how, unscale=True)
+        group = ResolvedGroup.resolve(rule, True, how, unscale=True)
         counts = [torch.tensor(float(t)) for t in (0, 1, 6, 999, 70_000, *range(5, 45))]
         items = [ParamSlot(torch.zeros(1), {}, step, None) for step in counts]
-        numbers = StepNumbers(items, how, KernelSpec.of(rule, given), torch.device("cpu"))
+        numbers = StepNumbers(items, group, KernelSpec.of(rule, given), torch.device("cpu"))
         before = [step.item() for step in counts]
-        sent = numbers.advance(KernelBatch(update, how, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
+        sent = numbers.advance(KernelBatch(group, items, grad_scale=scale, found_inf=found_inf), np.arange(45))
         assert sent.more.tolist() == list(range(45))
         assert [step.item() for step in counts] == [t + (not overflow) for t in before]
         for t, row in zip(counts, sent.rows.tolist()):
-            c = update.general_coefficients(t.item(), given, scalars.ScalarFunctions, 8.0) if t else {}
+            c = group.update.general_coefficients(t.item(), given, ScalarFunctions, 8.0) if t else {}
             assert row[0] == t.item()
             np.testing.assert_allclose(row[1 : 1 + len(c)], list(c.values()), rtol=1e-9, err_msg=f"{name} {t} {c}")
 """

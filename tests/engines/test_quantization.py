@@ -19,9 +19,9 @@ from cadam.engines import quantization, row_layout
 from cadam.engines.cuda.dense import Cuda
 from cadam.engines.cuda.launch import storage_refusal
 from cadam.engines.cuda.sparse import Strides
+from cadam.engines.resolved_group import ResolvedGroup
 from cadam.native import loader
 from cadam.rules import RULES, moment_storage
-from cadam.rules.update import Update
 from tests.engines.triton_interpreter import ON_CUDA, needs_triton, on_cuda, run_cases
 from tests.optim.family import OF_RULE
 
@@ -682,11 +682,12 @@ def test_the_kernels_for_dense_gradients_are_not_given_moments_side_by_side(monk
     optimizer, param = table_side_by_side(monkeypatch, moments="bfloat16")
     engine, group = Cuda(), {**optimizer.param_groups[0], "fused": None, "foreach": None}
     engine.device = "cpu"
-    update, item = Update.of(optimizer.rule, optimizer.confidence, group), optimizer._slot(param, group, "")
+    resolved = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, group)
+    slot = optimizer._slot(param, group, "")
     dense = torch.ones(30, 16)
-    assert "does not lie in memory" in str(engine.refusal(update, item, dense, group))
+    assert "does not lie in memory" in str(engine.refusal(resolved, slot, dense))
     param.grad = dense
-    assert engine.refusal(update, optimizer._slot(param, group, ""), dense, group) is None
+    assert engine.refusal(resolved, optimizer._slot(param, group, ""), dense) is None
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -16,7 +16,7 @@ import cadam
 )
 def test_counters_that_do_not_fit_are_refused(counts: Tensor) -> None:
     table = torch.ones(4, 2)
-    with pytest.raises(ValueError, match="counts must be three int64"):
+    with pytest.raises(ValueError, match=r"counts must be .*three int64"):
         cadam.optim.sparse_update.update_(
             table,
             cadam.optim.sparse_update.new_state(table),
@@ -48,7 +48,7 @@ def test_row_updates_take_the_defaults_of_the_class() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "options", "error", "message"),
     [
-        (cadam.CAmsGrad, {"amsgrad": False}, ValueError, "CAmsGrad stands for amsgrad=True"),
+        (cadam.CAmsGrad, {"amsgrad": False}, ValueError, "CAmsGrad .*amsgrad=True"),
         (cadam.CAdam, {"fused": True, "state_dtype": torch.float64}, RuntimeError, "no fused engine can serve it"),
         (cadam.CAdam, {"differentiable": True}, ValueError, "differentiable=True"),
         (cadam.CAdam, {"lr": -1.0}, ValueError, "learning rate"),

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import cadam
-from cadam.engines import coefficients, quantization
+from cadam.engines import quantization
 from cadam.rules import RULES, Rule, moment_storage
 from cadam.rules.defaults import defaults
+from cadam.rules.update import ScalarFunctions
 
 STORAGES = ("bfloat16", "int8")
 
@@ -348,11 +349,11 @@ def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
     with pytest.raises(ValueError, match="exp_avg_sq has shape"):
         cadam.CAdam([param]).load_state_dict(changed)
     element.state[param]["exp_avg_sq"] = shared  # as after a change of the group's options
-    element._new_plan(None)
+    element._plan_step()
     assert torch.equal(element.state[param]["exp_avg_sq"], shared.expand(64, 16))
     element.state[param]["exp_avg"] = shared
     with pytest.raises(RuntimeError, match="exp_avg has shape"):
-        element._new_plan(None)
+        element._plan_step()
     wrong = saved.state_dict()
     wrong["state"][0]["exp_avg"] = shared
     with pytest.raises(ValueError, match="exp_avg has shape"):
@@ -364,7 +365,7 @@ def test_a_rule_says_whether_its_coefficients_depend_on_the_step(rule: Rule) -> 
     more = ({"dampening": 0.5}, {"dampening": 0.0}) if rule.name == "sgdm" else ()
     for changed in ({}, *rule.variants, *more):
         o = {**defaults(rule), **changed}
-        first, second = (rule.coefficients(float(t), o, coefficients.ScalarFunctions) for t in (1, 2))
+        first, second = (rule.coefficients(float(t), o, ScalarFunctions) for t in (1, 2))
         assert rule.counts_steps(o) == (first != second), changed
 
 

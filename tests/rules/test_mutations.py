@@ -332,7 +332,9 @@ class MaskBeforeMaximize(Update):
 
 
 def duplicates_overwrite(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sparse_reference, "summed", lambda grad, dtype: (tuple(grad._indices()), grad._values().to(dtype)))
+    patch.setattr(
+        sparse_reference, "sum_duplicates", lambda grad, dtype: (tuple(grad._indices()), grad._values().to(dtype))
+    )
 
 
 def absent_rows_get_zeros(patch: pytest.MonkeyPatch) -> None:
@@ -340,7 +342,7 @@ def absent_rows_get_zeros(patch: pytest.MonkeyPatch) -> None:
         dense = grad.to_dense().to(dtype)
         return (torch.arange(len(dense)),), dense
 
-    patch.setattr(sparse_reference, "summed", every_row)
+    patch.setattr(sparse_reference, "sum_duplicates", every_row)
 
 
 def all_rows_decay(patch: pytest.MonkeyPatch) -> None:

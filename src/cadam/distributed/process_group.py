@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..atomic_write import flush_and_rename
 from ..cli.exit_codes import DONE
+from ..engines.resolved_group import EXECUTION_OPTIONS
 from ..online.persistence.checkpoints import Checkpoints, before, lock, read, rename_damaged, write
-from ..optim.options import HOW_IT_RUNS
 from .table_protocol import table_optimizer
 
 logger = logging.getLogger("cadam.online")
@@ -132,7 +132,7 @@ def load_tensors(folder: Path, model: nn.Module, group: Any = None) -> None:
 
 def saved_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group that a checkpoint keeps: those that say what is computed, not how it runs."""
-    return {name: value for name, value in group.items() if name not in ("params", *HOW_IT_RUNS)}
+    return {name: value for name, value in group.items() if name not in ("params", *EXECUTION_OPTIONS)}
 
 
 def _tables_state(model: nn.Module) -> Mapping[str, Any]:

@@ -1,13 +1,17 @@
-"""What an engine is, and what it is given: the parameters of a group that take the same update."""
+"""The interface of engines, and the objects that they receive: slots, batches and refusals.
+
+An engine is a place where updates run: C kernels, Triton kernels, list operations or plain tensor operations. A step is
+planned as a list of batches for each engine (`cadam.engines.step_plan`); `Engine.run` updates them in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache, cached_property, reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,19 +19,32 @@ from torch import Tensor
 from ..native.loader import UnavailableError as UnavailableError
 from ..native.structs import Words as Words
 from ..native.tensor_snapshot import PLAIN as PLAIN
-from ..rules import Options
-from ..rules.update import Update
+from .resolved_group import ResolvedGroup
 
 if TYPE_CHECKING:
+    from ..native.tensor_snapshot import TensorSnapshot
     from .cuda.sparse import RowGrad
+    from .replay import ReplayedStep, TrackedContainers
 
 
 @dataclass(frozen=True)
 class ParamSlot:
-    """One parameter with what belongs to it, as plain real tensors.
+    """One parameter with its optimizer state, as the real tensors that an engine works on.
 
-    A DTensor comes as its local shard, a complex tensor as its real view.
-    `counts` are the three alignment counters (aligned, touched, seen), or None when nobody counts.
+    A DTensor is represented by its local shard, a complex tensor by its real view.
+
+    Attributes:
+        param: The parameter.
+        state: The buffers of the rule by name. Quantized moments are stored as quantized values.
+        step: The step count, a 0-dim float32 tensor.
+        counts: The alignment counters (aligned, touched, seen), or None if they are not tracked.
+        name: How error messages refer to the parameter.
+        moments: The storage of the moments, see `cadam.rules.moment_storage`.
+        kinds: The kind of moment that each buffer is, `Rule.moments`.
+        scales: The shared exponents of int8 moments: one per row (two-dimensional) or one per block.
+        seed: The seed of the stochastic rounding of quantized moments.
+        row_steps: The step count of each row of a table, or None if all rows use `step`.
+        is_planned: Whether the state does not exist yet; missing buffers are placeholders on the meta device.
     """
 
     param: Tensor
@@ -36,41 +53,47 @@ class ParamSlot:
     counts: Tensor | None
     name: str = "the parameter"
     moments: str = "float32"
-    """How they are stored, see `cadam.rules.moment_storage`. The `state` holds their codes."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """What kind of moment each buffer is, as the rule says."""
     scales: Mapping[str, Tensor] = field(default_factory=dict)
-    """The shared exponents of buffers that are coded in a byte: one a row, two-dimensional, or one a block."""
     seed: int = 0
-    """Of the rounding of coded moments."""
     row_steps: Tensor | None = None
-    """Step counts of rows, or None where all go by the one of the parameter."""
-    planned: bool = False
-    """Is its state yet to be made? Then missing buffers are stand-ins without memory."""
+    is_planned: bool = False
 
     @property
     def work_dtype(self) -> torch.dtype:
-        """The dtype of the arithmetic: that of the parameter and its buffers, and float32 at the least."""
+        """The dtype of the arithmetic: at least float32, and at least that of the parameter and its buffers."""
         floats = [buffer.dtype for buffer in self.state.values() if buffer.is_floating_point()]
         return _promoted(self.param.dtype, *floats)
 
     @cached_property
     def storage(self) -> str:
-        """How the moments are kept, as options say it; empty if every element has its own, in plain numbers."""
-        said = [f"moments={self.moments!r}"] if self.moments != "float32" else []
+        """The non-default storage options that the state has, as users write them; empty if there are none."""
+        options = [f"moments={self.moments!r}"] if self.moments != "float32" else []
         if any(buffer.shape != self.param.shape for buffer in self.state.values()):
-            said.append("second_moment='row'")
-        return ", ".join([*said, *(["row_steps=True"] if self.row_steps is not None else [])])
+            options.append("second_moment='row'")
+        if self.row_steps is not None:
+            options.append("row_steps=True")
+        return ", ".join(options)
 
     @property
     def is_negated(self) -> bool:
-        """Is a tensor negated lazily? List operations do not write to such a one, nor does what works in place."""
+        """Whether a tensor has torch's lazy negation bit. List and in-place operations cannot write to it."""
         return any(map(Tensor.is_neg, (self.param, *self.state.values())))
 
     @property
-    def is_stand_in(self) -> bool:
-        """Is it on CUDA in a torch without? So can be tensors of a FakeTensorMode, to which nothing can be copied."""
+    def is_fake(self) -> bool:
+        """Whether the parameter is on CUDA in a torch without CUDA, as under FakeTensorMode. It cannot be written."""
         return self.param.is_cuda and not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that an update reads or writes, except the gradient and the alignment counters."""
+        yield self.param
+        yield self.step
+        yield from self.state.values()
+        yield from self.scales.values()
+        if self.row_steps is not None:
+            yield self.row_steps
 
 
 @cache
@@ -109,55 +132,71 @@ class Refusal:
 
 @dataclass
 class KernelBatch:
-    """Items of one group, the update they take and the options that its scalars come from.
+    """Parameters of one group that an engine updates together.
 
-    A batch lives on while nothing but gradients and numbers change from step to step. What an engine works out
-    about its slots may be kept in `memo` for that long. `grads` are there during a step only, and from the second
-    step on not for an engine that looks at gradients by itself.
+    A batch is used for every step until the plan changes.
+
+    Attributes:
+        group: The resolved options of the group.
+        slots: The parameters with their state.
+        grads: The gradient of each slot during a step. Empty from the second step on for engines that find gradients
+            through the parameters (`Engine.finds_grads`).
+        grad_scale: The scale of the gradients, set by torch.amp.GradScaler.
+        found_inf: A tensor that is nonzero if a gradient overflowed, set by torch.amp.GradScaler.
+        overlaps: Whether parameters of this step share memory, so that they must be updated one after the other.
+        grad_snapshot: The snapshot of gradients that the plan refreshes before each step, or None without a plan.
+        grad_index: The positions of this batch's gradients in the snapshot.
+        memo: Results that an engine derives from the slots and keeps as long as the batch.
     """
 
-    update: Update
-    options: Options
+    group: ResolvedGroup
     slots: Sequence[ParamSlot]
     grads: Sequence[Tensor] = ()
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+    overlaps: bool = False
+    grad_snapshot: TensorSnapshot | None = None
+    grad_index: Any = None
     memo: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[ParamSlot, Tensor]]:
         return iter(zip(self.slots, self.gradients(), strict=True))
 
     def gradients(self) -> Sequence[Tensor]:
+        """Return the gradient of each slot."""
         return self.grads or [slot.param.grad for slot in self.slots]  # type: ignore[misc]
 
 
 class Engine:
-    """Where updates run. An engine gets all its batches of a step in one call."""
+    """A place where updates run. An engine receives all its batches of a step in one call."""
 
     name: str
     device: str | None = None
-    """The only type of device that it serves; None if it serves any."""
+    """The only type of device that the engine serves; None if it serves any."""
     sparse = False
-    """Does it serve sparse gradients, and not dense ones?"""
+    """Whether the engine serves sparse gradients. If not, it serves dense ones."""
     fused = False
-    """Is it what ``fused=True`` asks for?"""
+    """Whether ``fused=True`` asks for this engine. Fused engines hand raw addresses to compiled kernels."""
     rounds_stochastically = False
-    """Can it?"""
+    """Whether the engine supports `stochastic_rounding`."""
     skips_overflow = False
-    """Does it look at `found_inf` itself, on the device? If not, the optimizer reads it before the step."""
+    """Whether the kernels read `found_inf` on the device. If not, the optimizer reads it before the step."""
     finds_grads = False
-    """Does it find gradients by itself, through the parameters?"""
+    """Whether the engine finds gradients through the parameters, so that a batch need not list them."""
     takes_row_grads = False
-    """Does it take gradients of rows that are no sparse tensors, by `update`?"""
+    """Whether `update` accepts gradients of rows that are not sparse tensors."""
     any_storage = False
-    """Whether it serves every way to store moments. If not, `storage_refusal` decides."""
+    """Whether the engine serves every storage of moments. If not, `storage_refusal` decides."""
     traceable = False
-    """Can torch.compile look through it?"""
+    """Whether torch.compile can trace the engine."""
 
-    def refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+    def refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
         """Return why this engine cannot serve a parameter with this gradient, or None if it can.
 
-        Without a gradient, a dense one is expected.
+        Args:
+            group: The resolved options of the parameter's group.
+            slot: The parameter with its state.
+            grad: The gradient; None if there is none yet, which counts as dense.
         """
         if self.sparse != (grad is not None and grad.is_sparse):
             kind = "sparse" if self.sparse else "dense"
@@ -168,41 +207,28 @@ class Engine:
             refusal = self.storage_refusal(slot)
             if refusal is not None:
                 return refusal
-        return self.input_refusal(update, slot, grad, options)
+        return self.input_refusal(group, slot, grad)
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
         """Return why this engine cannot serve moments that are quantized or shared by a row, or None if it can."""
         return Refusal.unsupported(f"has no {slot.storage}")
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
         """Return why this engine cannot serve this parameter, gradient and options, or None if it can.
 
         Called only for the device and the kind of gradient that the engine is made for.
         """
         return None
 
-    def stale(self, batches: Sequence[KernelBatch]) -> bool:
-        """Did a tensor change in a way that the choice of this engine, or its memo, depends on?"""
-        for batch in batches:
-            for slot, grad in batch:
-                shape = slot.param.shape
-                if not slot.storage and any(buffer.shape != shape for buffer in slot.state.values()):
-                    return True
-                if grad.device != slot.param.device:
-                    return True
-                if not grad.is_sparse and (grad.shape != shape or grad.is_complex()):
-                    return True
-        return False
-
     def check(self, batches: Sequence[KernelBatch]) -> None:
-        """Raise if an input is bad. All engines check before any of them runs."""
+        """Raise an error if an input is invalid. All engines check before any of them changes a parameter."""
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
-        """Count the step of every slot, and update parameters, buffers and counters in place."""
+        """Count the step of every slot, and update parameters, buffers and alignment counters in place."""
         raise NotImplementedError
 
     def update(self, batch: KernelBatch, grads: Sequence[RowGrad]) -> None:
-        """The same with gradients of rows, where `takes_row_grads`."""
+        """Count and update the slots of one batch with gradients of rows, if `takes_row_grads`."""
         raise NotImplementedError
 
     def record_step(self, work: Work, containers: TrackedContainers) -> ReplayedStep | Refusal:
@@ -211,91 +237,31 @@ class Engine:
 
 
 Work: TypeAlias = Sequence[tuple[Engine, Sequence[KernelBatch]]]
-"""A step: its batches by engine."""
-
-
-# Step replay -----------------------------------------------------------------------------------------------------
-
-
-class ReplayedStep(Protocol):
-    """A step that can be taken again in one call, while nothing but gradients and numbers changes."""
-
-    def step(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
-        """Take it. False: something else has changed, and nothing was done."""
-        ...
-
-    def update_rows(self, grad: RowGrad, step: int) -> bool:
-        """The same for a single table that is given its gradient and step count."""
-        ...
-
-    def renew(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
-        """After a step in the usual way: go by how things are now. False if this will not serve again."""
-        ...
-
-
-@dataclass(frozen=True)
-class TrackedContainers:
-    """The dicts and lists that must hold the very objects they did for a replayed step, apart from learning rates."""
-
-    groups: list[dict[str, Any]]
-    state: Mapping[Tensor, Any]
-    states: Sequence[dict[str, Any]] = ()
-    """Of the parameters that are stepped."""
-    absent: Sequence[Tensor] = ()
-    """Parameters that have no gradient."""
-
-
-class ReplayController:
-    """Records a step for replay once steps repeat, and keeps it while it still fits."""
-
-    def __init__(self) -> None:
-        self.ready: ReplayedStep | None = None
-        self.reason = "no step was like the one before"
-        """Why there is none."""
-        self.steps, self.attempts = 0, 0
-
-    def after_step(self, work: Work, containers: Callable[[], TrackedContainers]) -> None:
-        """After a step in the usual way: have the next one ready, if it is going to be like this one."""
-        ready, self.ready = self.ready, None  # what is interrupted here must not be used again
-        if ready is not None:
-            held = containers()
-            if ready.renew(held.groups, held.state):
-                self.ready = ready
-            else:
-                self.reason = "the last step was on another stream, or with other groups, options or memory"
-            return
-        self.steps += 1
-        if work and self.steps > 1 << self.attempts:  # it takes a while: the less often, the less it helped
-            self.attempts += 1
-            made = work[0][0].record_step(work, containers())
-            if isinstance(made, Refusal):
-                self.reason = made.reason
-            else:
-                self.ready = made
+"""A step: the batches of each engine."""
 
 
 # Tensors ---------------------------------------------------------------------------------------------------------
 
 
 def unreadable_memory(slot: ParamSlot) -> str | None:
-    """Why kernels must not touch a parameter, its state or its step count: they are handed bare addresses."""
+    """Return why kernels, which receive raw addresses, must not touch a parameter or its state, or None if they may."""
     for tensor in (slot.param, slot.step, *slot.state.values()):
         if type(tensor) not in PLAIN or tensor.is_neg():
             kind = type(tensor).__name__ + " with a lazy sign" * tensor.is_neg()
-            return f"the parameter, its state or its step count is no plain tensor but {kind}"
+            return f"the parameter, its state or its step count is not a plain tensor but a {kind}"
     for name, buffer in slot.state.items():
-        if buffer.device != slot.param.device and not (slot.planned and buffer.is_meta):
+        if buffer.device != slot.param.device and not (slot.is_planned and buffer.is_meta):
             return f"{name} is on {buffer.device}, the parameter on {slot.param.device}"
     return None
 
 
 def capturing(device: torch.device) -> bool:
-    """Is a CUDA graph being captured there?"""
+    """Whether a CUDA graph is being captured on the current stream."""
     return device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def fills_memory(x: Tensor) -> bool:
-    """Do the elements fill a stretch of memory, each once, in whatever order of dimensions?"""
+    """Whether the elements fill one range of memory, each once, in any order of dimensions."""
     if x.is_contiguous():
         return True
     expected = 1
@@ -307,14 +273,14 @@ def fills_memory(x: Tensor) -> bool:
 
 
 def share_memory(tensors: Sequence[Tensor]) -> bool:
-    """Do two of them reach into the same stretch of memory?"""
-    storages = [tensor.untyped_storage()._cdata for tensor in tensors]  # not addresses: fake tensors have none
+    """Whether the memory ranges of any two tensors overlap."""
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]  # Fake tensors have storages but no addresses.
     if len(set(storages)) == len(storages):
         return False
-    stretches = []
+    ranges = []
     for storage, x in zip(storages, tensors, strict=True):
         if x.numel():
             reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-            stretches.append((storage, x.storage_offset() * x.itemsize, (x.storage_offset() + reach) * x.itemsize))
-    stretches.sort()
-    return any(one[0] == next_[0] and one[2] > next_[1] for one, next_ in pairwise(stretches))
+            ranges.append((storage, x.storage_offset() * x.itemsize, (x.storage_offset() + reach) * x.itemsize))
+    ranges.sort()
+    return any(a[0] == b[0] and a[2] > b[1] for a, b in pairwise(ranges))

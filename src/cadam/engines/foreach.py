@@ -1,4 +1,7 @@
-"""Lists of tensors, one call per operation for all of them: fewer launches on an accelerator, fewer calls on a CPU."""
+"""The engine of list operations: one torch call per operation for all tensors.
+
+A list operation needs fewer launches on an accelerator and fewer Python calls on a CPU than one call per tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,65 +12,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rules import Options
-from ..rules.update import Update
-from . import coefficients as scalars
+from ..rules.update import ScalarFunctions
 from . import foreach_interpreter, reference
 from .base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, RefusalKind
+from .resolved_group import ResolvedGroup, to_float64
 
 
 class Foreach(Engine):
+    """Dense gradients on any device, by torch's ``_foreach`` operations."""
+
     name = "foreach"
     traceable = True
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
-        if options["differentiable"]:
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
+        """Refuse autograd and, unless ``foreach=True``, tensor subclasses."""
+        if group.options["differentiable"]:
             return Refusal.unsupported("differentiable=True needs the eager engine")
-        if options["foreach"] is False:
+        if group.options["foreach"] is False:
             return Refusal(RefusalKind.NOT_REQUESTED, "foreach=False was asked for")
-        odd = [x for x in (slot.param, grad) if x is not None and type(x) not in PLAIN]
-        if options["foreach"] is None and odd:
-            return Refusal.unsupported(f"a {type(odd[0]).__name__} may not have list operations (foreach=True insists)")
+        subclasses = [x for x in (slot.param, grad) if x is not None and type(x) not in PLAIN]
+        if group.options["foreach"] is None and subclasses:
+            name = type(subclasses[0]).__name__
+            return Refusal.unsupported(f"a {name} may not have list operations (foreach=True uses them anyway)")
         return None
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Update each batch, with one list for all slots of the same device, dtypes and step count."""
         for batch in batches:
             foreach_interpreter.count_steps(batch.slots)
-            on_device = scalars.stay_on_device(batch.options)
-            coefficients = scalars.of_steps(batch.update, batch.options, batch.grad_scale)
-            step_of = None if on_device else foreach_interpreter.steps(batch)
+            on_device = batch.group.keeps_scalars_on_device
+            coefficients = batch.group.coefficients(batch.grad_scale)
+            step_at = None if on_device else foreach_interpreter.steps(batch)
             pairs = list(batch)
-            alone = [slot.is_negated or slot.is_stand_in for slot, _ in pairs]
+            # List operations cannot write to lazily negated tensors or to fake ones.
+            alone = [slot.is_negated or slot.is_fake for slot, _ in pairs]
             for slot, grad in compress(pairs, alone):
-                foreach_interpreter.count(batch, [slot], [reference.step(batch, slot, grad, coefficients(slot.step))])
+                aligned = reference.step(batch, slot, grad, coefficients(slot.step))
+                foreach_interpreter.count(batch, [slot], [aligned])
             pairs = [pair for pair, is_alone in zip(pairs, alone, strict=True) if not is_alone]
-            for t, slots, grads in _alike(pairs, read=not on_device):
-                step = (
-                    foreach_interpreter.Step(batch, slots[0], _on_device(batch, slots))
-                    if step_of is None
-                    else step_of(t)
-                )
+            for count, slots, grads in _alike(pairs, read_steps=not on_device):
+                if step_at is None:
+                    step = foreach_interpreter.Step(batch, slots[0], _coefficients_on_device(batch, slots))
+                else:
+                    step = step_at(count)
                 foreach_interpreter.count(batch, slots, step.run_lists(slots, grads))
 
 
-def _alike(pairs: Sequence[tuple[ParamSlot, Tensor]], read: bool) -> list[tuple[Any, list[ParamSlot], list[Tensor]]]:
-    """The slots by what one list operation must share: device, dtypes and, where it can be read, the step."""
+def _alike(
+    pairs: Sequence[tuple[ParamSlot, Tensor]], read_steps: bool
+) -> list[tuple[Any, list[ParamSlot], list[Tensor]]]:
+    """Divide slots into lists that share device, dtypes and, where it can be read, the step count."""
     if not pairs:
         return []
     slots, grads = map(list, zip(*pairs, strict=True))
-    steps = [slot.step.item() if read else None for slot in slots]
+    steps = [slot.step.item() if read_steps else None for slot in slots]
     dtypes = [[slot.state[name].dtype for slot in slots] for name in slots[0].state]
     devices = [(slot.param.device, slot.param.dtype) for slot in slots]
-    found: dict[Any, tuple[Any, list[ParamSlot], list[Tensor]]] = {}
+    lists: dict[Any, tuple[Any, list[ParamSlot], list[Tensor]]] = {}
     for slot, grad, *key in zip(slots, grads, steps, devices, [grad.dtype for grad in grads], *dtypes, strict=True):
-        _, some, theirs = found.setdefault(tuple(key), (key[0], [], []))
-        some.append(slot)
-        theirs.append(grad)
-    return list(found.values())
+        _, some_slots, some_grads = lists.setdefault(tuple(key), (key[0], [], []))
+        some_slots.append(slot)
+        some_grads.append(grad)
+    return list(lists.values())
 
 
-def _on_device(batch: KernelBatch, slots: Sequence[ParamSlot]) -> dict[str, Any]:
-    """The coefficients as numbers where they do not depend on the step, else as lists of 0-dim tensors."""
-    steps = torch.stack([scalars.exact(slot.step) for slot in slots])
-    c = batch.update.coefficients(steps, batch.options, scalars.ScalarFunctions, batch.grad_scale)
+def _coefficients_on_device(batch: KernelBatch, slots: Sequence[ParamSlot]) -> dict[str, Any]:
+    """Return coefficients as numbers where they do not depend on the step, else as lists of 0-dim tensors."""
+    steps = torch.stack([to_float64(slot.step) for slot in slots])
+    c = batch.group.update.coefficients(steps, batch.group.options, ScalarFunctions, batch.grad_scale)
     return {name: list(v.unbind()) if isinstance(v, Tensor) and v.dim() == 1 else v for name, v in c.items()}

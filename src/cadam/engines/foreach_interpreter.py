@@ -1,7 +1,9 @@
-"""An update on tensors or lists of tensors: one call of torch per operation, in place where the program allows it.
+"""An interpreter that runs an update on tensors or lists of tensors, one torch call per operation.
 
-On the CPU large tensors are cut into blocks that stay in the cache through all operations; that also bounds what the
-temporaries take.
+`cadam.codegen.foreach_fusion` turns an update into a program of fused operations (`addcmul`, `lerp`, ...), and says
+which of them may overwrite an operand. This module translates the program into torch calls and runs it. On the CPU,
+large tensors are divided into blocks that stay in the cache through all operations; this also bounds the memory of
+temporaries.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,18 +19,18 @@ from torch import Tensor
 
 from ..codegen.foreach_fusion import Instruction, in_place_program
 from ..codegen.trace import ARITHMETIC
-from ..rules.update import Update
-from . import coefficients as scalars
+from ..rules.update import ScalarFunctions, Update
 from .base import PLAIN, KernelBatch, ParamSlot, fills_memory
+from .resolved_group import read_number
 
 BLOCK = 1 << 17
-"""Elements that go through all operations together: what belongs to so many fits in a core's share of the caches."""
+"""Elements that pass through all operations together. Their parameter, gradient and state fit into a core's cache."""
 
 GATHERED = 1 << 13
-"""Elements of small tensors that are made one vector: a copy of so many costs and takes little."""
+"""Elements up to which small tensors are copied into one vector, which is cheaper than a call for each of them."""
 
 EXACT = 1 << 24
-"""Up to here float32 counts in ones."""
+"""Numbers up to which float32 counts exactly."""
 
 # Operations --------------------------------------------------------------------------------------------------
 
@@ -62,8 +64,8 @@ def maximum(x: Tensor, y: Any) -> Tensor:
     return torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y)
 
 
-# Each as a new tensor or list, and in place.
 Forms = dict[str, tuple[Callable[..., Any], Callable[..., Any]]]
+"""For each kind of operation, the call that returns a new result and the call that works in place."""
 TENSORS: Forms = {
     **{kind: (getattr(Tensor, kind), getattr(Tensor, kind + "_")) for kind in ("add", "sub", "mul", "div", "lerp")},
     **{kind: (getattr(Tensor, kind), getattr(Tensor, kind + "_")) for kind in ("neg", "reciprocal", "sqrt", "sign")},
@@ -87,13 +89,13 @@ LISTS: Forms = {
 }
 _SCALARS: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
-    "sqrt": scalars.ScalarFunctions.sqrt,
-    "maximum": scalars.ScalarFunctions.maximum,
+    "sqrt": ScalarFunctions.sqrt,
+    "maximum": ScalarFunctions.maximum,
 }
 
 
 def _on_scalars(kind: str, args: list[Any]) -> Any:
-    """An operation between coefficients, each a number, a tensor or a list of 0-dim tensors."""
+    """Run an operation on coefficients, each a number, a tensor or a list of 0-dim tensors."""
     length = next((len(a) for a in args if isinstance(a, list)), None)
     if length is None:
         return _SCALARS[kind](*args)
@@ -104,22 +106,22 @@ def _on_scalars(kind: str, args: list[Any]) -> Any:
 # Routines ----------------------------------------------------------------------------------------------------
 
 Code = list[tuple[Callable[..., Any], tuple[int, ...], int | None, tuple[int, ...]]]
-"""For each operation what to call, the registers of its arguments, that of a new result, and those to clear."""
+"""For each operation: the call, the registers of its arguments, the register of a new result, registers to clear."""
 
 
 @dataclass(frozen=True)
 class Routine:
-    """An update in registers: first parameter, gradient and buffers, then coefficients, then all else."""
+    """An update as operations on registers: parameter, gradient, buffers, coefficients, then temporaries."""
 
     registers: int
     numbers: dict[int, float]
-    """Registers that hold the same number at every step."""
+    """Registers that contain the same number in every step."""
     coefficients: dict[str, int]
     on_scalars: list[tuple[str, tuple[int, ...], int]]
     on_tensors: Code
     on_lists: Code
     results: list[tuple[int, int, bool]]
-    """Of each input that is updated: its register, that of the result, and whether the two are one place in memory."""
+    """For each updated input: its register, the register of its new value, and whether both are the same memory."""
     alignment: int | None
 
 
@@ -164,14 +166,14 @@ def routine(update: Update, buffers: tuple[str, ...], coefficients: tuple[str, .
 
 
 class Step:
-    """One step of a batch: the routine for it, with the coefficients of some step count in their registers.
+    """The routine of a batch, with the coefficients of one step count in its registers.
 
-    A coefficient may be a list of 0-dim tensors, one for each slot: then it serves `run_lists` only.
+    A coefficient may be a list of 0-dim tensors, one for each slot; then only `run_lists` can be used.
     """
 
     def __init__(self, batch: KernelBatch, slot: ParamSlot, coefficients: dict[str, Any]) -> None:
         self.has_numbers = not any(isinstance(value, (Tensor, list)) for value in coefficients.values())
-        self.routine = routine(batch.update, tuple(slot.state), tuple(coefficients), self.has_numbers)
+        self.routine = routine(batch.group.update, tuple(slot.state), tuple(coefficients), self.has_numbers)
         self.names = tuple(slot.state)
         self.registers: list[Any] = [None] * self.routine.registers
         for register, number in self.routine.numbers.items():
@@ -182,25 +184,24 @@ class Step:
             self.registers[register] = _on_scalars(kind, [self.registers[arg] for arg in args])
 
     def run(self, slot: ParamSlot, grad: Tensor) -> Tensor | None:
-        """Update one slot; the number of its aligned elements, None if nobody counts."""
-        if grad._is_zerotensor():  # without memory: nothing computed from it could be overwritten
+        """Update one slot. Returns the number of its aligned elements, or None if they are not counted."""
+        if grad._is_zerotensor():  # It has no memory that an operation could overwrite.
             grad = grad.clone()
-        found = [
-            self._on_tensors([block.param, of_grad, *block.state.values()], slot)
-            for block, of_grad in blocks(slot, grad)
+        aligned = [
+            self._on_tensors([block.param, block_grad, *block.state.values()], slot)
+            for block, block_grad in blocks(slot, grad)
         ]
-        return found[0] if len(found) == 1 or found[0] is None else together(found).sum()
+        return aligned[0] if len(aligned) == 1 or aligned[0] is None else concatenate(aligned).sum()
 
     def run_lists(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """The same for slots that are alike in device and dtypes; numbers of some may come as one vector."""
+        """Update slots of the same device and dtypes. Returns aligned counts; a vector may contain several of them."""
         if not torch.compiler.is_compiling():
             grads = [grad.clone() if grad._is_zerotensor() else grad for grad in grads]
         if slots[0].param.device.type != "cpu" or not self.has_numbers:
             return self._on_lists(slots, grads)
         aligned: list[Tensor | None] = []
-        apart = _are_apart([slot.param for slot in slots])
         for block in _gatherings(slots):
-            if apart and len(slots[block]) > 1:
+            if len(slots[block]) > 1:
                 aligned.append(self._gathered(slots[block], grads[block]))
             else:
                 aligned += map(self.run, slots[block], grads[block])
@@ -222,7 +223,7 @@ class Step:
         return [_positive(alignment) for alignment in found[self.routine.alignment]]
 
     def _gathered(self, slots: Sequence[ParamSlot], grads: Sequence[Tensor]) -> Tensor | None:
-        """Small tensors of the CPU: one vector of all of them, as a call costs more there than their elements."""
+        """Update small tensors on the CPU as one vector, because a call costs more than their elements."""
         columns, work = self._columns(slots, grads), slots[0].work_dtype
         loaded = [torch._C._nn.flatten_dense_tensors(column).to(work) for column in columns]
         found = _call(self.routine.on_tensors, self.registers, loaded)
@@ -261,15 +262,13 @@ def _call(code: Code, registers: list[Any], inputs: Sequence[Any]) -> list[Any]:
 
 
 def steps(batch: KernelBatch) -> Callable[[float], Step]:
-    """The `Step` of a batch for each step count, whose scalars are worked out once."""
-    options = scalars.as_numbers(batch.options)
-    grad_scale = None if batch.grad_scale is None else scalars.read(batch.grad_scale)
+    """Return a function that makes the `Step` of a batch for a step count, once for each count."""
+    group, grad_scale = batch.group, read_number(batch.grad_scale)
 
     @cache
     def step(count: float) -> Step:
-        return Step(
-            batch, batch.slots[0], batch.update.coefficients(count, options, scalars.ScalarFunctions, grad_scale)
-        )
+        c = group.update.coefficients(count, group.numbers, ScalarFunctions, grad_scale)
+        return Step(batch, batch.slots[0], c)
 
     return step
 
@@ -278,17 +277,17 @@ def steps(batch: KernelBatch) -> Callable[[float], Step]:
 
 
 def blocks(slot: ParamSlot, grad: Tensor) -> Iterator[tuple[ParamSlot, Tensor]]:
-    """A large slot of the CPU in parts that stay in the cache, if all of it lies in memory alike; else the slot."""
+    """Yield a large slot on the CPU in blocks, if all its tensors have the same memory layout, else the slot itself."""
     tensors = [slot.param, grad, *slot.state.values()]
     if tensors[0].numel() <= BLOCK or (flat := _flat(tensors)) is None:
         yield slot, grad
         return
-    for param, of_grad, *state in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
-        yield replace(slot, param=param, state=dict(zip(slot.state, state, strict=True))), of_grad
+    for param, block_grad, *state in zip(*(torch.split(tensor, BLOCK) for tensor in flat), strict=True):
+        yield replace(slot, param=param, state=dict(zip(slot.state, state, strict=True))), block_grad
 
 
 def _gatherings(slots: Sequence[ParamSlot]) -> Iterator[slice]:
-    """Items of no more than `GATHERED` elements together, or single ones."""
+    """Yield runs of slots with at most `GATHERED` elements together, and larger slots alone."""
     start = elements = 0
     for number, slot in enumerate(slots):
         size = slot.param.numel()
@@ -299,16 +298,8 @@ def _gatherings(slots: Sequence[ParamSlot]) -> Iterator[slice]:
     yield slice(start, len(slots))
 
 
-def _are_apart(tensors: Sequence[Tensor]) -> bool:
-    """Is none of the elements in two of these tensors? Those that share some must be updated one after the other."""
-    if not all(type(x) in PLAIN and x.is_contiguous() for x in tensors):
-        return False  # not known
-    ranges = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in tensors if x.numel())
-    return all(a[1] <= b[0] for a, b in pairwise(ranges))
-
-
 def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
-    """The tensors of the CPU as vectors, if all have their elements in the same order of memory."""
+    """Return tensors on the CPU as vectors if all have the same order of elements in memory, else None."""
     first = tensors[0]
     if first.device.type != "cpu":
         return None
@@ -319,14 +310,15 @@ def _flat(tensors: list[Tensor]) -> list[Tensor] | None:
 
 
 def _positive(alignment: Tensor) -> Tensor:
-    """How many are positive. Overwrites them: a sum of ones is many times faster than one of truth values."""
+    """Count positive elements, and overwrite them: summing ones is many times faster than summing booleans."""
     return alignment.gt_(0).sum() if alignment.numel() < EXACT else (alignment > 0).sum()
 
 
 def count_steps(slots: Sequence[ParamSlot]) -> None:
-    """Add one to the step counts. Of a number torch would make a tensor for each of those that are on the CPU.
+    """Add one to the step counts.
 
-    A FakeTensorMode follows the value of a count through the addition of a number only.
+    For a Python number, torch would make a new tensor for each step count on the CPU, so a tensor is added there.
+    FakeTensorMode knows the value of a count only after the addition of a Python number.
     """
     counts = [slot.step for slot in slots]
     if torch.compiler.is_compiling() or any(type(x) is not Tensor or x.device.type != "cpu" for x in counts):
@@ -335,27 +327,28 @@ def count_steps(slots: Sequence[ParamSlot]) -> None:
         torch._foreach_add_(counts, torch.ones(()), alpha=1.0)
 
 
-def together(numbers: Sequence[Tensor | None]) -> Tensor:
-    """Numbers and vectors of them as one vector, in integers."""
-    found = [number for number in numbers if number is not None]
-    alike = all(number.dtype == found[0].dtype for number in found)
-    return torch.hstack(found if alike else [number.long() for number in found]).long()
+def concatenate(numbers: Sequence[Tensor | None]) -> Tensor:
+    """Return 0-dim and one-dimensional tensors as one vector of integers."""
+    tensors = [number for number in numbers if number is not None]
+    if any(number.dtype != tensors[0].dtype for number in tensors):
+        tensors = [number.long() for number in tensors]
+    return torch.hstack(tensors).long()
 
 
 class Counters:
-    """The alignment counters of slots on the CPU, in one memory, so that counting is one operation.
+    """The alignment counters of slots on the CPU, moved into one tensor so that counting is one operation.
 
-    The tensors stay the same objects.
+    The counter of each slot stays the same tensor object, which now refers to a row of this tensor.
     """
 
     def __init__(self, slots: Sequence[ParamSlot]) -> None:
         counters = [slot.counts for slot in slots if slot.counts is not None]
         self.rows = {id(slot): row for row, slot in enumerate(slots)}
-        with torch.inference_mode(False):  # later steps may be outside of one that this is in
+        with torch.inference_mode(False):  # Later steps may run outside of the current inference mode.
             self.all = torch.stack(counters)
         self.one = self.all.new_tensor([[0, slot.param.numel(), slot.param.numel()] for slot in slots])
-        for counts, place in zip(counters, self.all.unbind(), strict=True):
-            counts.data = place
+        for counts, row in zip(counters, self.all.unbind(), strict=True):
+            counts.data = row
 
     def add(self, slots: Sequence[ParamSlot], aligned: Tensor) -> None:
         if len(slots) == len(self.rows):
@@ -368,15 +361,15 @@ class Counters:
 
 
 def count(batch: KernelBatch, slots: Sequence[ParamSlot], aligned: Sequence[Tensor | None]) -> None:
-    """Add one step to the alignment counters of slots of a batch that are on one device."""
+    """Add one step to the alignment counters of slots of a batch on one device."""
     counters = [slot.counts for slot in slots if slot.counts is not None]
     if not counters or aligned[0] is None:
         return
-    total = together(aligned)
+    total = concatenate(aligned)
     if total.device.type == "cpu" and type(total) is Tensor and not torch.compiler.is_compiling():
         if "counters" not in batch.memo:
             batch.memo["counters"] = Counters([slot for slot in batch.slots if slot.param.device.type == "cpu"])
         batch.memo["counters"].add(slots, total)
-    else:  # no copy from the host, which a graph could not hold
+    else:  # A copy from the host could not be captured in a graph.
         torch._foreach_add_([c[0] for c in counters], list(total.unbind()))
         torch._foreach_add_([c[1:] for c in counters], [slot.param.numel() for slot in slots])

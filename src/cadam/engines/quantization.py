@@ -300,7 +300,7 @@ def mixed_scales(slot: ParamSlot) -> str | None:
     """Does a column dominate the second moment that its row shares? Looks at some rows that were updated."""
     shared = [name for name, buffer in slot.state.items() if is_by_row(buffer, slot.param)]
     first = next((name for name in slot.state if name not in shared), None)
-    if not shared or first is None or slot.planned or slot.param.dim() != 2 or not slot.param.numel():
+    if not shared or first is None or slot.is_planned or slot.param.dim() != 2 or not slot.param.numel():
         return None
     if any(scales.dim() != 2 for scales in slot.scales.values()):  # the last gradient was dense
         return None

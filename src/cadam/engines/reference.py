@@ -1,4 +1,4 @@
-"""One tensor at a time. The only engine that autograd can look through."""
+"""The reference engine: the update as it is written, one tensor at a time. Only this engine supports autograd."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import coefficients as scalars
 from . import foreach_interpreter, quantization
 from .base import Engine, KernelBatch, ParamSlot
 
 
-class Tensors:
+class TensorFunctions:
     """The functions that a rule's `update` may call, on tensors."""
 
     sqrt = staticmethod(torch.sqrt)
@@ -24,80 +23,86 @@ class Tensors:
 
     @staticmethod
     def square(x: Tensor) -> Tensor:
+        """Return the square of each element."""
         return x * x
 
     @staticmethod
     def mask(alignment: Tensor, step: Tensor) -> Tensor:
-        """The step, but zero where the alignment is not positive. A NaN is never masked, so that it stays visible."""
+        """Return the step with zeros where the alignment is not positive. A NaN is not masked, so that it is seen."""
         return foreach_interpreter.mask(step, alignment, 0)  # type: ignore[no-any-return]
 
 
-class RowTensors(Tensors):
-    """The same where a second moment is that of a row."""
+class RowTensorFunctions(TensorFunctions):
+    """The functions for tables whose second moments are shared by a row."""
 
     @staticmethod
     def square(x: Tensor) -> Tensor:
-        """The mean of the squares of each row."""
+        """Return the mean square of each row."""
         return quantization.mean_of_rows(x.square())
 
 
-def functions(slot: ParamSlot) -> type[Tensors]:
-    """The functions for the moments of this parameter."""
-    return RowTensors if quantization.shares_moments(slot) else Tensors
+def functions(slot: ParamSlot) -> type[TensorFunctions]:
+    """Return the functions for the moments of this parameter."""
+    return RowTensorFunctions if quantization.shares_moments(slot) else TensorFunctions
 
 
 class Eager(Engine):
+    """Dense gradients on any device, with any storage, by plain tensor operations."""
+
     name = "eager"
     any_storage = True
     traceable = True
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Update one slot after the other, and count alignment once for all slots of a device."""
         for batch in batches:
-            coefficients = scalars.of_steps(batch.update, batch.options, batch.grad_scale)
-            counted: dict[torch.device, tuple[list[ParamSlot], list[Tensor | None]]] = {}
+            coefficients = batch.group.coefficients(batch.grad_scale)
+            by_device: dict[torch.device, tuple[list[ParamSlot], list[Tensor | None]]] = {}
             for slot, grad in batch:
                 quantization.count_step(slot)
-                slots, aligned = counted.setdefault(slot.param.device, ([], []))
+                slots, aligned = by_device.setdefault(slot.param.device, ([], []))
                 slots.append(slot)
                 aligned.append(step(batch, slot, grad, coefficients(slot.step)))
-            for slots, aligned in counted.values():
+            for slots, aligned in by_device.values():
                 foreach_interpreter.count(batch, slots, aligned)
 
 
 def step(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]) -> Tensor | None:
-    """The update as it is written, on tensors: for autograd, for graphs, and where nothing can be overwritten.
+    """Update one slot with the formula as it is written, block by block where that is possible.
 
-    Returns the number of aligned elements, None if nobody counts.
+    Autograd and compiled graphs need operations on whole tensors, and so do quantized moments, which share scales.
+
+    Returns:
+        The number of aligned elements, or None if they are not counted.
     """
-    whole = batch.options["differentiable"] or torch.compiler.is_compiling() or slot.storage
-    parts = [(slot, grad)] if whole else foreach_interpreter.blocks(slot, grad)
-    aligned = [_update(batch, part, of_grad, c) for part, of_grad in parts]
+    as_one = batch.group.options["differentiable"] or torch.compiler.is_compiling() or slot.storage
+    blocks = [(slot, grad)] if as_one else foreach_interpreter.blocks(slot, grad)
+    aligned = [_update(batch, block, block_grad, c) for block, block_grad in blocks]
     return None if aligned[0] is None else reduce(add, aligned)
 
 
 def _update(batch: KernelBatch, slot: ParamSlot, grad: Tensor, c: dict[str, Any]) -> Any:
-    # Autograd needs the old values after they are overwritten.
-    copy = batch.options["differentiable"]
+    copy = batch.group.options["differentiable"]  # Autograd needs the old values after they are overwritten.
     work = slot.work_dtype
     param = slot.param.to(work, copy=copy)
     if slot.storage:
         state = quantization.load(slot, None, work)
     else:
         state = {name: buffer.to(work, copy=copy) for name, buffer in slot.state.items()}
-    moved = batch.update(param, grad.to(work), state, c, functions(slot))
-    if slot.is_stand_in:
+    result = batch.group.update(param, grad.to(work), state, c, functions(slot))
+    if slot.is_fake:
         return None
-    slot.param.copy_(moved.param)
+    slot.param.copy_(result.param)
     if slot.storage:
-        quantization.store(slot, moved.state, None, slot.step)
+        quantization.store(slot, result.state, None, slot.step)
     else:
         for name, buffer in slot.state.items():
-            buffer.copy_(moved.state[name])
-    return None if slot.counts is None else (moved.alignment > 0).sum()
+            buffer.copy_(result.state[name])
+    return None if slot.counts is None else (result.alignment > 0).sum()
 
 
 def count(counts: Tensor, alignment: Tensor, touched: int, seen: int) -> None:
-    """Add one step to the alignment counters, on the device."""
+    """Add one step to the alignment counters of a parameter, on its device."""
     counts[0].add_((alignment > 0).sum())
     counts[1].add_(touched)
     counts[2].add_(seen)

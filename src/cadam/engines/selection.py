@@ -9,8 +9,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..rules import Options
-from ..rules.update import Update
 from .base import Engine, ParamSlot, Refusal, RefusalKind
 from .cpu.dense import Native
 from .cpu.sparse import NativeRows
@@ -18,61 +16,65 @@ from .cuda.dense import Cuda
 from .cuda.sparse import CudaRows
 from .foreach import Foreach
 from .reference import Eager
+from .resolved_group import ResolvedGroup
 from .sparse_reference import Rows
 
-# Fastest first; for every gradient one of the last two is able.
 ENGINES: tuple[Engine, ...] = (Cuda(), CudaRows(), Native(), NativeRows(), Foreach(), Rows(), Eager())
+"""All engines, fastest first. One of the last two serves any gradient: `Rows` the sparse and `Eager` the dense ones."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that serves a parameter, and why each faster one does not."""
+    """The engine that serves a parameter, and the refusal of each faster engine by its name."""
 
     engine: Engine
     passed_over: dict[str, Refusal]
 
 
-def choose(update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Choice:
-    """The fastest engine that can serve this parameter with such a gradient and these options."""
+def choose(group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Choice:
+    """Return the fastest engine that can serve a parameter with this gradient and these options."""
     passed_over: dict[str, Refusal] = {}
     for engine in ENGINES:
-        refusal = engine.refusal(update, slot, grad, options)
+        refusal = engine.refusal(group, slot, grad)
         if refusal is None:
             return Choice(engine, passed_over)
         passed_over[engine.name] = refusal
-    raise AssertionError("eager serves every dense gradient and rows every sparse one")
+    raise AssertionError("the engine 'eager' serves every dense gradient and 'rows' every sparse one")
 
 
-def check_requested_engine(slot: ParamSlot, choice: Choice, options: Options) -> None:
-    """Raise if an option asks for an engine that cannot serve, warn if one is missing: nothing falls back silently."""
-    over = choice.passed_over
-    fused = {engine.name: over[engine.name] for engine in ENGINES if engine.fused and engine.name in over}
-    meant = {name: reason for name, reason in fused.items() if reason.kind is not RefusalKind.NOT_APPLICABLE}
-    reasons = "; ".join(f"{name} {reason}" for name, reason in (meant or fused).items())
+def check_requested_engine(group: ResolvedGroup, slot: ParamSlot, choice: Choice) -> None:
+    """Raise an error if an option asks for an engine that cannot serve, and warn if fused kernels are missing.
+
+    No option falls back silently to another engine.
+
+    Raises:
+        RuntimeError: If `fused`, `foreach` or `stochastic_rounding` cannot be honored.
+    """
+    options, param, passed_over = group.options, slot.param, choice.passed_over
+    fused = {engine.name: passed_over[engine.name] for engine in ENGINES if engine.fused and engine.name in passed_over}
+    applicable = {name: refusal for name, refusal in fused.items() if refusal.kind is not RefusalKind.NOT_APPLICABLE}
+    reasons = "; ".join(f"{name} {refusal}" for name, refusal in (applicable or fused).items())
     if options["fused"] and not choice.engine.fused:
-        torchs = "`fused=True` requires all the params to be floating point Tensors of supported devices"
-        raise RuntimeError(f"{slot.name}: fused=True, but no fused engine can serve it: {reasons}. {torchs}.")
-    if options["foreach"] and "foreach" in choice.passed_over and choice.engine.name == "eager":
-        raise RuntimeError(f"{slot.name}: foreach=True was asked for, but {choice.passed_over['foreach']}")
-    if (
-        options["stochastic_rounding"]
-        and slot.param.dtype == torch.bfloat16
-        and not choice.engine.rounds_stochastically
-    ):
-        if slot.param.device.type != "cuda":
-            reasons = f"it is on {slot.param.device}"
+        # Code that catches torch's error looks for this sentence.
+        torch_message = "`fused=True` requires all the params to be floating point Tensors of supported devices"
+        raise RuntimeError(f"{slot.name}: fused=True, but no fused engine can serve it: {reasons}. {torch_message}.")
+    if options["foreach"] and "foreach" in passed_over and choice.engine.name == "eager":
+        raise RuntimeError(f"{slot.name}: foreach=True was asked for, but {passed_over['foreach']}")
+    if options["stochastic_rounding"] and param.dtype == torch.bfloat16 and not choice.engine.rounds_stochastically:
+        if param.device.type != "cuda":
+            reasons = f"it is on {param.device}"
         raise RuntimeError(f"{slot.name}: stochastic_rounding=True needs the CUDA engine: {reasons}")
-    for reason in choice.passed_over.values():
-        if reason.kind is RefusalKind.UNAVAILABLE and not choice.engine.fused:
-            _warn(slot.param.device.type, choice.engine.name, reason.reason)
+    for refusal in passed_over.values():
+        if refusal.kind is RefusalKind.UNAVAILABLE and not choice.engine.fused:
+            _warn_once(param.device.type, choice.engine.name, refusal.reason)
 
 
 @cache
-def _warn(device: str, engine: str, reason: str) -> None:
-    """Once for each reason."""
+def _warn_once(device: str, engine: str, reason: str) -> None:
+    """Warn that fused kernels are missing, once for each reason."""
     warnings.warn(
         f"cadam: no fused kernels on {device}, so the engine {engine!r} runs and steps are slower: {reason}. "
-        "foreach=True or foreach=False asks for an engine without kernels, and silences this.",
+        "foreach=True or foreach=False selects an engine without kernels and silences this warning.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,8 +1,8 @@
-"""Sparse gradients, row-lazy: only the rows that the gradient holds touch parameter, moments or counters.
+"""The reference engine for sparse gradients: only the rows that the gradient contains are read or written.
 
-The same arithmetic as the reference, on the gathered rows. A gradient's sparse dimensions may be any number
-of the leading ones; with all of them sparse a "row" is a single element. Bias correction goes by the one step
-count of the parameter, as in torch.optim.SparseAdam, unless rows have their own (`row_steps`).
+The arithmetic is that of the dense reference, on the gathered rows. The sparse dimensions of a gradient may be any
+number of the leading dimensions; if all dimensions are sparse, a "row" is a single element. The bias correction uses
+the one step count of the parameter, as in torch.optim.SparseAdam, unless rows count their own steps (`row_steps`).
 """
 
 from __future__ import annotations
@@ -13,76 +13,80 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import coefficients, quantization
+from ..rules.update import ScalarFunctions
+from . import quantization
 from .base import Engine, KernelBatch, ParamSlot
 from .reference import count, functions
+from .resolved_group import to_float64
 
 
 class Rows(Engine):
+    """Sparse gradients on any device, with any storage, by plain tensor operations."""
+
     name = "rows"
     sparse = True
     any_storage = True
 
     def check(self, batches: Sequence[KernelBatch]) -> None:
-        check_ids(batches)
-
-    def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids on the host."""
         for batch in batches:
             for slot, grad in batch:
+                for rows, ids in zip(slot.param.shape, grad._indices(), strict=False):
+                    if ids.numel():
+                        low, high = map(int, torch.aminmax(ids))
+                        if low < 0 or high >= rows:
+                            raise row_out_of_range(slot, low if low < 0 else high, rows)
+
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Update one table after the other."""
+        for batch in batches:
+            coefficients = batch.group.coefficients(batch.grad_scale)
+            for slot, grad in batch:
                 quantization.count_step(slot)
-                _step(batch, slot, grad)
+                _update_rows(batch, slot, grad, coefficients)
 
 
-def _of_rows(batch: KernelBatch, counts: Tensor, where: tuple[Tensor, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """The coefficients of rows that count their own steps: by row where they depend on the count."""
-    counts[where] += 1  # the rows are distinct
-    c = batch.update.coefficients(
-        coefficients.exact(counts[where]), batch.options, coefficients.ScalarFunctions, batch.grad_scale
-    )
-    return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}
-
-
-def check_ids(batches: Sequence[KernelBatch]) -> None:
-    """Raise IndexError if a gradient names a row that its parameter does not have. Reads the ids."""
-    for batch in batches:
-        for slot, grad in batch:
-            for dimension, ids in zip(slot.param.shape, grad._indices(), strict=False):
-                if ids.numel():
-                    low, high = map(int, torch.aminmax(ids))
-                    if low < 0 or high >= dimension:
-                        raise out_of_range(slot, low if low < 0 else high, dimension)
-
-
-def out_of_range(slot: ParamSlot, row: int, rows: int) -> IndexError:
+def row_out_of_range(slot: ParamSlot, row: int, rows: int) -> IndexError:
+    """Make the error for a row id that the parameter does not have."""
     return IndexError(f"{slot.name}: row id {row} is out of range for {rows} rows; no parameter was changed")
 
 
-def summed(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The distinct rows of a sparse gradient and their values, duplicates summed in `dtype`."""
+def sum_duplicates(grad: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the distinct rows of a sparse gradient and their values, with duplicates summed in `dtype`."""
     values = grad._values()
     if values.is_complex():
         values = torch.view_as_real(values)
     size = tuple(grad.shape[: grad.sparse_dim()]) + tuple(values.shape[1:])
-    wide = torch.sparse_coo_tensor(
+    coalesced = torch.sparse_coo_tensor(
         grad._indices(), values.to(dtype), size, is_coalesced=grad.is_coalesced(), check_invariants=False
-    )
-    wide = wide.coalesce()
-    return tuple(wide.indices()), wide.values()
+    ).coalesce()
+    return tuple(coalesced.indices()), coalesced.values()
 
 
-def _step(batch: KernelBatch, slot: ParamSlot, grad: Tensor) -> None:
+def _update_rows(batch: KernelBatch, slot: ParamSlot, grad: Tensor, coefficients: Any) -> None:
     work = slot.work_dtype
-    where, values = summed(grad, work)
-    if slot.counts is not None and values.numel() == 0:
-        slot.counts[2].add_(slot.param.numel())
+    rows, values = sum_duplicates(grad, work)
     if values.numel() == 0:
+        if slot.counts is not None:
+            slot.counts[2].add_(slot.param.numel())
         return
     if slot.row_steps is not None:
-        c = _of_rows(batch, slot.row_steps, where, work)
+        c = _coefficients_by_row(batch, slot.row_steps, rows, work)
     else:
-        c = coefficients.of_step(batch.update, batch.options, slot.step, batch.grad_scale)
-    moved = batch.update(slot.param[where].to(work), values, quantization.load(slot, where, work), c, functions(slot))
-    slot.param[where] = moved.param.to(slot.param.dtype)
-    quantization.store(slot, moved.state, where, slot.step)
+        c = coefficients(slot.step)
+    state = quantization.load(slot, rows, work)
+    result = batch.group.update(slot.param[rows].to(work), values, state, c, functions(slot))
+    slot.param[rows] = result.param.to(slot.param.dtype)
+    quantization.store(slot, result.state, rows, slot.step)
     if slot.counts is not None:
-        count(slot.counts, moved.alignment, values.numel(), slot.param.numel())
+        count(slot.counts, result.alignment, values.numel(), slot.param.numel())
+
+
+def _coefficients_by_row(
+    batch: KernelBatch, counts: Tensor, rows: tuple[Tensor, ...], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Count a step of each row and return the coefficients, by row where they depend on the step count."""
+    counts[rows] += 1  # The rows are distinct.
+    group, steps = batch.group, to_float64(counts[rows])
+    c = group.update.coefficients(steps, group.options, ScalarFunctions, batch.grad_scale)
+    return {name: v.to(dtype) if isinstance(v, Tensor) and v.dim() else v for name, v in c.items()}

@@ -1,4 +1,19 @@
-"""The plan of a step: which engine does what. Made once, kept while only gradients and numbers change."""
+"""The plan of a step: the engine of each parameter, and the batches that the engines update.
+
+Making a plan takes longer than a small step, so a plan is kept while it fits. Users may change anything between two
+steps, and every change must count in the next step. `StepPlan` is the one place that notices changes:
+
+| possible change | how it is noticed |
+| --- | --- |
+| options of a group | `ResolvedGroup.refresh` compares their values |
+| groups, parameters of a group, entries and buffers of `optimizer.state` | by the identity of the objects |
+| memory of a parameter or buffer: `tensor.data = ...`, another dtype | a snapshot of addresses, sizes and kinds |
+| gradients that appear or vanish, become sparse, change their dtype | a snapshot, and `_grad_signature` |
+
+A changed gradient concerns its own parameter only: the plan keeps the slots of all other parameters and makes new
+batches. In a mixture of experts, for example, other parameters have gradients in each step. Any other change means that
+a new plan is made from scratch.
+"""
 
 from __future__ import annotations
 
@@ -8,242 +23,377 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..codegen.kernel_spec import KernelSpec
-from ..optim.options import HOW_IT_RUNS, check_kinds, pair
+from ..native.tensor_snapshot import CHANGED, TensorSnapshot
 from ..rules import Rule
-from ..rules.defaults import defaults
-from ..rules.update import Update
-from . import coefficients
-from .base import Engine, KernelBatch, ParamSlot, ReplayController, TrackedContainers, share_memory
+from .base import PLAIN, Engine, KernelBatch, ParamSlot, share_memory
+from .replay import ReplayController, TrackedContainers
+from .resolved_group import ResolvedGroup
 from .selection import check_requested_engine, choose
 
 Group = Mapping[str, Any]
 
 
 @dataclass
-class View:
-    """An slot that is not the parameter itself, but its local shard or its real view.
+class PlannedParam:
+    """A parameter and, once it has had a gradient, its slot and engine.
 
-    While it lives, it is the slot that has the gradient as the engine is to see it.
+    Attributes:
+        param: The parameter.
+        group_number: The number of its group.
+        position: Its position in the group.
+        slot: The slot that the engine receives; None before the first gradient.
+        engine: The engine that updates the slot; None before the first gradient.
+        state: The entry of the parameter in `optimizer.state`.
+        signature: The type of gradient that slot and engine were chosen for.
+        memory: Where the parameter and its state are in memory, if the slot is a view of them.
     """
 
     param: Tensor
-    buffers: list[Tensor]
-    """The rule's own in the parameter's state, and its step count: what else is there is the user's."""
-    slot: ParamSlot
-
-    def __post_init__(self) -> None:
-        self.memory = self._memory()
-
-    def _memory(self) -> list[Any]:
-        """Where the tensors lie that the slot was made of, and how."""
-        found = (getattr(tensor, "_local_tensor", tensor) for tensor in (self.param, *self.buffers))
-        return [(id(x), x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in found]
-
-    def renew(self) -> bool:
-        """Give the slot this step's gradient; False if it is no longer the parameter's, or cannot hold it."""
-        grad = self.param.grad
-        if grad is None or hasattr(grad, "to_local") != hasattr(self.param, "to_local"):
-            return False
-        return self.memory == self._memory() and self.hold(real_local_grad(grad, self.param))
-
-    def hold(self, grad: Tensor) -> bool:
-        slot, kind = self.slot.param, (grad.shape, grad.dtype, grad.device)
-        if grad.layout != torch.strided or kind != (slot.shape, slot.dtype, slot.device):
-            return False
-        slot.grad = grad
-        return True
-
-
-@dataclass
-class PlannedBatch:
-    """A batch with what must stay the same for it to serve the next step."""
-
-    engine: Engine
-    batch: KernelBatch
-    states: list[dict[str, Tensor]]
-    values: list[Tensor]
-    """Of all states, one after the other."""
-    layouts: list[torch.layout]
-    views: list[View]
-
-    @classmethod
-    def of(cls, engine: Engine, batch: KernelBatch, states: list[dict[str, Tensor]], views: list[View]) -> PlannedBatch:
-        values = list(chain.from_iterable(map(dict.values, states)))
-        return cls(engine, batch, states, values, [grad.layout for grad in batch.grads], views)
-
-    def renew(self) -> bool:
-        if sum(map(len, self.states)) != len(self.values):
-            return False
-        if not all(map(is_, chain.from_iterable(map(dict.values, self.states)), self.values)):
-            return False
-        if not all(view.renew() for view in self.views):
-            return False
-        if self.engine.finds_grads:
-            self.batch.grads = ()
-            return True
-        grads = [slot.param.grad for slot in self.batch.slots]
-        if [grad if grad is None else grad.layout for grad in grads] != self.layouts:
-            return False
-        self.batch.grads = grads  # type: ignore[assignment]
-        return True
-
-
-@dataclass
-class Plan:
-    """This step's work. `renew` brings it up to the next step, or says that a new plan is needed."""
-
-    rule: Rule
-    confidence: bool
-    work: list[tuple[Engine, list[KernelBatch]]]
-    names: Sequence[str]
-    """Of the options that a choice may depend on: not the learning rate, nor notes of the user's own in a group."""
-    lasting: bool
-    """May it be renewed? Not where an engine sees a view that cannot hold the gradient."""
-    given: Any = None
-    """The options that the signature was made of: while they are the same, so is it."""
+    group_number: int
+    position: int
+    slot: ParamSlot | None = None
+    engine: Engine | None = None
+    state: dict[str, Any] = field(default_factory=dict)
     signature: Any = None
-    params: list[list[Tensor]] = field(default_factory=list)
-    absent: list[Tensor] = field(default_factory=list)
-    states: list[dict[str, Tensor]] = field(default_factory=list)
-    batches: list[PlannedBatch] = field(default_factory=list)
-    replay: ReplayController = field(default_factory=ReplayController)
+    memory: Any = None
 
-    def sparse_grads(self) -> dict[Tensor, bool]:
-        """By parameter that had a gradient: was that sparse? Those of which an engine sees a view are left out."""
-        return {slot.param: planned.engine.sparse for planned in self.batches for slot in planned.batch.slots}
+    @property
+    def grad_holder(self) -> Tensor:
+        """The tensor whose `grad` the engine reads: the parameter, or the view of it in the slot."""
+        return self.param if self.slot is None else self.slot.param
 
-    @classmethod
-    def of(
-        cls,
-        rule: Rule,
-        confidence: bool,
-        groups: Sequence[Group],
-        slots: Sequence[Mapping[Tensor, ParamSlot]],
-        state: Mapping[Tensor, dict[str, Tensor]],
-        grad_scale: Tensor | None,
-    ) -> Plan:
-        """The plan for the slots of each group, which are its parameters with gradients."""
-        work: dict[str, tuple[Engine, list[KernelBatch]]] = {}
-        names = [name for name in defaults(rule) if name != "lr"]
-        plan = cls(rule, confidence, [], names, lasting=True, params=[list(group["params"]) for group in groups])
-        for group, of_group in zip(groups, slots, strict=True):
-            update = Update.of(rule, confidence, group, unscale=grad_scale is not None)
-            plan.absent += [param for param in group["params"] if param.grad is None]
-            by_engine: dict[str, tuple[Engine, list[tuple[Tensor, ParamSlot, Tensor]]]] = {}
-            for param, slot in of_group.items():
-                grad = real_local_grad(param.grad, param)  # type: ignore[arg-type]
-                choice = choose(update, slot, grad, group)
-                check_requested_engine(slot, choice, group)
-                by_engine.setdefault(choice.engine.name, (choice.engine, []))[1].append((param, slot, grad))
-            for name, (engine, members) in by_engine.items():
-                # What a batch holds may be moved all at once, so no two of it may share memory.
-                apart = share_memory([slot.param for _, slot, _ in members])
-                for together in [[member] for member in members] if apart else [members]:
-                    views = []
-                    for param, slot, grad in together:
-                        if slot.param is not param:
-                            views.append(View(param, [state[param][name] for name in (*slot.state, "step")], slot))
-                            plan.lasting &= not group["differentiable"] and views[-1].hold(grad)
-                    batch = KernelBatch(
-                        update, group, [slot for _, slot, _ in together], [g for *_, g in together], grad_scale
-                    )
-                    work.setdefault(name, (engine, []))[1].append(batch)
-                    plan.batches.append(PlannedBatch.of(engine, batch, [state[param] for param, *_ in together], views))
-        plan.work = list(work.values())
-        plan.states = list(state.values())
-        plan.given, plan.signature = _given(plan.names, groups, grad_scale), _signature(plan, groups, grad_scale)
-        return plan
+    @property
+    def is_view(self) -> bool:
+        """Whether the slot has the local shard of a DTensor or the real view of a complex tensor."""
+        return self.grad_holder is not self.param
 
-    def renew(self, groups: Sequence[Group], state: Mapping[Tensor, Any], grad_scale: Tensor | None) -> bool:
-        if not self.lasting:
-            return False
-        given = _given(self.names, groups, grad_scale)
-        if given != self.given:
-            for number, group in enumerate(groups):
-                if any(planned.batch.options is group for planned in self.batches):
-                    check_kinds(self.batches[0].batch.update.rule, group, f"group {number}")
-            if self.signature != _signature(self, groups, grad_scale):
+    def hold_grad(self) -> bool:
+        """Give the view in the slot this step's gradient. Returns False if torch does not allow that."""
+        view, grad = self.grad_holder, self.param.grad
+        if grad is not None:
+            if hasattr(grad, "to_local") != hasattr(self.param, "to_local"):
                 return False
-            self.given = given
-        if not all(_is_same(group["params"], params) for group, params in zip(groups, self.params, strict=True)):
-            return False
-        if not _is_same(state.values(), self.states):
-            return False
-        if any(p.grad is not None for p in self.absent) or not all(planned.renew() for planned in self.batches):
-            return False
-        for planned in self.batches:
-            planned.batch.grad_scale, planned.batch.found_inf = grad_scale, None
-        return not any(engine.stale(batches) for engine, batches in self.work)
+            grad = real_local_grad(grad, self.param)
+            if grad.layout != torch.strided:
+                return False
+            if (grad.shape, grad.dtype, grad.device) != (view.shape, view.dtype, view.device):
+                return False
+        view.grad = grad
+        return True
 
-    def record(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
-        """Have the next step ready, if it is going to be like this one."""
-        if any(planned.views for planned in self.batches):
+    def engine_grad(self) -> Tensor:
+        """Return the gradient in the form in which the engine receives it."""
+        grad = self.grad_holder.grad
+        return real_local_grad(self.param.grad, self.param) if grad is None else grad  # type: ignore[arg-type]
+
+    def view_memory(self) -> list[Any]:
+        """Return where the parameter and the buffers of the rule are; other entries of the state are the user's."""
+        if self.slot is None:
+            return []
+        tensors = [self.param, *(self.state[name] for name in (*self.slot.state, "step"))]
+        local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+        return [(id(x), x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in local]
+
+
+class StepPlan:
+    """The engines and batches of a step, kept from step to step while they fit.
+
+    The optimizer uses it like this::
+
+        if plan is None or not plan.fits(groups, state, unscale):
+            plan = StepPlan(rule, confidence, groups, unscale)
+        for planned in plan.find_new_params():
+            plan.set_slot(planned, make_slot(planned), state[planned.param])
+        for engine, batches in plan.make_work(grad_scale):
+            engine.run(batches)
+        plan.finish(groups, state)
+
+    Attributes:
+        work: The batches of each engine in this step.
+        is_reusable: Whether the plan may serve another step.
+        replay: The recorded step, if there is one.
+    """
+
+    def __init__(self, rule: Rule, confidence: bool, groups: Sequence[Group], unscale: bool) -> None:
+        self.rule, self.confidence, self.unscale = rule, confidence, unscale
+        self.groups = list(groups)
+        self.group_params = [list(group["params"]) for group in groups]
+        self.resolved: list[ResolvedGroup | None] = [None] * len(self.groups)
+        unique: dict[Tensor, PlannedParam] = {}
+        for number, params in enumerate(self.group_params):
+            for position, param in enumerate(params):
+                unique.setdefault(param, PlannedParam(param, number, position))
+        self.params = list(unique.values())
+        self.signatures: list[Any] = [None] * len(self.params)
+        """The type of each gradient in this step; None if the parameter has none."""
+        self.work: list[tuple[Engine, list[KernelBatch]]] = []
+        self.replay = ReplayController()
+        self.is_reusable, self.is_finished = True, False
+        self.has_new_slots, self.has_new_batches = False, True
+        self.overlaps = False
+        self._snapshot_grads()
+        self._snapshot_state([])
+        self._snapshot_memory()
+
+    # Changes between steps -----------------------------------------------------------------------------------------
+
+    def fits(self, groups: Sequence[Group], state: Mapping[Tensor, Any], unscale: bool) -> bool:
+        """Whether nothing but gradients and numbers among the options has changed since the last step.
+
+        Raises:
+            ValueError: If an option has been set to a value of the wrong type.
+        """
+        return (
+            self.is_reusable
+            and self.is_finished  # An engine that raised an error may have adopted only a part of the changes.
+            and unscale == self.unscale
+            and _are_same(groups, self.groups)
+            and all(_are_same(group["params"], params) for group, params in zip(groups, self.group_params, strict=True))
+            and _are_same(state.values(), self.states)
+            and sum(map(len, self.slot_states)) == len(self.buffers)
+            and all(map(is_, chain.from_iterable(map(dict.values, self.slot_states)), self.buffers))
+            and self._refresh_options()
+            and not self._has_moved()
+        )
+
+    def _refresh_options(self) -> bool:
+        """Adopt changed numbers. Returns False if the options ask for another update, kernel or engine."""
+        for number, group in enumerate(self.resolved):
+            if group is None:
+                continue
+            refreshed = group.refresh(f"group {number}")
+            if refreshed is None:
+                return False
+            if refreshed is not group:
+                self.resolved[number] = refreshed
+                for _, batches in self.work:
+                    for batch in batches:
+                        if batch.group is group:
+                            batch.group = refreshed
+        return True
+
+    def _snapshot_state(self, states: Collection[Any]) -> None:
+        """Note the entries of `optimizer.state` and, for parameters with a slot, the buffers in them."""
+        self.states = list(states)
+        self.slot_states = [planned.state for planned in self.params if planned.slot is not None]
+        self.buffers = list(chain.from_iterable(map(dict.values, self.slot_states)))
+
+    def _snapshot_memory(self) -> None:
+        """Note where the tensors of all slots are in memory, and in which form.
+
+        Fused engines hand addresses to compiled kernels, so any change matters to them. The other engines work on
+        tensor objects, and only depend on the shapes.
+        """
+        planned = [
+            (each.slot, each.engine) for each in self.params if each.slot is not None and each.engine is not None
+        ]
+        in_kernels = [x for slot, engine in planned if engine.fused for x in slot.tensors]
+        self.memory = TensorSnapshot(
+            in_kernels,
+            threads=all(x.device.type == "cpu" for x in in_kernels),
+            swappable=[each.param for each in self.params],
+        )
+        self.strides = [(x, x.stride()) for x in in_kernels if not x.is_contiguous()]
+        self.shapes = [
+            (x, x.shape) for slot, engine in planned if not engine.fused for x in (slot.param, *slot.state.values())
+        ]
+        self.views = [each for each in self.params if each.is_view]
+
+    def _has_moved(self) -> bool:
+        """Whether the memory of a parameter or a buffer has changed."""
+        return (
+            bool(self.memory.update())
+            or any(x.stride() != stride for x, stride in self.strides)
+            or any(x.shape != shape for x, shape in self.shapes)
+            or any(view.memory != view.view_memory() for view in self.views)
+        )
+
+    def _snapshot_grads(self) -> None:
+        """Prepare the compiled snapshot of gradients. It cannot describe those of tensor subclasses."""
+        holders = [planned.grad_holder for planned in self.params]
+        readable = [i for i, x in enumerate(holders) if type(x) in PLAIN and (x.grad is None or type(x.grad) in PLAIN)]
+        on_cpu = all(x.device.type == "cpu" for x in holders)  # Other threads are awake in steps on the CPU only.
+        self.grads = TensorSnapshot([holders[i] for i in readable], of_grads=True, threads=on_cpu)
+        self.readable = np.array(readable, np.int64)
+        self.unreadable = sorted(set(range(len(holders))) - set(readable))
+        self.grad_position = dict(zip(readable, range(len(readable)), strict=True))
+        self.grad_kinds, self.grad_sizes = np.full((2, len(readable)), -1)
+        self.has_unclear_grads = True
+
+    def _adopt_grads(self) -> None:
+        """Compare the gradients of the next step with those of this one."""
+        self.grad_kinds, self.grad_sizes = self.grads.kinds | 1, self.grads.sizes.copy()
+        self.has_unclear_grads = bool((self.grad_kinds < 0).any())
+
+    def find_new_params(self) -> list[PlannedParam]:
+        """Compare the gradients with those of the last step, and return the parameters that need a new slot.
+
+        A parameter needs a slot when it has its first gradient, or a gradient of another type than before.
+        """
+        for view in self.views:
+            if not view.hold_grad():
+                view.slot = None
+        suspects = self.unreadable
+        news = self.grads.update()
+        if news & CHANGED or self.has_unclear_grads:
+            # A gradient without a readable kind is missing, sparse or lazily negated. The last bit of a kind says
+            # whether the gradient is contiguous, which is the engine's concern.
+            kinds, sizes = self.grads.kinds | 1, self.grads.sizes
+            unclear = (kinds < 0) | (kinds != self.grad_kinds) | (sizes != self.grad_sizes)
+            suspects = [*suspects, *self.readable[unclear].tolist()]
+            self._adopt_grads()
+        new = []
+        for i in suspects:
+            planned, signature = self.params[i], _grad_signature(self.params[i].param.grad)
+            if signature != self.signatures[i]:
+                self.signatures[i], self.has_new_batches = signature, True
+            if signature is not None and (planned.slot is None or planned.signature != signature):
+                planned.signature = signature
+                new.append(planned)
+        return new
+
+    # This step -----------------------------------------------------------------------------------------------------
+
+    def resolve(self, group_number: int) -> ResolvedGroup:
+        """Return the resolved options of a group. They are resolved when a parameter of the group has a gradient."""
+        group = self.resolved[group_number]
+        if group is None:
+            group = self.resolved[group_number] = ResolvedGroup.resolve(
+                self.rule,
+                self.confidence,
+                self.groups[group_number],
+                unscale=self.unscale,
+                label=f"group {group_number}",
+            )
+        return group
+
+    def set_slot(self, planned: PlannedParam, slot: ParamSlot, state: dict[str, Any]) -> None:
+        """Set the slot of a parameter that `find_new_params` returned, and choose its engine.
+
+        Raises:
+            RuntimeError: If an option asks for an engine that cannot serve the parameter.
+        """
+        group = self.resolve(planned.group_number)
+        grad = real_local_grad(planned.param.grad, planned.param)  # type: ignore[arg-type]
+        choice = choose(group, slot, grad)
+        check_requested_engine(group, slot, choice)
+        planned.slot, planned.engine, planned.state = slot, choice.engine, state
+        if planned.is_view:
+            planned.memory = planned.view_memory()
+            # Autograd must differentiate through the view of each step, so `differentiable` needs a new one.
+            self.is_reusable &= not group.options["differentiable"] and planned.hold_grad()
+        self.has_new_slots = self.has_new_batches = True
+
+    def make_work(self, grad_scale: Tensor | None) -> list[tuple[Engine, list[KernelBatch]]]:
+        """Return the batches of each engine, with the gradients of this step."""
+        self.is_finished = False
+        if self.has_new_slots:
+            self.overlaps = share_memory([planned.slot.param for planned in self.params if planned.slot is not None])
+            self._snapshot_memory()
+            self._snapshot_grads()
+            self._adopt_grads()
+        if self.has_new_batches:
+            self._make_batches()
+        for engine, batches in self.work:
+            for batch, members in zip(batches, self.members[engine.name], strict=True):
+                batch.grad_scale, batch.found_inf = grad_scale, None
+                if self.has_new_batches or not engine.finds_grads:
+                    batch.grads = [planned.engine_grad() for planned in members]
+        return self.work
+
+    def _make_batches(self) -> None:
+        """Make a batch for the parameters of each group and engine that have a gradient."""
+        positions: dict[tuple[int, str], list[int]] = {}
+        for i, (planned, signature) in enumerate(zip(self.params, self.signatures, strict=True)):
+            if signature is not None and planned.engine is not None:
+                positions.setdefault((planned.group_number, planned.engine.name), []).append(i)
+        work: dict[str, tuple[Engine, list[KernelBatch]]] = {}
+        self.members: dict[str, list[list[PlannedParam]]] = {}
+        for (number, name), together in positions.items():
+            # A batch may be updated in parallel, so parameters that share memory must be in different batches.
+            for some in [[i] for i in together] if self.overlaps else [together]:
+                members = [self.params[i] for i in some]
+                slots = [planned.slot for planned in members if planned.slot is not None]
+                index = np.array([self.grad_position.get(i, -1) for i in some], np.int64)
+                batch = KernelBatch(
+                    self.resolve(number), slots, overlaps=self.overlaps, grad_snapshot=self.grads, grad_index=index
+                )
+                work.setdefault(name, (members[0].engine, []))[1].append(batch)  # type: ignore[arg-type]
+                self.members.setdefault(name, []).append(members)
+        self.work = list(work.values())
+        self.replay = ReplayController()
+
+    def finish(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+        """Complete a step: adopt what the engines have moved, record the step if it repeats, release the gradients.
+
+        Gradients are as large as the parameters, and the user may be about to delete them.
+        """
+        if self.has_new_batches:
+            self.memory.update()  # Engines move step counts of a new batch into one tensor.
+        if self.has_new_slots:
+            self._snapshot_state(state.values())
+        self.has_new_slots = self.has_new_batches = False
+        if self.is_reusable:
+            self._record(groups, state)
+        for _, batches in self.work:
+            for batch in batches:
+                batch.grads = ()
+        for view in self.views:
+            view.grad_holder.grad = None
+        self.is_finished = True
+
+    def _record(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+        if self.views:
             self.replay.reason = "a parameter is complex or a DTensor"
             return
 
         def containers() -> TrackedContainers:
-            return TrackedContainers(
-                groups, state, [one for planned in self.batches for one in planned.states], self.absent
-            )
+            absent = [p.param for p, signature in zip(self.params, self.signatures, strict=True) if signature is None]
+            present = [p.state for p, signature in zip(self.params, self.signatures, strict=True) if signature]
+            return TrackedContainers(groups, state, present, absent)
 
         self.replay.after_step(self.work, containers)
 
-    def release(self) -> None:
-        """Forget the gradients."""
-        for planned in self.batches:
-            planned.batch.grads = ()
-            for view in planned.views:
-                view.slot.param.grad = None
+    def last_layouts(self) -> dict[Tensor, str]:
+        """Return "sparse" or "dense" for each parameter that had a gradient in the last step."""
+        return {
+            planned.param: "sparse" if planned.engine.sparse else "dense"
+            for planned, signature in zip(self.params, self.signatures, strict=True)
+            if signature is not None and planned.engine is not None
+        }
 
 
-def _is_same(now: Collection[Any], then: Collection[Any]) -> bool:
-    """The very same objects in the same order?"""
+def _are_same(now: Collection[Any], then: Collection[Any]) -> bool:
+    """Whether two collections contain the same objects in the same order."""
     return len(now) == len(then) and all(map(is_, now, then))
 
 
+def _grad_signature(grad: Tensor | None) -> Any:
+    """Return everything about a gradient that the choice of an engine depends on; None if there is no gradient."""
+    if grad is None:
+        return None
+    sparse_dim = grad.sparse_dim() if grad.is_sparse else grad.layout
+    return type(grad), grad.dtype, grad.shape, grad.device, sparse_dim
+
+
 def real_local(tensor: Tensor) -> Tensor:
-    """The tensor that an engine works on: the local shard of a DTensor, the real view of a complex one."""
+    """Return the tensor that an engine works on: the local shard of a DTensor, the real view of a complex tensor."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     if not tensor.is_complex():
         return tensor
-    # A plan keeps the view. Detached, it does not hold on to the tensor, which torch could not swap else.
+    # A plan keeps the view. torch.utils.swap_tensors refuses tensors that an attached view refers to.
     return torch.view_as_real(tensor if torch.is_grad_enabled() else tensor.detach())
 
 
 def real_local_grad(grad: Tensor, param: Tensor) -> Tensor:
-    """The same of a gradient, with the parameter's sharding; a sparse one stays as it is."""
+    """Return a gradient as engines receive it, with the sharding of its parameter; sparse gradients stay unchanged."""
     if grad.is_sparse:
         return grad
     if hasattr(grad, "to_local") and grad.placements != param.placements:  # type: ignore[attr-defined]
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
     return real_local(grad.resolve_conj())
-
-
-def _given(names: Sequence[str], groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
-    """The groups and the options of these names; of the learning rate, which changes all the time, its type."""
-    options = [
-        [type(group["lr"]), *[pair(group[name]) if name == "betas" else group[name] for name in names]]
-        for group in groups
-    ]
-    return list(map(id, groups)), options, grad_scale is None
-
-
-def _signature(plan: Plan, groups: Sequence[Group], grad_scale: Tensor | None) -> Any:
-    """What the choice of updates, buffers and engines depends on: nothing in groups without gradients."""
-    stepped = {id(planned.batch.options) for planned in plan.batches}
-    return [
-        (id(group),)
-        if id(group) not in stepped
-        else (
-            id(group),
-            Update.of(plan.rule, plan.confidence, group, unscale=grad_scale is not None),
-            KernelSpec.of(plan.rule, coefficients.as_numbers(group)),
-            *(group[name] for name in HOW_IT_RUNS),
-        )
-        for group in groups
-    ]

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ..engines.base import KernelBatch, ParamSlot
+from ..engines.resolved_group import ResolvedGroup
 from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import first_nondefault_option
-from ..rules.update import Update
 from .data.events import Array, Columns
 from .models import FM, Inputs, Linear, Normalised
 from .models.inputs import BINS, MEMORY
@@ -142,8 +142,8 @@ class EventByEvent:
         params = {name: getattr(inputs, name) for name in PARTS}
         weights = {n: p.weight if isinstance(p, nn.Embedding) else p for n, p in params.items() if p is not None}
         slots = {name: self.optimizer._slot(param, group, name) for name, param in weights.items()}
-        update = Update.of(self.optimizer.rule, self.optimizer.confidence, group)
-        return KernelBatch(update, group, list(slots.values())), slots
+        resolved = ResolvedGroup.resolve(self.optimizer.rule, self.optimizer.confidence, group)
+        return KernelBatch(resolved, list(slots.values())), slots
 
     def _given(self, features: Columns, entries: int) -> Given:
         inputs = self.inputs

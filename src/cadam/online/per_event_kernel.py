@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..engines import coefficients
 from ..engines.base import KernelBatch, ParamSlot, Words
 from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, kernel_refusal
-from ..numpy_functions import NumpyFunctions
 
 PARTS = ("linear", "table", "bias", "slopes", "vectors")
 """The parameters of a model: the first two are tables, of weights and of embeddings."""
@@ -66,7 +64,7 @@ def lacks(batch: KernelBatch) -> str | None:
             return f"has no {slot.storage}"
         if len(slot.param) > MOST_ROWS:
             return f"numbers rows with 32 bits, and {slot.name} has {len(slot.param):,}"
-        if refusal := kernel_refusal(batch.update, slot, batch.options):
+        if refusal := kernel_refusal(batch.group, slot):
             return refusal.reason
     if len({slot.step.item() for slot in batch.slots}) > 1:
         return "the parameters have not taken the same number of steps"
@@ -133,8 +131,7 @@ class EventModel:
     def _coefficients(self, step: float, count: int) -> Floats:
         """Of each of the next steps, in the kernel's order."""
         t = np.minimum(step + 1 + np.arange(count), MOST_STEPS)
-        options = coefficients.as_numbers(self.batch.options)
-        found = self.batch.update.general_coefficients(t, options, NumpyFunctions)
+        found = self.batch.group.kernel_coefficients(t)
         c = np.zeros((count, MAX_COEFFICIENTS), np.float32)
         for column, values in enumerate(found.values()):
             c[:, column] = values

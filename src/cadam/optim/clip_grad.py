@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ..engines.cpu import sparse as cpu_rows
 from ..engines.cuda import sparse as cuda_rows
-from ..engines.sparse_reference import summed
+from ..engines.sparse_reference import sum_duplicates
 
 Found: TypeAlias = dict[tuple[Any, ...], tuple[Tensor, Tensor]]
 """The rows that ids name and the place of each id among them: tables often share their ids."""
@@ -52,7 +52,7 @@ def _summed(grad: Tensor, norm_type: float, found: Found) -> Tensor:
         return grad
     dtype, count = torch.promote_types(grad.dtype, torch.float32), grad._nnz()
     if grad.sparse_dim() != 1 or grad.is_complex() or grad.is_coalesced() or count == 0:
-        return summed(grad, dtype)[1]
+        return sum_duplicates(grad, dtype)[1]
     ids, values, rows = grad._indices()[0], grad._values().reshape(count, -1), grad.shape[0]
     if norm_type == 2 and cuda_rows.has_norm(values):
         return cuda_rows.norm(ids, values, rows).view(1)

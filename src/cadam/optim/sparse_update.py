@@ -1,4 +1,4 @@
-"""Row updates on plain tensors, for those who keep their own embedding tables."""
+"""Sparse updates of plain tensors, for code that keeps its own embedding tables."""
 
 from __future__ import annotations
 
@@ -9,26 +9,38 @@ import torch
 from torch import Tensor
 
 from ..engines import quantization
-from ..engines.base import Engine, KernelBatch, ParamSlot, ReplayController, TrackedContainers
+from ..engines.base import Engine, KernelBatch, ParamSlot
 from ..engines.cuda.sparse import Bags, RowGrad, check_ids
+from ..engines.replay import ReplayController, TrackedContainers
+from ..engines.resolved_group import ResolvedGroup
 from ..engines.selection import check_requested_engine, choose
 from ..rules import Rule
 from ..rules.moment_storage import SEED
-from ..rules.update import Update
 from .classes import CAdam
 from .optimizer import Optimizer
 
 _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **given: Any) -> dict[str, Tensor]:
-    """The buffers that `update_` needs beside a table: zeros, in float32 at the least unless the options say otherwise.
+def new_state(table: Tensor, optimizer: type[Optimizer] = CAdam, **options: Any) -> dict[str, Tensor]:
+    """Return the optimizer state of a table, for `update_`.
 
-    Moments that are coded, or shared by a row, have more than one tensor: keep all that this returns. Their rounding
-    goes by torch.manual_seed. On CUDA they may lie in one memory, of which torch.save wants `.contiguous()` copies.
+    Quantized moments consist of several tensors; keep all of them. Their stochastic rounding is reproducible from
+    torch.manual_seed. On CUDA several tensors may share one memory; torch.save needs `.contiguous()` copies of them.
+
+    Args:
+        table: The table, with rows first.
+        optimizer: The optimizer class.
+        options: Options of the optimizer that differ from their defaults. Pass the same ones to `update_`.
+
+    Returns:
+        The buffers by name. They start at zero and are at least float32, unless the options say otherwise.
+
+    Raises:
+        ValueError: If the options are invalid or do not support this table.
     """
     _check_is_table(table)
-    o = complete(optimizer, given)
+    o = complete(optimizer, options)
     refusal = quantization.storage_refusal(table, o, None)
     if refusal is not None:
         raise ValueError(refusal.reason)
@@ -49,35 +61,52 @@ def update_(
     step: int,
     optimizer: type[Optimizer] = CAdam,
     counts: Tensor | None = None,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Update the rows of `table` that `ids` name, in place; no other row is read or written.
+    """Update the rows `ids` of a table in place. No other row is read or written.
 
     Args:
-        table: the parameter, rows first.
-        state: its buffers by name, as `new_state` makes them; updated in place.
-        ids: row numbers, one-dimensional, in any order; repeated ones have their gradients summed.
-        grads: a row of gradient for each id.
-        step: which step this is, counted from 1 (bias correction goes by it).
-        optimizer: a class of the catalogue, or your own.
-        counts: an int64 tensor of three, to which aligned, touched and seen elements are added.
-        given: the optimizer's options, such as ``lr``.
+        table: The table, with rows first.
+        state: Its state, from `new_state`; updated in place.
+        ids: Row numbers in any order, one-dimensional. The gradients of repeated ids are summed.
+        grads: One row of gradients for each id.
+        step: The number of this step, counted from 1; the bias correction depends on it.
+        optimizer: The optimizer class.
+        counts: An int64 tensor with three elements, to which the numbers of aligned, touched and seen elements are
+            added.
+        options: Options of the optimizer that differ from their defaults, such as ``lr``.
+
+    Raises:
+        ValueError: If a tensor has the wrong shape, dtype or device.
+        IndexError: If an id is out of range. On CUDA, the error is raised by a later update of the table.
+
+    Example:
+        >>> table = torch.zeros(1000, 16)
+        >>> state = cadam.sparse_update.new_state(table)
+        >>> ids, grads = torch.tensor([3, 7, 3]), torch.randn(3, 16)
+        >>> cadam.sparse_update.update_(table, state, ids, grads, step=1, lr=0.01)
     """
-    o = {**complete(optimizer, given), "track_alignment": counts is not None}
+    o = {**complete(optimizer, options), "track_alignment": counts is not None}
     RowUpdate(table, state, optimizer, o, counts=counts)(ids, grads, step=step)
 
 
 class RowUpdate:
-    """`update_` for a table that is updated again and again: table and state are checked once, later their shapes.
+    """A function that updates one table again and again, faster than `update_`.
+
+    Table, state and options are checked once; later calls check only what can change.
 
     Args:
-        table: as for `update_`.
-        state: its buffers, as for `update_`.
-        optimizer: a class of the catalogue, or your own.
-        options: all its options, as `complete` gives them. They are looked at in every update, as those of a
-            parameter group are: a learning rate changed there counts from then on.
-        counts: as for `update_`.
-        name: how errors call the table.
+        table: The table, with rows first.
+        state: Its state, from `new_state`; updated in place.
+        optimizer: The optimizer class.
+        options: All options, from `complete`. Changes of this dict, such as a new learning rate, count from the next
+            update on.
+        counts: Alignment counters, as for `update_`.
+        name: How error messages refer to the table.
+
+    Example:
+        >>> update = RowUpdate(table, state, cadam.CAdam, complete(cadam.CAdam, {"lr": 0.01}))
+        >>> update(ids, grads, step=1)
     """
 
     def __init__(
@@ -92,13 +121,16 @@ class RowUpdate:
     ) -> None:
         _check_table(table, state, optimizer.rule, options)
         if counts is not None and not (counts.dtype == torch.int64 and counts.shape == (3,) and counts.is_contiguous()):
-            raise ValueError(f"counts must be three int64 in a row, got {counts.dtype}, shape {tuple(counts.shape)}")
+            raise ValueError(
+                f"counts must be a contiguous tensor of three int64, got {counts.dtype}, shape {tuple(counts.shape)}"
+            )
         if counts is not None and counts.device != table.device:
             raise ValueError(f"counts is on {counts.device}, the table on {table.device}")
         self.table, self.state, self.options, self.counts = table, dict(state), options, counts
         self.name = name
         self._optimizer = optimizer
-        self._jobs: dict[Any, tuple[Engine, KernelBatch]] = {}
+        self._group = ResolvedGroup.resolve(optimizer.rule, optimizer.confidence, options, label=name)
+        self._batches: dict[Any, tuple[Engine, KernelBatch]] = {}
         self._takes_bags: dict[torch.dtype, bool] = {}
         self._last: KernelBatch | None = None
         self._replay = ReplayController()
@@ -111,26 +143,26 @@ class RowUpdate:
         self._update(RowGrad(ids, grads.resolve_neg()), step)
 
     def takes_bags(self, dtype: torch.dtype) -> bool:
-        """Can it be given gradients of whole bags, in this dtype?"""
+        """Whether `pooled` can be used with gradients of this dtype."""
         if dtype not in self._takes_bags:
-            engine, _ = self._job(RowGrad(_NO_IDS, _NO_IDS.to(dtype)))
+            engine, _ = self._batch(RowGrad(_NO_IDS, _NO_IDS.to(dtype)))
             self._takes_bags[dtype] = engine.takes_row_grads
         return self._takes_bags[dtype]
 
     @torch.no_grad()
     def pooled(self, ids: Tensor, bags: Bags, grads: Tensor, *, step: int) -> None:
-        """Update the rows `ids` with the gradients of the bags that they are in, which `takes_bags` must allow.
+        """Update the rows `ids` with the gradients of the bags that contain them; `takes_bags` must be True.
 
-        The ids must be rows of their tables, and the offsets of the bags must ascend: here nobody looks.
+        Nothing is checked here: the ids must be rows of the table, and the offsets of the bags must ascend.
         """
         self._update(RowGrad(ids, grads.resolve_neg(), bags), step)
 
     def _update(self, grad: RowGrad, step: int) -> None:
-        ready = self._replay.ready
-        if ready is not None and ready.update_rows(grad, step):
+        recorded = self._replay.ready
+        if recorded is not None and recorded.update_rows(grad, step):
             return
         _check_table(self.table, self.state, self._optimizer.rule, self.options)
-        engine, batch = self._job(grad)
+        engine, batch = self._batch(grad)
         batch.slots[0].step.fill_(step - 1)
         if engine.takes_row_grads:
             check_ids(self.table, self.name)
@@ -145,7 +177,7 @@ class RowUpdate:
             batch.grads = ()
 
     def _record(self, engine: Engine, batch: KernelBatch) -> None:
-        """Have the next update ready, if it is going to be like this one."""
+        """Record the update for replay if the next one is going to be like it."""
         if batch is not self._last:
             self._last, self._replay.ready = batch, None
         containers = self._containers
@@ -156,33 +188,44 @@ class RowUpdate:
         ids = grad.ids.reshape(1, -1)
         return torch.sparse_coo_tensor(ids, grad.values, self.table.shape, check_invariants=False)
 
-    def _job(self, grad: RowGrad) -> tuple[Engine, KernelBatch]:
-        """The engine for such a gradient and its batch, with a step count of its own."""
-        update = Update.of(self._optimizer.rule, self._optimizer.confidence, self.options)
-        kind = update, grad.dtypes, self.table.dtype, self.table.stride()
-        if kind not in self._jobs:
-            rule = self._optimizer.rule
+    def _batch(self, grad: RowGrad) -> tuple[Engine, KernelBatch]:
+        """Return the engine for a gradient of this type, and a batch with the table and its own step count."""
+        rule, confidence = self._optimizer.rule, self._optimizer.confidence
+        refreshed = self._group.refresh(self.name)
+        if refreshed is None:
+            refreshed = ResolvedGroup.resolve(rule, confidence, self.options, label=self.name)
+            self._batches.clear()
+        self._group = refreshed
+        key = grad.dtypes, self.table.dtype, self.table.stride()
+        if key not in self._batches:
             buffers = {name: self.state[name] for name in rule.state(self.options)}
-            stored = quantization.storage(self.state, rule, self.options)
-            slot = ParamSlot(self.table, buffers, _no_steps(), self.counts, self.name, **stored)
+            storage = quantization.storage(self.state, rule, self.options)
+            slot = ParamSlot(self.table, buffers, _new_step(), self.counts, self.name, **storage)
             example = self._sparse(RowGrad(grad.ids[:0], grad.values.new_empty(0, *self.table.shape[1:])))
-            choice = choose(update, slot, example, self.options)
-            check_requested_engine(slot, choice, self.options)
-            self._jobs[kind] = choice.engine, KernelBatch(update, self.options, [slot])
-        return self._jobs[kind]
+            choice = choose(refreshed, slot, example)
+            check_requested_engine(refreshed, slot, choice)
+            self._batches[key] = choice.engine, KernelBatch(refreshed, [slot])
+        engine, batch = self._batches[key]
+        batch.group = refreshed
+        return engine, batch
 
 
-def complete(optimizer: type[Optimizer], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an optimizer class, some of them given; raises for unknown ones and bad values."""
+def complete(optimizer: type[Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of an optimizer class, with defaults for those that are not passed.
+
+    Raises:
+        TypeError: If the class is not an optimizer of this package, or an option is unknown.
+        ValueError: If an option has an invalid value.
+    """
     if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-        raise TypeError(f"optimizer must be a class of the catalogue, such as cadam.CAdam, got {optimizer!r}")
-    o = optimizer.options_of(**given)
+        raise TypeError(f"optimizer must be an optimizer class of cadam, such as cadam.CAdam, got {optimizer!r}")
+    o = optimizer.options_of(**options)
     if o["differentiable"]:
-        raise ValueError("differentiable=True: rows are updated in place, autograd cannot look through that")
+        raise ValueError("differentiable=True: rows are updated in place, which autograd does not support")
     return o
 
 
-def _no_steps() -> Tensor:
+def _new_step() -> Tensor:
     return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
@@ -198,7 +241,7 @@ def _check_table(table: Tensor, state: Mapping[str, Tensor], rule: Rule, o: Mapp
     shapes = quantization.shapes(table, rule, o)
     if set(state) != set(shapes):
         raise ValueError(
-            f"state must have {sorted(shapes)}, got {sorted(state)}: give the options of new_state here too"
+            f"state must have {sorted(shapes)}, got {sorted(state)}: pass the options of new_state here too"
         )
     for name, tensor in state.items():
         if name == SEED:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..engines import quantization
+from ..engines.resolved_group import EXECUTION_OPTIONS
 from ..rules import RULES, Rule, moment_storage
 from . import options
 
@@ -33,7 +34,7 @@ RULE_KEY = "cadam_rule"
 MAXIMUM = "max_exp_avg_sq"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of rules that always keep them
 TORCHS = ("foreach", "fused", "capturable", "differentiable")
-OURS = (FORMAT_KEY, RULE_KEY, *(name for name in options.HOW_IT_RUNS if name not in TORCHS))  # not options of torch's
+OURS = (FORMAT_KEY, RULE_KEY, *(name for name in EXECUTION_OPTIONS if name not in TORCHS))  # not options of torch's
 
 State = dict[Any, Any]  # by parameter; other keys are notes that hooks left there
 Groups = list[dict[str, Any]]
@@ -158,8 +159,8 @@ def _checked_groups(state_dict: Mapping[str, Any], groups: Groups) -> Groups:
 def _merged(group: Mapping[str, Any], saved: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The saved options over ours; how a step runs, and what the class stands for, stays ours."""
     merged = {**group, **saved}
-    merged.update(options.normal({name: merged[name] for name in ("lr", "betas") if name in merged}))
-    merged.update({k: group[k] for k in options.HOW_IT_RUNS if k in group})
+    merged.update(options.normalize({name: merged[name] for name in ("lr", "betas") if name in merged}))
+    merged.update({k: group[k] for k in EXECUTION_OPTIONS if k in group})
     merged.update(fixed)
     merged.update({k: group[k] for k in ("params", "param_names") if k in group}, **{FORMAT_KEY: FORMAT})
     return merged

@@ -27,7 +27,7 @@ from ..engines.huge_pages import filled_like
 from ..optim import alignment
 from ..optim.alignment import Ratio
 from ..optim.optimizer import Optimizer
-from ..optim.options import unknown
+from ..optim.options import describe_unknown
 from ..optim.sparse_update import RowUpdate, new_state
 from ..rules.moment_storage import SEED
 
@@ -518,7 +518,7 @@ class Tables(SplitTableBatchedEmbeddingBagsCodegen):
         """Change options of the optimizer."""
         for name in params_dict:
             if name not in self.options:
-                raise ValueError(unknown(name, self.options))
+                raise ValueError(describe_unknown(name, self.options))
         self.options.update(params_dict)
 
     def alignment(self, *, reset: bool = False) -> dict[str, Ratio]:

@@ -1,13 +1,13 @@
-"""The fused engine on the CPU: C kernels over raw pointers, on torch's own threads, one call a step.
+"""The fused engine for dense gradients on the CPU: C kernels over raw addresses, on torch's threads, one call per step.
 
-A step reads and writes every value once. The pointers are taken anew in each step: gradients move, and nothing
-keeps a user from replacing what a parameter or a buffer points to.
+A step reads and writes every value once. The addresses of parameters and state stay the same while the plan lasts
+(`cadam.engines.step_plan`); those of the gradients are read in each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,8 @@ from torch import Tensor
 from ...codegen.c_source import dense_storages, row_storages
 from ...codegen.kernel_spec import KernelSpec
 from ...native.loader import Library, find_kernel
-from ...native.tensor_snapshot import CHANGED, TensorSnapshot, align_layouts, snapshot_grads
-from ...numpy_functions import NumpyFunctions
-from ...rules import Options
-from ...rules.update import Update
-from .. import coefficients, quantization
+from ...native.tensor_snapshot import align_layouts
+from .. import quantization
 from ..base import (
     PLAIN,
     Engine,
@@ -34,107 +31,112 @@ from ..base import (
     fills_memory,
     unreadable_memory,
 )
+from ..resolved_group import ResolvedGroup
 
 MAX_BUFFERS, MAX_COEFFICIENTS, MAX_CODED, WIDEST = 4, 32, 2, 1024  # as in native/cadam.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
-SIZES = np.array([4, 8, 2, 2])  # in bytes, in that order
+SIZES = np.array([4, 8, 2, 2])  # bytes of an element, by the numbers in DTYPES
 
 Floats64 = np.ndarray[Any, np.dtype[np.float64]]
 
-GRAIN = 32768  # elements below which a second thread is not worth waking
+GRAIN = 32768  # elements below which waking a second thread takes longer than the work
 
 
-# What the engines can serve ------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------------------------
 
 
-def kernel_refusal(update: Update, slot: ParamSlot, options: Options) -> Refusal | None:
+def kernel_refusal(group: ResolvedGroup, slot: ParamSlot) -> Refusal | None:
     """Return why the kernels cannot serve a parameter, whatever its gradient is, or None if they can."""
-    if options["fused"] is False or (options["foreach"] is not None and not options["fused"]):
-        requested = f"fused={options['fused']}, foreach={options['foreach']}"
-        return Refusal(RefusalKind.NOT_REQUESTED, f"{requested} was asked for")
-    reason = _unsupported_tensors(update, slot, options)
+    fused, foreach = group.options["fused"], group.options["foreach"]
+    if fused is False or (foreach is not None and not fused):
+        return Refusal(RefusalKind.NOT_REQUESTED, f"fused={fused}, foreach={foreach} was asked for")
+    reason = _unsupported_tensors(group, slot)
     if reason is not None:
         return Refusal.unsupported(reason)
-    found = find_kernel(KernelSpec.of(update.rule, coefficients.as_numbers(options)))
-    return Refusal(RefusalKind.UNAVAILABLE, str(found)) if isinstance(found, UnavailableError) else None
+    library = find_kernel(group.kernel_spec)
+    return Refusal(RefusalKind.UNAVAILABLE, str(library)) if isinstance(library, UnavailableError) else None
 
 
-def _unsupported_tensors(update: Update, slot: ParamSlot, options: Options) -> str | None:
-    if options["differentiable"]:
+def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot) -> str | None:
+    if group.options["differentiable"]:
         return "differentiable=True needs the eager engine"
     reason = unreadable_memory(slot)
     if reason:
         return reason
-    if slot.param.dtype not in DTYPES:
-        return f"has no kernels for {slot.param.dtype}"
-    work = torch.promote_types(slot.param.dtype, torch.float32)
+    param = slot.param
+    if param.dtype not in DTYPES:
+        return f"has no kernels for {param.dtype}"
+    work = torch.promote_types(param.dtype, torch.float32)
+    row_moments = []
     for name, buffer in slot.state.items():
-        shared = quantization.shares(slot.param, slot.kinds.get(name, ""), options) and quantization.is_by_row(
-            buffer, slot.param
-        )
-        wanted = work if shared else quantization.CODES.get(slot.moments, work)
-        if buffer.dtype != wanted:
-            return f"keeps the state of {slot.param.dtype} in {wanted}, and {name} is {buffer.dtype}"
-        if shared and not is_of_rows(buffer, slot.param):
+        by_row = quantization.is_by_row(buffer, param)
+        row_moments.append(by_row)
+        shared = by_row and quantization.shares(param, slot.kinds.get(name, ""), group.options)
+        expected = work if shared else quantization.CODES.get(slot.moments, work)
+        if buffer.dtype != expected:
+            return f"keeps the state of {param.dtype} in {expected}, and {name} is {buffer.dtype}"
+        if shared and not has_one_value_per_row(buffer, param):
             return f"{name} does not have one number for each row"
-        if not shared and (buffer.shape != slot.param.shape or buffer.stride() != slot.param.stride()):
-            return f"{name} does not lie in memory as the parameter does"
-    if not fills_memory(slot.param):
+        if not shared and (by_row or buffer.stride() != param.stride()):
+            return f"{name} does not have the memory layout of the parameter"
+    if not fills_memory(param):
         return "the parameter's elements overlap or have gaps between them"
-    if any(t.data_ptr() % t.element_size() for t in (slot.param, *slot.state.values()) if t.device.type == "cpu"):
+    if any(x.data_ptr() % x.element_size() for x in (param, *slot.state.values()) if x.device.type == "cpu"):
         return "the parameter or its state is not aligned in memory"
     if slot.step.device.type != "cpu" or slot.step.dtype != torch.float32:
         return f"counts steps in float32 on the CPU, and this count is {slot.step.dtype} on {slot.step.device}"
     if any(not scales.is_contiguous() for scales in slot.scales.values()):
         return "the scales of its moments are not contiguous"
-    spec = KernelSpec.of(update.rule, coefficients.as_numbers(options))
-    by_row = [quantization.is_by_row(buffer, slot.param) for buffer in slot.state.values()]
-    if any(by_row) and by_row != [slot.kinds[name] != "signed" for name in slot.state]:
+    if any(row_moments) and row_moments != [slot.kinds[name] != "signed" for name in slot.state]:
         return "some of its second moments are those of rows, and others are not"
-    storages = row_storages(spec) if any(by_row) else ["float32", *dense_storages(spec)]
-    if slot.moments not in storages:
-        return f"has no {slot.storage} for the moments of the rule {update.rule.name!r}"
+    if slot.moments not in _storages(group.kernel_spec, any(row_moments)):
+        return f"has no {slot.storage} for the moments of the rule {group.update.rule.name!r}"
     return None
 
 
-def is_of_rows(x: Tensor, table: Tensor) -> bool:
-    """Has it one number for each row, one after the other in memory?"""
+@cache
+def _storages(spec: KernelSpec, row_moments: bool) -> list[str]:
+    return row_storages(spec) if row_moments else ["float32", *dense_storages(spec)]
+
+
+def has_one_value_per_row(x: Tensor, table: Tensor) -> bool:
+    """Whether the tensor has one value for each row of the table, contiguous and on the same device."""
     return x.shape == quantization.by_row(table) and x.is_contiguous() and x.device == table.device
 
 
 def storage_refusal(slot: ParamSlot, rows: bool) -> Refusal | None:
-    """Return why the kernels cannot serve moments that are stored this way, or None if they can."""
-    reason = _unsupported_storage(slot, rows)
+    """Return why the kernels for sparse (`rows`) or dense gradients cannot serve this storage, or None if they can."""
+    shared = quantization.shares_moments(slot)
+    if not rows and (shared or slot.row_steps is not None):
+        return Refusal.unsupported(f"has no {slot.storage} for dense gradients")
+    if slot.param.dtype == torch.float64 and (shared or slot.moments in quantization.CODES):
+        return Refusal.unsupported(f"has {slot.storage} for at most float32, and the parameter is {slot.param.dtype}")
+    reason = quantization.other_scales(slot, rows)
     return None if reason is None else Refusal.unsupported(reason)
 
 
-def _unsupported_storage(slot: ParamSlot, rows: bool) -> str | None:
-    shared = quantization.shares_moments(slot)
-    if not rows and (shared or slot.row_steps is not None):
-        return f"has no {slot.storage} for dense gradients"
-    if slot.param.dtype == torch.float64 and (shared or slot.moments in quantization.CODES):
-        return f"has {slot.storage} for at most float32, and the parameter is {slot.param.dtype}"
-    return quantization.other_scales(slot, rows)
+# The engine --------------------------------------------------------------------------------------------------------
 
-
-# Dense ---------------------------------------------------------------------------------------------------------
-
-# Of a dense_tensor:
+# Columns of a dense_tensor, as in native/src:
 P, G, S, STEP, COUNTS, N, KERNEL, DTYPE, C, SCALES, SEED, MOMENTS, COLUMNS = 0, 1, 2, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16
 
 
 class Native(Engine):
+    """Dense gradients on the CPU, by C kernels."""
+
     name = "native"
     device = "cpu"
     fused = True
     finds_grads = True
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        """Refuse moments and step counts that belong to rows."""
         return storage_refusal(slot, rows=False)
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
-        refusal = kernel_refusal(update, slot, options)
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
+        """Refuse gradients in another dtype than the parameter, and tensor subclasses."""
+        refusal = kernel_refusal(group, slot)
         if refusal is not None or grad is None:
             return refusal
         if grad.dtype != slot.param.dtype:
@@ -143,171 +145,105 @@ class Native(Engine):
             return Refusal.unsupported(f"serves plain gradients only, not {type(grad).__name__}")
         return None
 
-    def stale(self, batches: Sequence[KernelBatch]) -> bool:
-        return _step(batches).stale()
+    def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Update all batches in one call."""
+        memo = batches[0].memo
+        if "native" not in memo:
+            memo["native"] = DenseStep(batches)
+        memo["native"].run(batches)
+
+
+class DenseStep:
+    """All tensors of a step as a table for the kernels, with one row of addresses and numbers for each parameter."""
+
+    def __init__(self, batches: Sequence[KernelBatch]) -> None:
+        slots = [slot for batch in batches for slot in batch.slots]
+        self.library, _ = kernel(batches[0])
+        self.params = [slot.param for slot in slots]
+        self.overlaps = any(batch.overlaps for batch in batches)
+        self.ends = np.cumsum([len(batch.slots) for batch in batches]).tolist()
+        self.grad_index = np.concatenate([batch.grad_index for batch in batches])
+        self.table = np.zeros((len(slots), COLUMNS), np.int64)
+        table = self.table
+        table[:, P] = [param.data_ptr() for param in self.params]
+        table[:, N] = [param.numel() for param in self.params]
+        table[:, DTYPE] = [DTYPES[param.dtype] for param in self.params]
+        table[:, STEP] = [slot.step.data_ptr() for slot in slots]
+        table[:, COUNTS] = [0 if slot.counts is None else slot.counts.data_ptr() for slot in slots]
+        table[:, SEED] = [slot.seed for slot in slots]
+        table[:, MOMENTS] = [STORAGES[slot.moments] for slot in slots]
+        table[:, S : S + MAX_BUFFERS] = _padded_addresses([slot.state for slot in slots], MAX_BUFFERS)
+        table[:, SCALES : SCALES + MAX_CODED] = _padded_addresses([slot.scales for slot in slots], MAX_CODED)
+        for batch, start, end in zip(batches, [0, *self.ends], self.ends, strict=False):
+            table[start:end, KERNEL] = kernel(batch)[1]
+        self.strided = np.array([not param.is_contiguous() for param in self.params])
+        self.has_strided = bool(self.strided.any())
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
-        _step(batches).step(batches)
-
-
-def _step(batches: Sequence[KernelBatch]) -> DenseStep:
-    made: DenseStep | None = batches[0].memo.get("native")
-    if made is None or not made.serves(batches):
-        made = batches[0].memo["native"] = DenseStep.of(batches)
-    return made
-
-
-@dataclass
-class DenseStep:
-    """All tensors of a step as the kernels want them: a row of numbers each."""
-
-    library: Library
-    members: list[Sequence[ParamSlot]]
-    """The slots of each batch. Not the batches themselves: they keep this."""
-    rows: Words
-    params: TensorSnapshot
-    grads: TensorSnapshot
-    steps: TensorSnapshot
-    buffers: list[tuple[list[int] | slice, int, TensorSnapshot]]
-    """The first buffers, the second..., then their scales: rows and column that they belong in, and they themselves."""
-    strided: dict[int, tuple[int, ...]]
-    """The strides of parameters that are not contiguous."""
-    disjoint: bool
-    """Does no parameter share memory with another?"""
-
-    def __post_init__(self) -> None:
-        self.fit = self._fit()
-
-    @classmethod
-    def of(cls, batches: Sequence[KernelBatch]) -> DenseStep:
-        slots = [slot for batch in batches for slot in batch.slots]
-        rows = np.zeros((len(slots), COLUMNS), np.int64)
-        start = 0
-        for batch in batches:
-            library, number = kernel(batch)
-            for row, slot in zip(rows[start:], batch.slots, strict=False):
-                row[KERNEL] = number
-                row[DTYPE] = DTYPES[slot.param.dtype]
-                row[COUNTS] = 0 if slot.counts is None else slot.counts.data_ptr()
-                row[SEED], row[MOMENTS] = slot.seed, STORAGES[slot.moments]
-            start += len(batch.slots)
-        params = TensorSnapshot([slot.param for slot in slots], threads=True)
-        rows[:, P], rows[:, N] = params.addresses, params.sizes
-        return cls(
-            library,
-            [batch.slots for batch in batches],
-            rows,
-            params,
-            snapshot_grads(params.tensors, [grad for batch in batches for grad in batch.gradients()], threads=True),
-            TensorSnapshot([slot.step for slot in slots], threads=True, swappable=()),
-            [_nth([slot.state for slot in slots], k, S) for k in range(max(len(slot.state) for slot in slots))]
-            + [
-                _nth([slot.scales for slot in slots], k, SCALES) for k in range(max(len(slot.scales) for slot in slots))
-            ],
-            {i: param.stride() for i, param in enumerate(params.tensors) if not param.is_contiguous()},
-            _disjoint(params),
-        )
-
-    def serves(self, batches: Sequence[KernelBatch]) -> bool:
-        return len(batches) == len(self.members) and all(
-            batch.slots is slots for batch, slots in zip(batches, self.members, strict=True)
-        )
-
-    def stale(self) -> bool:
-        """Kernels trust sizes and layouts: has a parameter other memory, a buffer or a gradient another size?"""
-        if self.params.update():
-            return True
-        slots = [slot for members in self.members for slot in members] if self.strided else []
-        for i, stride in self.strided.items():
-            if any(tensor.stride() != stride for tensor in (slots[i].param, *slots[i].state.values())):
-                return True
-        if self.steps.update() & CHANGED or any(buffers.update() & CHANGED for _, _, buffers in self.buffers):
-            return True
-        if self.grads.update() & CHANGED:
-            self.fit = self._fit()
-        return not self.fit
-
-    def _fit(self) -> bool:
-        """Do the gradients have the sizes, dtypes and device of their parameters?"""
-        grads, params = self.grads, self.params
-        return np.array_equal(grads.sizes, params.sizes) and np.array_equal(grads.kinds // 2, params.kinds // 2)
-
-    def step(self, batches: Sequence[KernelBatch]) -> None:
-        rows = self.rows
-        grads, copies = self._grads(batches)
-        rows[:, G], rows[:, STEP] = grads, self.steps.addresses
-        for where, column, buffers in self.buffers:
-            rows[where, column] = buffers.addresses
+        """Count a step and update all parameters."""
+        table = self.table
+        table[:, G], copies = self._gradients(batches)
         c = self._coefficients(batches)
-        for part in [rows] if self.disjoint else np.split(rows, len(rows)):
+        for rows in np.split(table, len(table)) if self.overlaps else [table]:
             failed = self.library.c.cadam_dense_step(
-                part.ctypes.data, len(part), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
+                rows.ctypes.data, len(rows), c.ctypes.data, len(c), GRAIN, self.library.parallel_for
             )
             if failed:
                 raise MemoryError("no memory for the step; nothing was changed")
         del copies
-        torch.autograd.graph.increment_version(self.params.tensors)
+        torch.autograd.graph.increment_version(self.params)
 
-    def _grads(self, batches: Sequence[KernelBatch]) -> tuple[Words, list[Tensor]]:
-        """Where the gradients lie, as the parameters do: one that does not is copied."""
-        kinds = self.grads.kinds != self.params.kinds
-        aligned = not np.bitwise_or.reduce(self.grads.addresses) & 7
-        if aligned and not self.strided and not kinds.any():
-            return self.grads.addresses, []
-        odd = kinds | (self.grads.addresses % SIZES[self.rows[:, DTYPE]] != 0)
-        odd[list(self.strided)] = True
-        every = [grad for batch in batches for grad in batch.gradients()]
-        return align_layouts(self.grads.addresses, np.flatnonzero(odd).tolist(), every, self.params.tensors)
+    def _gradients(self, batches: Sequence[KernelBatch]) -> tuple[Words, list[Tensor]]:
+        """Return the addresses of the gradients, and copies of those that have another memory layout."""
+        snapshot = batches[0].grad_snapshot
+        if snapshot is None:
+            raise AssertionError("the engine 'native' needs the snapshot of a plan")
+        addresses, kinds = snapshot.addresses[self.grad_index], snapshot.kinds[self.grad_index]
+        odd = (kinds & 1 == 0) | (kinds < 0)  # not contiguous, or not readable
+        if not self.has_strided and not np.bitwise_or.reduce(addresses) & 7 and not odd.any():
+            return addresses, []
+        odd |= self.strided | (addresses % SIZES[self.table[:, DTYPE]] != 0)
+        grads = [grad for batch in batches for grad in batch.gradients()]
+        return align_layouts(addresses, np.flatnonzero(odd).tolist(), grads, self.params)
 
     def _coefficients(self, batches: Sequence[KernelBatch]) -> Floats64:
-        """The sets of coefficients, one for each group and step count; notes in each row which is its own."""
-        steps = np.empty(len(self.rows))
-        self.library.c.cadam_read_steps(self.rows.ctypes.data, len(self.rows), steps.ctypes.data)
+        """Return a set of coefficients for each group and step count, and note in each row which one it uses."""
+        steps = np.empty(len(self.table))
+        self.library.c.cadam_read_steps(self.table.ctypes.data, len(self.table), steps.ctypes.data)
         steps += 1
-        made: list[Floats64] = []
-        start = 0
-        for batch in batches:
-            own = slice(start, start + len(batch.slots))
-            start = own.stop
-            different, index = steps[own][:1], np.zeros((), np.int64)
-            if (steps[own] != different).any():
-                different, index = np.unique(steps[own], return_inverse=True)
-            self.rows[own, C] = index + sum(map(len, made))
-            made.append(sets(batch, different.tolist()))
-        return np.concatenate(made)
+        sets: list[Floats64] = []
+        start = first = 0
+        for batch, end in zip(batches, self.ends, strict=True):
+            different, index = steps[start : start + 1], np.zeros((), np.int64)
+            if (steps[start:end] != different).any():
+                different, index = np.unique(steps[start:end], return_inverse=True)
+            self.table[start:end, C] = index + first
+            sets.append(coefficient_sets(batch, different.tolist()))
+            start, first = end, first + len(different)
+        return sets[0] if len(sets) == 1 else np.concatenate(sets)
 
 
-def _disjoint(params: TensorSnapshot) -> bool:
-    order = np.argsort(params.addresses, kind="stable")
-    starts = params.addresses[order]
-    ends = starts + np.array([param.nbytes for param in params.tensors], np.int64)[order]
-    return bool((ends[:-1] <= starts[1:]).all())
-
-
-def _nth(held: Sequence[Mapping[str, Tensor]], k: int, first: int) -> tuple[list[int] | slice, int, TensorSnapshot]:
-    """The number `k` of all of these, for the column `first + k`."""
-    where = [row for row, tensors in enumerate(held) if len(tensors) > k]
-    tensors = TensorSnapshot([list(held[row].values())[k] for row in where], threads=True, swappable=())
-    return slice(None) if len(where) == len(held) else where, first + k, tensors
+def _padded_addresses(tensors: Sequence[Mapping[str, Tensor]], width: int) -> list[list[int]]:
+    """Return the addresses of each slot's tensors as rows of equal length."""
+    rows = [[x.data_ptr() for x in by_name.values()] for by_name in tensors]
+    return [row + [0] * (width - len(row)) for row in rows]
 
 
 def kernel(batch: KernelBatch) -> tuple[Library, int]:
-    """The kernel that serves a batch, as its number in its library."""
-    found = find_kernel(KernelSpec.of(batch.update.rule, coefficients.as_numbers(batch.options)))
-    if isinstance(found, UnavailableError):
-        raise found
-    return found
+    """Return the library that has the kernel of a batch, and the kernel's number in it."""
+    library = find_kernel(batch.group.kernel_spec)
+    if isinstance(library, UnavailableError):
+        raise library
+    return library
 
 
-def sets(batch: KernelBatch, steps: Sequence[float] | Floats64) -> Floats64:
-    """A set of coefficients of a batch for each of these steps, in the kernel's order."""
+def coefficient_sets(batch: KernelBatch, steps: Sequence[float] | Floats64) -> Floats64:
+    """Return a set of coefficients for each step count, in the kernel's order. An array is computed at once."""
     grad_scale = None if batch.grad_scale is None else batch.grad_scale.item()
-    options, made = coefficients.as_numbers(batch.options), np.zeros((len(steps), MAX_COEFFICIENTS))
-    many = isinstance(steps, np.ndarray)  # all at once
-    for rows, t in [(made, steps)] if many else zip(made, steps, strict=True):
-        c = batch.update.general_coefficients(
-            t, options, NumpyFunctions if many else coefficients.ScalarFunctions, grad_scale
-        )
-        for column, value in enumerate(c.values()):
-            rows[..., column] = value
-    return made
+    sets = np.zeros((len(steps), MAX_COEFFICIENTS))
+    many = isinstance(steps, np.ndarray)
+    for row, step in [(sets, steps)] if many else zip(sets, steps, strict=True):
+        values = batch.group.kernel_coefficients(step, grad_scale)
+        for column, value in enumerate(values.values()):
+            row[..., column] = value
+    return sets

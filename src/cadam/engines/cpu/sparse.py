@@ -1,21 +1,21 @@
-"""Sparse gradients on the CPU, by the C kernels: from raw ids to the updated table."""
+"""The fused engine for sparse gradients on the CPU: C kernels from raw row ids to the updated table."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.loader import Library, package_library
-from ...rules import Options
-from ...rules.update import Update
+from ...native.loader import package_library
 from .. import quantization
 from ..base import PLAIN, Engine, KernelBatch, ParamSlot, Refusal, UnavailableError
-from ..sparse_reference import out_of_range
+from ..resolved_group import ResolvedGroup
+from ..sparse_reference import row_out_of_range
 from .dense import (
     DTYPES,
     MAX_BUFFERS,
@@ -23,20 +23,22 @@ from .dense import (
     STORAGES,
     WIDEST,
     Floats64,
-    is_of_rows,
+    coefficient_sets,
+    has_one_value_per_row,
     kernel,
     kernel_refusal,
-    sets,
     storage_refusal,
 )
 
 HALVES = (torch.bfloat16, torch.float16)
 MANY = 1 << 24
-"""Steps up to which rows are put in order by counting."""
+"""Step counts up to which the distinct ones are found by marking them in an array instead of sorting."""
+NO_MEMORY = -2
+"""What the C functions return if memory runs out. Other results are -1 for success, or the position of a bad id."""
 
 
 class NativeRows(Engine):
-    """Sparse gradients: from raw ids to the updated table, duplicates summed in order of appearance."""
+    """Sparse gradients on the CPU, by C kernels. Duplicate rows are summed in their order of appearance."""
 
     name = "native-rows"
     device = "cpu"
@@ -44,6 +46,7 @@ class NativeRows(Engine):
     fused = True
 
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
+        """Refuse wide rows with quantized or shared moments: a kernel keeps such a row in its cache."""
         width = slot.param.shape[1:].numel()
         if width > WIDEST and slot.storage != "row_steps=True":
             return Refusal.unsupported(
@@ -51,7 +54,8 @@ class NativeRows(Engine):
             )
         return storage_refusal(slot, rows=True)
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
+        """Refuse tables that are not contiguous, and gradients in other dtypes than kernels exist for."""
         assert grad is not None
         if grad.sparse_dim() == 0:
             return Refusal.unsupported("the gradient has no sparse dimension")
@@ -61,90 +65,136 @@ class NativeRows(Engine):
         if not slot.param.is_contiguous():
             return Refusal.unsupported("the table is not contiguous")
         steps = slot.row_steps
-        if steps is not None and not (steps.dtype == torch.int32 and is_of_rows(steps, slot.param)):
+        if steps is not None and not (steps.dtype == torch.int32 and has_one_value_per_row(steps, slot.param)):
             return Refusal.unsupported("the step counts of its rows are not one int32 for each row")
-        return kernel_refusal(update, slot, options)
-
-    def stale(self, batches: Sequence[KernelBatch]) -> bool:
-        return any(self.refusal(batch.update, slot, grad, batch.options) for batch in batches for slot, grad in batch)
+        return kernel_refusal(group, slot)
 
     def check(self, batches: Sequence[KernelBatch]) -> None:
+        """Raise IndexError if a gradient names a row that its table does not have."""
         for batch in batches:
             library, _ = kernel(batch)
-            for slot, grad in batch:
-                ids, n = grad._indices().contiguous(), grad._nnz()
-                for dimension, rows in enumerate(slot.param.shape[: grad.sparse_dim()]):
-                    start = ids.data_ptr() + dimension * n * ids.element_size()
-                    bad = library.c.cadam_check_ids(start, n, rows, library.parallel_for)
+            inputs = batch.memo["inputs"] = [TableGrad.of(slot, grad) for slot, grad in batch]
+            for slot, grad in zip(batch.slots, inputs, strict=True):
+                for dimension, rows in enumerate(grad.sparse_shape):
+                    start = grad.ids.data_ptr() + dimension * grad.count * grad.ids.element_size()
+                    bad = library.c.cadam_check_ids(start, grad.count, rows, library.parallel_for)
                     if bad >= 0:
-                        raise out_of_range(slot, int(ids[dimension, bad]), rows)
+                        raise row_out_of_range(slot, int(grad.ids[dimension, bad]), rows)
 
     def run(self, batches: Sequence[KernelBatch]) -> None:
+        """Update the tables of all batches."""
         for batch in batches:
-            for slot, grad in batch:
-                _step(*kernel(batch), batch, slot, grad)
+            _update_tables(batch, batch.memo.pop("inputs"))
 
 
-def _step(library: Library, number: int, batch: KernelBatch, slot: ParamSlot, grad: Tensor) -> None:
-    sparse_shape = slot.param.shape[: grad.sparse_dim()]
-    ids, values_, n = grad._indices(), grad._values(), grad._nnz()
-    if values_.is_complex():
-        values_ = torch.view_as_real(values_)
-    rows, width = sparse_shape.numel(), slot.param.shape[grad.sparse_dim() :].numel()
-    if len(sparse_shape) > 1:
-        ids = _flat(ids, sparse_shape)
-    ids, values_ = ids.contiguous(), values_.contiguous()
-    if not rows or not width:
-        slot.step.add_(1)
-        return
-    pointers = [buffer.data_ptr() for buffer in slot.state.values()]
-    pointers += [0] * (MAX_BUFFERS - len(pointers))
-    counts = 0 if slot.counts is None else slot.counts.data_ptr()
-    tensors = (slot.param.data_ptr(), *pointers, slot.step.data_ptr(), counts)
+@dataclass
+class TableGrad:
+    """A sparse gradient of a table as the kernels read it: contiguous ids and values."""
+
+    ids: Tensor
+    """Row ids, one line for each sparse dimension."""
+    values: Tensor
+    count: int
+    sparse_shape: torch.Size
+    width: int
+
+    @classmethod
+    def of(cls, slot: ParamSlot, grad: Tensor) -> TableGrad:
+        """Read the parts of a sparse gradient."""
+        ids, values, shape = grad._indices(), grad._values(), slot.param.shape
+        if values.is_complex():
+            values = torch.view_as_real(values)
+        dimensions = len(ids)
+        return cls(ids.contiguous(), values.contiguous(), ids.shape[1], shape[:dimensions], shape[dimensions:].numel())
+
+    def row_ids(self) -> Tensor:
+        """Return one row number for each value: for several sparse dimensions, that of the flattened table."""
+        rows = self.ids[0]
+        for size, ids in zip(self.sparse_shape[1:], self.ids[1:], strict=True):
+            rows = rows * size + ids
+        return rows
+
+
+def _update_tables(batch: KernelBatch, grads: Sequence[TableGrad]) -> None:
+    library, number = kernel(batch)
+    threads, parallel_for = torch.get_num_threads(), library.parallel_for
+    sets: dict[float, Floats64] = {}
+    for slot, grad in zip(batch.slots, grads, strict=True):
+        rows = grad.sparse_shape.numel()
+        if not rows or not grad.width:
+            slot.step.add_(1)
+            continue
+        ids = grad.row_ids()
+        if slot.row_steps is None:
+            step = slot.step.item() + 1
+            if step not in sets:
+                sets[step] = coefficient_sets(batch, [step])
+            c, own_steps = sets[step], (0, 0, 1)
+        else:
+            c, set_of_step = _sets_of_rows(batch, slot.row_steps, ids)
+            own_steps = (slot.row_steps.data_ptr(), set_of_step.ctypes.data, len(c))
+        table = np.array(
+            [
+                slot.param.data_ptr(),
+                *_padded([buffer.data_ptr() for buffer in slot.state.values()], MAX_BUFFERS),
+                slot.step.data_ptr(),
+                0 if slot.counts is None else slot.counts.data_ptr(),
+                rows,
+                grad.width,
+                number,
+                *_storage_columns(slot),
+                *own_steps,
+                DTYPES[grad.values.dtype],
+            ],
+            np.int64,
+        )
+        failed = library.c.cadam_sparse_step(
+            table.ctypes.data,
+            ids.data_ptr(),
+            grad.count,
+            grad.values.data_ptr(),
+            c.ctypes.data,
+            threads,
+            parallel_for,
+        )
+        if failed == NO_MEMORY:
+            raise MemoryError(f"{slot.name}: no memory for a step of {grad.count} rows; it was not changed")
+        if failed >= 0:
+            raise IndexError(f"{slot.name}: row id {int(ids[failed])} is out of range for {rows} rows")
+    torch.autograd.graph.increment_version([slot.param for slot in batch.slots])
+
+
+def _storage_columns(slot: ParamSlot) -> list[int]:
+    """Return the columns of a table from its dtype to the bits of the buffers that have one value per row."""
+    if not slot.storage:
+        return [DTYPES[slot.param.dtype], *[0] * MAX_CODED, slot.seed, STORAGES[slot.moments], 0]
     scales = [slot.scales[name].data_ptr() if name in slot.scales else 0 for name in slot.state][:MAX_CODED]
-    scales += [0] * (MAX_CODED - len(scales))
     by_row = sum(quantization.is_by_row(buffer, slot.param) << k for k, buffer in enumerate(slot.state.values()))
-    kind = (number, DTYPES[slot.param.dtype], *scales, slot.seed, STORAGES[slot.moments], by_row)
-    if slot.row_steps is None:
-        c, own = sets(batch, [slot.step.item() + 1]), (0, 0, 1)
-    else:
-        c, set_of = _of_rows(batch, slot.row_steps, ids)
-        own = (slot.row_steps.data_ptr(), set_of.ctypes.data, len(c))
-    table = np.array([*tensors, rows, width, *kind, *own, DTYPES[values_.dtype]], np.int64)
-    failed = library.c.cadam_sparse_step(
-        table.ctypes.data,
-        ids.data_ptr(),
-        n,
-        values_.data_ptr(),
-        c.ctypes.data,
-        torch.get_num_threads(),
-        library.parallel_for,
-    )
-    if failed == -2:
-        raise MemoryError(f"{slot.name}: no memory for a step of {n} rows; it was not changed")
-    if failed >= 0:
-        raise IndexError(f"{slot.name}: row id {int(ids.view(-1)[failed])} is out of range for {rows} rows")
-    torch.autograd.graph.increment_version(slot.param)
+    return [DTYPES[slot.param.dtype], *_padded(scales, MAX_CODED), slot.seed, STORAGES[slot.moments], by_row]
 
 
-def _of_rows(
+def _padded(numbers: list[int], length: int) -> list[int]:
+    return numbers + [0] * (length - len(numbers))
+
+
+def _sets_of_rows(
     batch: KernelBatch, row_steps: Tensor, ids: Tensor
 ) -> tuple[Floats64, np.ndarray[Any, np.dtype[np.int32]]]:
-    """The sets of coefficients of the steps that these rows take, and by step the number of its set."""
+    """Return a set of coefficients for each step count that these rows reach, and the number of the set by count."""
     steps = row_steps.view(-1).index_select(0, ids.view(-1)).numpy() + 1
     if steps.size and steps.max() <= MANY:
-        taken = np.zeros(steps.max() + 1, bool)
-        taken[steps] = True
-        steps = np.flatnonzero(taken)
+        reached = np.zeros(steps.max() + 1, bool)
+        reached[steps] = True
+        steps = np.flatnonzero(reached)
     else:
         steps = np.unique(steps)
-    set_of = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
-    set_of[steps] = np.arange(len(steps))
-    return sets(batch, steps.astype(np.float64)), set_of
+    set_of_step = np.zeros(int(steps[-1]) + 1 if steps.size else 1, np.int32)
+    set_of_step[steps] = np.arange(len(steps))
+    return coefficient_sets(batch, steps.astype(np.float64)), set_of_step
 
 
 def has_norm(values: Tensor) -> bool:
-    """Can `norm` serve row gradients like these?"""
+    """Whether `norm` supports row gradients like these."""
     if values.device.type != "cpu" or values.dtype not in DTYPES or type(values) not in PLAIN:
         return False
     try:
@@ -155,13 +205,21 @@ def has_norm(values: Tensor) -> bool:
 
 
 def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
-    """The Euclidean norm of row gradients, duplicates summed in float32 at the least; None if an id is no row.
+    """Return the Euclidean norm of row gradients, with duplicates summed in at least float32.
 
     The result is the same for any number of threads.
+
+    Args:
+        ids: The row of each gradient.
+        values: One gradient per line.
+        rows: The number of rows of the table.
+
+    Returns:
+        The norm, or None if an id is out of range.
     """
     library, squares = package_library(), ctypes.c_double()
     ids, values = ids.contiguous(), values.contiguous()
-    n, width = values.shape
+    count, width = values.shape
     if rows and width:
         table = np.array(
             [0] * (MAX_BUFFERS + 3) + [rows, width, 0, DTYPES[values.dtype]] + [0] * (MAX_CODED + 7), np.int64
@@ -169,23 +227,15 @@ def norm(ids: Tensor, values: Tensor, rows: int) -> Tensor | None:
         failed = library.c.cadam_sparse_squared_norm(
             table.ctypes.data,
             ids.data_ptr(),
-            n,
+            count,
             values.data_ptr(),
             ctypes.addressof(squares),
             torch.get_num_threads(),
             library.parallel_for,
         )
-        if failed == -2:
-            raise MemoryError(f"no memory for the norm of {n} rows")
+        if failed == NO_MEMORY:
+            raise MemoryError(f"no memory for the norm of {count} rows")
         if failed >= 0:
             return None
     dtype = torch.promote_types(values.dtype, torch.float32)
     return torch.tensor(squares.value, dtype=torch.float64, device="cpu").sqrt().to(dtype)
-
-
-def _flat(ids: Tensor, shape: torch.Size) -> Tensor:
-    """Row numbers from the ids of many sparse dimensions."""
-    flat = ids[0]
-    for size, more in zip(shape[1:], ids[1:], strict=True):
-        flat = flat * size + more
-    return flat

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...codegen.kernel_spec import KernelSpec
-from ...native.tensor_snapshot import CHANGED, TensorSnapshot, align_layouts, snapshot_grads
-from ...rules import Options, moment_storage
-from ...rules.update import Update
-from .. import coefficients
+from ...native.tensor_snapshot import TensorSnapshot, align_layouts, snapshot_grads
+from ...rules import moment_storage
 from ..base import PLAIN, KernelBatch, ParamSlot, Refusal, Words, capturing
+from ..resolved_group import ResolvedGroup
 from ..row_layout import stay_for_graphs
 from .launch import (
     TYPES,
@@ -53,8 +51,8 @@ class Cuda(CudaEngine):
     def storage_refusal(self, slot: ParamSlot) -> Refusal | None:
         return storage_refusal(slot, rows=False)
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
-        reason = kernel_refusal(slot, options)
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
+        reason = kernel_refusal(group, slot)
         if reason is not None or grad is None:
             return reason
         if grad.dtype not in TYPES:
@@ -62,10 +60,6 @@ class Cuda(CudaEngine):
         if type(grad) not in PLAIN:
             return Refusal.unsupported(f"serves plain gradients only, not {type(grad).__name__}")
         return None
-
-    def stale(self, jobs: Sequence[KernelBatch]) -> bool:
-        batches = [job.memo.get("cuda") for job in jobs]
-        return any(made is None or any(batch.stale() for batch in made) for made in batches)
 
     def run(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
@@ -114,8 +108,8 @@ class Batch:
 
     @classmethod
     def of(cls, job: KernelBatch, positions: list[int]) -> Batch:
-        slots = [job.slots[i] for i in positions]
-        spec = KernelSpec.of(job.update.rule, coefficients.as_numbers(job.options))
+        slots, grads = [job.slots[i] for i in positions], job.gradients()
+        spec = job.group.kernel_spec
         params = [slot.param for slot in slots]
         buffers = [[slot.state[name] for slot in slots] for name in spec.buffers]
         sizes = np.array([p.numel() for p in params], np.int64)
@@ -135,11 +129,11 @@ class Batch:
         device = params[0].device
         channel = Channel(device)
         state = [tensor for slot in slots for tensor in (*slot.state.values(), *slot.scales.values(), slot.step)]
-        numbers = StepNumbers(slots, job.options, spec, device)
+        numbers = StepNumbers(slots, job.group, spec, device)
         return cls(
             positions,
             slots,
-            job.grads[positions[0]].dtype,
+            grads[positions[0]].dtype,
             kernel(spec, "dense"),
             channel.send(table.ravel()),
             channel.send(np.pad(owners, (0, len(owners) % 2)).astype(np.int32).view(np.int64)).view(torch.int32),
@@ -147,24 +141,21 @@ class Batch:
             launches,
             params,
             TensorSnapshot([*params, *state], swappable=params),
-            snapshot_grads(params, [job.grads[i] for i in positions]),
+            snapshot_grads(params, [grads[i] for i in positions]),
             torch.initial_seed() & (2**63 - 1),
             bool(spec.storages),
             capturing(device),
         )
 
-    def stale(self) -> bool:
-        """Does anything not lie where it did, or are the gradients not what they were?"""
-        return bool(self.lasting.update() or self.grads.update() & CHANGED or (self.grads.kinds < 0).any())
-
     def step(self, job: KernelBatch) -> None:
+        self.grads.update()
         grads, copies = self._laid_out(job)
         numbers = self.numbers
         numbers.stream.follow([self.table, self.owners, numbers.steps])
         with Stream.on(numbers.channel.device):
             sent = numbers.advance(job, grads)
             found_inf = job.found_inf if numbers.stay else None
-            kind = (aligned(found_inf), stochastic(job.options))
+            kind = (aligned(found_inf), stochastic(job.group))
             for blocks, i, alone in self.launches:
                 launch = self.launch(alone, *kind)
                 launch(

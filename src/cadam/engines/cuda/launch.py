@@ -22,10 +22,7 @@ from torch import Tensor
 from ...codegen import triton_source as triton_source
 from ...codegen.kernel_spec import KernelSpec
 from ...codegen.trace import Trace, Value
-from ...rules import Options
-from ...rules.defaults import defaults
 from ...rules.moment_storage import MAX_EXACT_STEP
-from .. import coefficients as scalars
 from .. import quantization
 from ..base import (
     Engine,
@@ -33,14 +30,14 @@ from ..base import (
     ParamSlot,
     Refusal,
     RefusalKind,
-    ReplayedStep,
-    TrackedContainers,
     Words,
     Work,
     capturing,
     fills_memory,
     unreadable_memory,
 )
+from ..replay import ReplayedStep, TrackedContainers
+from ..resolved_group import ResolvedGroup, read_number
 
 WARPS = 4
 THREADS = 32  # of a program that computes coefficients
@@ -186,19 +183,19 @@ def missing_requirement(device: torch.device) -> str | None:
     return None if major >= 8 else f"needs compute capability 8.0 or later, and {device} has {major}.{minor}"
 
 
-def kernel_refusal(slot: ParamSlot, options: Options, rows: bool = False) -> Refusal | None:
+def kernel_refusal(group: ResolvedGroup, slot: ParamSlot, rows: bool = False) -> Refusal | None:
     """Return why the kernels for sparse (`rows`) or dense gradients cannot serve a parameter, or None if they can."""
     for option, unwanted in (("fused", False), ("foreach", True), ("differentiable", True)):
-        if options[option] is unwanted:
+        if group.options[option] is unwanted:
             return Refusal(RefusalKind.NOT_REQUESTED, f"{option}={unwanted} was asked for")
     missing = missing_requirement(slot.param.device)
     if missing:
         return Refusal(RefusalKind.UNAVAILABLE, missing)
-    reason = unreadable_memory(slot) or _unsupported_tensors(slot, options, rows)
+    reason = unreadable_memory(slot) or _unsupported_tensors(group, slot, rows)
     return None if reason is None else Refusal.unsupported(reason)
 
 
-def _unsupported_tensors(slot: ParamSlot, options: Options, rows: bool) -> str | None:
+def _unsupported_tensors(group: ResolvedGroup, slot: ParamSlot, rows: bool) -> str | None:
     param = slot.param
     by_row = {name for name, buffer in slot.state.items() if quantization.is_by_row(buffer, param)}
     dtypes = {buffer.dtype for name, buffer in slot.state.items() if name not in by_row}
@@ -217,7 +214,7 @@ def _unsupported_tensors(slot: ParamSlot, options: Options, rows: bool) -> str |
         alike = buffer.stride() == param.stride() or name in in_records
         if name not in by_row and (buffer.shape != param.shape or not alike):
             return f"{name} does not lie in memory as the parameter does"
-    where = param.device if scalars.stay_on_device(options) else torch.device("cpu")
+    where = param.device if group.keeps_scalars_on_device else torch.device("cpu")
     if slot.step.device != where or slot.step.dtype != torch.float32:
         return f"counts steps in float32 on {where}, and this count is {slot.step.dtype} on {slot.step.device}"
     return None
@@ -225,13 +222,13 @@ def _unsupported_tensors(slot: ParamSlot, options: Options, rows: bool) -> str |
 
 def overflowed(job: KernelBatch) -> bool:
     """Is this known to be a step that an overflow forbids? Counts on the host cannot wait for the device to tell."""
-    if job.found_inf is None or scalars.stay_on_device(job.options):
+    if job.found_inf is None or job.group.keeps_scalars_on_device:
         return False
     return bool(job.found_inf.item())
 
 
-def stochastic(options: Options) -> bool:
-    return bool(options.get("stochastic_rounding"))
+def stochastic(group: ResolvedGroup) -> bool:
+    return bool(group.options["stochastic_rounding"])
 
 
 # To the device -------------------------------------------------------------------------------------------------
@@ -307,11 +304,13 @@ def next_step(step: float) -> float:
 class StepNumbers:
     """The step counts of some parameters on one device, and the coefficients that come from them."""
 
-    def __init__(self, slots: Sequence[ParamSlot], options: Options, spec: KernelSpec, device: torch.device) -> None:
+    def __init__(
+        self, slots: Sequence[ParamSlot], group: ResolvedGroup, spec: KernelSpec, device: torch.device
+    ) -> None:
         self.names = spec.coefficients
         self.columns = -(-(1 + len(self.names)) // 16) * 16
         self.size = len(slots)
-        self.stay = scalars.stay_on_device(options)
+        self.stay = group.keeps_scalars_on_device
         self.channel = Channel(device)
         steps = [slot.step for slot in slots]
         if self.stay:
@@ -342,12 +341,11 @@ class StepNumbers:
         different, owner = steps[:1], None
         if len(steps) > 1 and not (steps == steps[0]).all():
             different, owner = np.unique(steps, return_inverse=True)
-        options = scalars.as_numbers(job.options)
-        scale = None if job.grad_scale is None else scalars.as_numbers({"scale": job.grad_scale})["scale"]
+        scale = read_number(job.grad_scale)
         rows = np.empty((len(different), self.columns))
         later: list[tuple[int, int, Tensor]] = []
         for k, t in enumerate(different.tolist()):
-            values = [t, *job.update.general_coefficients(t, options, scalars.ScalarFunctions, scale).values()]
+            values = [t, *job.group.kernel_coefficients(t, scale).values()]
             for j, value in enumerate(values):
                 if isinstance(value, Tensor):
                     later.append((k, j, value))
@@ -362,7 +360,7 @@ class StepNumbers:
 
     def _on_device(self, job: KernelBatch, more: Words, early: bool) -> Sent:
         """One kernel counts and computes, from numbers of the host and from tensors that are on the device."""
-        trace, name, device = Trace(), job.update.rule.name, self.channel.device
+        trace, name, device = Trace(), job.group.update.rule.name, self.channel.device
         tensors: list[Tensor] = []
 
         def known(value: Any) -> Any:
@@ -371,13 +369,13 @@ class StepNumbers:
             if isinstance(value, (tuple, list)):
                 return tuple(map(known, value))
             if not isinstance(value, Tensor) or device.type != value.device.type == "cpu":
-                return scalars.read(value)
+                return read_number(value)
             tensors.append(value.to(device))
             return trace.input()
 
-        options = {option: known(job.options[option]) for option in defaults(job.update.rule)}
+        options = {option: known(value) for option, value in job.group.options.items()}
         step, scale = Value(trace, "t", scalar=True), known(job.grad_scale)
-        c = job.update.general_coefficients(step, options, trace, scale)
+        c = job.group.update.general_coefficients(step, options, trace, scale)
         source, numbers = triton_source.coefficients(name, trace, c.values())
         words = self.channel.send(more, capturable=True) if len(more) else None
         memory = torch.empty(self.size * self.columns + len(more), dtype=torch.int64, device=device)

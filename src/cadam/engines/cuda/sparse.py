@@ -22,12 +22,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...codegen.kernel_spec import KernelSpec
-from ...rules import Options
-from ...rules.update import Update
-from .. import coefficients as scalars
+from ...rules.update import ScalarFunctions
 from .. import row_layout
 from ..base import KernelBatch, ParamSlot, Refusal, capturing
 from ..quantization import shares_moments
+from ..resolved_group import ResolvedGroup
 from .launch import (
     TYPES,
     CudaEngine,
@@ -91,7 +90,7 @@ class CudaRows(CudaEngine):
             )
         return storage_refusal(slot, rows=True)
 
-    def input_refusal(self, update: Update, slot: ParamSlot, grad: Tensor | None, options: Options) -> Refusal | None:
+    def input_refusal(self, group: ResolvedGroup, slot: ParamSlot, grad: Tensor | None) -> Refusal | None:
         assert grad is not None
         if grad.sparse_dim() != 1:
             return Refusal.unsupported(
@@ -103,22 +102,16 @@ class CudaRows(CudaEngine):
             return Refusal.unsupported("the parameter is not contiguous")
         if grad._nnz() > LONGEST:
             return Refusal.unsupported(f"serves up to {LONGEST} ids at a time")
-        if slot.row_steps is not None and StepTable.settled(update, options) is None:
+        if slot.row_steps is not None and StepTable.settled(group) is None:
             return Refusal.unsupported(
                 f"has row_steps=True for coefficients that do not change after {StepTable.LONGEST:,} steps"
             )
-        return kernel_refusal(slot, options, rows=True)
-
-    def stale(self, jobs: Sequence[KernelBatch]) -> bool:
-        return any(
-            _layout(slot, grad) != job.memo.get(f"layout {i}") for job in jobs for i, (slot, grad) in enumerate(job)
-        )
+        return kernel_refusal(group, slot, rows=True)
 
     def check(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
-            for i, (slot, grad) in enumerate(job):
+            for slot in job.slots:
                 check_ids(slot.param, slot.name)
-                job.memo[f"layout {i}"] = _layout(slot, grad)
 
     def run(self, jobs: Sequence[KernelBatch]) -> None:
         for job in jobs:
@@ -153,7 +146,6 @@ class RowBatch:
 
     @classmethod
     def split(cls, job: KernelBatch, dtypes: Sequence[tuple[torch.dtype, ...]]) -> list[RowBatch]:
-        options = scalars.as_numbers(job.options)
         by_device: dict[torch.device, list[int]] = {}
         for i, slot in enumerate(job.slots):
             by_device.setdefault(slot.param.device, []).append(i)
@@ -161,8 +153,8 @@ class RowBatch:
         for device, positions in by_device.items():
             with Stream.on(device):
                 slots = [job.slots[i] for i in positions]
-                specs = [_kernel_spec(job, slot, options) for slot in slots]
-                numbers = StepNumbers(slots, job.options, specs[0], device)
+                specs = [_kernel_spec(job.group, slot) for slot in slots]
+                numbers = StepNumbers(slots, job.group, specs[0], device)
                 by_step = StepTable(device) if specs[0].row_steps else None
             batches.append(cls(positions, slots, specs, numbers, by_step, [dtypes[i] for i in positions]))
         return batches
@@ -183,12 +175,12 @@ class RowBatch:
         return more + [slot.counts for slot in self.slots if slot.counts is not None]
 
 
-def _kernel_spec(job: KernelBatch, slot: ParamSlot, options: Options) -> KernelSpec:
+def _kernel_spec(group: ResolvedGroup, slot: ParamSlot) -> KernelSpec:
     """That of a table: it may share second moments by row or, where a row is one element, not."""
-    spec = KernelSpec.of(job.update.rule, options, rows=True)
+    spec = group.sparse_kernel_spec
     if shares_moments(slot) or "row" not in spec.storages:
         return spec
-    return KernelSpec.of(job.update.rule, {**options, "second_moment": "element"}, rows=True)
+    return KernelSpec.of(group.update.rule, {**group.numbers, "second_moment": "element"}, rows=True)
 
 
 class StepTable:
@@ -204,26 +196,26 @@ class StepTable:
         self.known: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
-    def settled(cls, update: Update, options: Options) -> int | None:
+    def settled(cls, group: ResolvedGroup) -> int | None:
         """From which step on the coefficients stay the same in float32; None if that is too far off."""
-        later = cls._numbers(update, options, 2.0**50)
+        later = cls._numbers(group, 2.0**50)
         for power in range(8, cls.LONGEST.bit_length()):
-            if cls._numbers(update, options, 2.0**power) == later:
+            if cls._numbers(group, 2.0**power) == later:
                 return 1 << power
         return None
 
     @staticmethod
-    def _numbers(update: Update, options: Options, t: float) -> tuple[float, ...]:
-        values = update.rule.coefficients(t, scalars.as_numbers(options), scalars.ScalarFunctions).values()
+    def _numbers(group: ResolvedGroup, t: float) -> tuple[float, ...]:
+        values = group.update.rule.coefficients(t, group.numbers, ScalarFunctions).values()
         return tuple(np.float32(value).item() for value in values)
 
-    def of(self, update: Update, options: Options) -> Tensor:
+    def of(self, group: ResolvedGroup) -> Tensor:
         """The table for these options."""
-        known = tuple(self._numbers(update, options, t) for t in (1.0, 2.0, 1000.0))
+        known = tuple(self._numbers(group, t) for t in (1.0, 2.0, 1000.0))
         if known != self.known:
-            last = self.settled(update, options) or self.LONGEST
+            last = self.settled(group) or self.LONGEST
             steps = torch.arange(last + 1, dtype=torch.float64, device=self.device)
-            values = update.rule.coefficients(steps, scalars.as_numbers(options), scalars.ScalarFunctions).values()
+            values = group.update.rule.coefficients(steps, group.numbers, ScalarFunctions).values()
             columns = [v if isinstance(v, Tensor) else torch.full_like(steps, v) for v in values]
             self.rows = torch.stack(columns, 1).float()
             self.rows[0, 0] = last
@@ -231,18 +223,11 @@ class StepTable:
         return self.rows
 
 
-def _layout(slot: ParamSlot, grad: Tensor) -> Any:
-    """What the kernels take for granted. The ids are looked at by the kernels, the addresses in every step."""
-    tensors = (slot.param, *slot.state.values(), *slot.scales.values())
-    same = [(x.nbytes, x.stride(), x.dtype, x.is_neg()) for x in tensors]
-    return same, slot.param.shape, grad.shape, grad.dtype, grad.sparse_dim()
-
-
 def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
     numbers, device = batch.numbers, batch.device
     keep(numbers, device)
     numbers.stream.follow([numbers.steps])
-    by_step = None if batch.by_step is None else batch.by_step.of(job.update, job.options)
+    by_step = None if batch.by_step is None else batch.by_step.of(job.group)
     keep(by_step, device)
     grads = [grads[i].contiguous() for i in batch.positions]
     known: dict[Any, Sorted] = {}
@@ -261,8 +246,8 @@ def _step(job: KernelBatch, batch: RowBatch, grads: Sequence[RowGrad]) -> None:
             sent.of(k),
             counts=slot.counts,
             found_inf=job.found_inf if numbers.stay else None,
-            seed=slot.seed if slot.storage else torch.initial_seed() + i if stochastic(job.options) else None,
-            randomly=stochastic(job.options),
+            seed=slot.seed if slot.storage else torch.initial_seed() + i if stochastic(job.group) else None,
+            randomly=stochastic(job.group),
             early=early and k == 0,
         )
     torch.autograd.graph.increment_version([param for param in batch.params if not param.is_inference()])

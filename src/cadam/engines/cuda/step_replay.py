@@ -29,18 +29,9 @@ from ...native.loader import package_library
 from ...native.structs import REPLAY_LAUNCH, REPLAY_PART, REPLAY_STEP, Records
 from ...native.tensor_snapshot import TensorSnapshot, can_snapshot_in_c
 from ...native.torch_symbols import torch_symbols
-from ...optim.options import switch
-from .. import coefficients as scalars
-from ..base import (
-    KernelBatch,
-    Refusal,
-    RefusalKind,
-    TrackedContainers,
-    UnavailableError,
-    Words,
-    Work,
-    capturing,
-)
+from ...rules.update import ScalarFunctions
+from ..base import KernelBatch, Refusal, RefusalKind, UnavailableError, Words, Work, capturing
+from ..replay import TrackedContainers, is_replay_enabled
 from .dense import Batch, Cuda
 from .launch import Launch, mark_in_use, next_step, stochastic
 from .sparse import (
@@ -86,7 +77,7 @@ def record(work: Work, containers: TrackedContainers) -> CudaStep | Refusal:
 def disabled_reason(groups: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why the user does not want steps to be replayed, or None."""
     try:
-        if not switch("CADAM_REPLAY"):
+        if not is_replay_enabled():
             return f"CADAM_REPLAY={os.environ['CADAM_REPLAY']} is set"
     except ValueError as error:  # an invalid value that was set after the optimizer was constructed
         return str(error)
@@ -241,7 +232,7 @@ class CudaStep:
             if isinstance(batch, RowBatch):
                 self.tables += [ReplayedTable(batch, i, start) for i in range(len(batch.params))]
             else:
-                kind = (None, stochastic(part.options))
+                kind = (None, bool(part.options["stochastic_rounding"]))
                 for blocks, i, alone in batch.launches:
                     kernel = BoundKernel.of(batch.launch(alone, *kind), kind)
                     launches.append(self._dense_launch(kernel, batch, blocks, i, start, start + 8 * len(part.row)))
@@ -277,7 +268,7 @@ class _Part:
     """
 
     def __init__(self, job: KernelBatch, batch: Batch | RowBatch) -> None:
-        self.options, self.update, self.batch, self.params = job.options, job.update, batch, batch.params
+        self.options, self.update, self.batch, self.params = job.group.source, job.group.update, batch, batch.params
         self.is_sparse = isinstance(batch, RowBatch)
         self.row = np.zeros(batch.numbers.columns)
         self.lr: Any = None
@@ -317,7 +308,7 @@ class _Part:
             self.row[0] = np.nan  # NaN never equals a step count, so the compiled function does not take the step
             return False
         t = next_step(float(steps[0]))
-        values = self.update.general_coefficients(t, options, scalars.ScalarFunctions)
+        values = self.update.general_coefficients(t, options, ScalarFunctions)
         self.row[: 1 + len(values)] = [t, *values.values()]
         self.lr = options["lr"]
         return True
@@ -365,7 +356,7 @@ def _replayable_batches(work: Work) -> list[tuple[KernelBatch, Batch | RowBatch]
         if job.grad_scale is not None or job.found_inf is not None or batch.numbers.stay:
             raise UnavailableError("step counts or gradient scales are on the device")
         if isinstance(batch, RowBatch):
-            if stochastic(job.options):
+            if stochastic(job.group):
                 raise UnavailableError("embedding rows are rounded stochastically")
             if batch.by_step is not None:
                 raise UnavailableError("embedding rows count their own steps")

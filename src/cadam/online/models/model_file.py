@@ -17,7 +17,7 @@ from torch import nn
 
 import cadam
 
-from ...optim.options import unknown
+from ...optim.options import describe_unknown
 from ..data.schema import Schema
 from ..data.validation import check_arguments
 
@@ -81,7 +81,7 @@ class OptimizerSpec:
             if option == "lr":
                 raise UsageError(f"{text}: the learning rate is given by --lr")
             if option not in usual:
-                raise UsageError(f"{text}: {unknown(option, usual)}")
+                raise UsageError(f"{text}: {describe_unknown(option, usual)}")
             if option in options:
                 raise UsageError(f"{text}: {option} is there twice")
             options[option] = _like(usual[option], _value(value))
