@@ -550,8 +550,8 @@ def test_update_on_plain_tensors_equals_the_optimizer() -> None:
         ({"lr": -1.0}, ValueError, "Invalid learning rate"),
         ({"lrr": 1.0}, TypeError, "did you mean 'lr'"),
         ({"ids": [0, 1]}, TypeError, "ids must be a tensor, got list"),
-        ({"optimizer": "CAdam"}, TypeError, "must be a class of the catalogue, such as cadam.CAdam, got 'CAdam'"),
-        ({"optimizer": torch.optim.Adam}, TypeError, "must be a class of the catalogue"),
+        ({"optimizer": "CAdam"}, TypeError, "must be an optimizer class .* got 'CAdam'"),
+        ({"optimizer": torch.optim.Adam}, TypeError, "must be an optimizer class"),
     ],
 )
 def test_update_refuses_bad_input(change: dict[str, object], error: type[Exception], message: str) -> None:
