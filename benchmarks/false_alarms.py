@@ -1,8 +1,9 @@
-"""Estimate the false alarm rate of the confidence sequence on streams of many kinds.
+"""Estimate how often a confidence sequence excludes 0 although the true difference is 0.
 
-Every stream of block differences has mean 0. A false alarm is a block at which the interval excludes 0; with
-independent normal differences that happens in at most 5 of 100 streams, whatever the number of checks. The last lines
-are widths, in standard errors of the mean of independent blocks.
+The sequence is checked after every block, and every simulated stream of block differences has mean 0. With independent
+normal differences, at most 5 of 100 streams ever exclude 0, however often they are checked. The last line has the
+widths of the intervals of independent normal differences, in standard errors of their mean. The slow tests in
+`tests/statistics` check the error rates.
 
     python benchmarks/false_alarms.py [--streams 4000]
 """
@@ -15,28 +16,31 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cadam.statistics.confidence_sequence import confidence_sequence, first_alarm
+from cadam.statistics.confidence_sequence import confidence_sequence, first_exclusion
 from cadam.statistics.intervals import Array
 
 LENGTH = 1000
-LOOKS = (50, 300, 1000)
+"""The number of blocks of a stream."""
+LIMITS = (50, 300, 1000)
+"""Numbers of blocks within which an exclusion of 0 is counted."""
 WIDTHS = (50, 200, 1000)
-SHARE = 500
-"""Streams computed at once."""
+"""Numbers of blocks after which the width is measured."""
+CHUNK = 500
+"""The number of streams that are simulated at once."""
 
 
-def autoregression(random: np.random.Generator, shape: tuple[int, int], related: float) -> Array:
-    """Each block goes with the one before; variance 1 from the first."""
-    made = random.standard_normal(shape)
-    made[:, 1:] *= math.sqrt(1 - related**2)
+def autoregression(random: np.random.Generator, shape: tuple[int, int], correlation: float) -> Array:
+    """Return an autoregression of order one with variance 1."""
+    values = random.standard_normal(shape)
+    values[:, 1:] *= math.sqrt(1 - correlation**2)
     for t in range(1, shape[1]):
-        made[:, t] += related * made[:, t - 1]
-    return made
+        values[:, t] += correlation * values[:, t - 1]
+    return values
 
 
-def mixture(random: np.random.Generator, shape: tuple[int, int], related: float) -> Array:
-    """Independent noise and, with the same variance, a part that goes with the block before."""
-    return random.standard_normal(shape) + autoregression(random, shape, related)
+def mixture(random: np.random.Generator, shape: tuple[int, int], correlation: float) -> Array:
+    """Return independent noise plus an autoregression of the same variance."""
+    return random.standard_normal(shape) + autoregression(random, shape, correlation)
 
 
 STREAMS: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
@@ -45,7 +49,7 @@ STREAMS: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Array]] =
     "independent, exponential": lambda random, shape: random.exponential(size=shape) - 1,
     "independent, log-normal": lambda random, shape: random.lognormal(size=shape) - math.exp(0.5),
     "one block in fifty is 0.98, others -0.02": lambda random, shape: (random.random(shape) < 0.02) - 0.02,
-    "alike for 30 blocks, then normal": lambda random, shape: np.where(
+    "equal for 30 blocks, then normal": lambda random, shape: np.where(
         np.arange(shape[1]) < 30, 1e-9, random.standard_normal(shape)
     ),
     "variance that grows 3,000 times": lambda random, shape: (
@@ -60,27 +64,39 @@ STREAMS: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Array]] =
 }
 
 
+def error_rates(name: str, streams: int) -> tuple[dict[int, float], Array]:
+    """Simulate one kind of stream.
+
+    Returns:
+        The share of streams that exclude 0 within each number of blocks, and the half width of each stream after each
+        number of blocks, in standard errors of the mean of independent blocks.
+    """
+    random = np.random.default_rng(0)
+    exclusions: list[Array] = []
+    widths: list[Array] = []
+    for first in range(0, streams, CHUNK):
+        low, high = confidence_sequence(STREAMS[name](random, (min(CHUNK, streams - first), LENGTH)))
+        exclusions.append(first_exclusion(low, high))
+        widths.append((high - low)[:, np.array(WIDTHS) - 1] / 2 * np.sqrt(WIDTHS))
+    blocks = np.concatenate(exclusions)
+    rates = {limit: float(np.mean((blocks > 0) & (blocks <= limit))) for limit in LIMITS}
+    return rates, np.concatenate(widths)
+
+
 def main() -> None:
+    """Print the error rates of all kinds of streams as a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=4000)
     streams = parser.parse_args().streams
-    print(f"| no true difference; {streams:,} streams | " + " | ".join(f"{t:,} blocks" for t in LOOKS) + " |")
-    print("| --- |" + " --- |" * len(LOOKS))
-    widths: list[Array] = []
-    for name, made in STREAMS.items():
-        random = np.random.default_rng(0)
-        alarms: list[Array] = []
-        for first in range(0, streams, SHARE):
-            low, high = confidence_sequence(made(random, (min(SHARE, streams - first), LENGTH)))
-            alarms.append(first_alarm(low, high))
-            if name == "independent, normal":
-                widths.append((high - low)[:, np.array(WIDTHS) - 1] / 2 * np.sqrt(WIDTHS))
-        found = np.concatenate(alarms)
-        rates = [np.mean((found > 0) & (found <= t)) for t in LOOKS]
-        print(f"| {name} | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |", flush=True)
-    print("\nhalf the width, independent and normal, in standard errors of the mean; median (nine in ten are below):")
-    half = np.quantile(np.concatenate(widths), [0.5, 0.9], axis=0).T
-    print(", ".join(f"{m:.2f} ({most:.2f}) after {t:,} blocks" for t, (m, most) in zip(WIDTHS, half, strict=True)))
+    print(f"| no true difference; {streams:,} streams | " + " | ".join(f"{t:,} blocks" for t in LIMITS) + " |")
+    print("| --- |" + " --- |" * len(LIMITS))
+    widths: dict[str, Array] = {}
+    for name in STREAMS:
+        rates, widths[name] = error_rates(name, streams)
+        print(f"| {name} | " + " | ".join(f"{rate:.1%}" for rate in rates.values()) + " |", flush=True)
+    print("\nhalf width, independent and normal, in standard errors of the mean; median (90% quantile):")
+    quantiles = np.quantile(widths["independent, normal"], [0.5, 0.9], axis=0).T
+    print(", ".join(f"{m:.2f} ({q:.2f}) after {t:,} blocks" for t, (m, q) in zip(WIDTHS, quantiles, strict=True)))
 
 
 if __name__ == "__main__":

@@ -14,19 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from cadam.ab.report.page import Heading
+from cadam.ab.report.scoreboard import Scoreboard
 from cadam.ab.results import Result, Results
+from cadam.ab.runner import DamagedResultError
+from cadam.ab.text import format_duration
+from cadam.cli.arguments import positive_int
 from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, USAGE
 from cadam.statistics.learning_rates import NoLearningRateError
 
 from . import catalog
 from .harness import command, console, report, runner
-from .harness.archive import NEEDS, Archive, DamagedResultsError
-from .harness.cache import Cache, DamagedResultError
+from .harness.archive import NEEDS, Archive, DamagedArchiveError
+from .harness.cache import Cache
 from .harness.experiment import Data, Experiment, Plan, Scale
-from .harness.scoreboard import Scoreboard
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
-HEADING = report.Heading(
+HEADING = Heading(
     "CAdam: the paper's claims, measured",
     (
         "CAdam updates an element only if its momentum and its current gradient agree in sign. This page shows all "
@@ -71,10 +75,10 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="names as `cadam list` shows them, or all")
     _scale_arguments(parser, default="--quick")
     parser.add_argument("--data", type=Path, metavar="PATH", help="your own data, such as Criteo's train.txt")
-    parser.add_argument("--rows", type=command.positive, metavar="N", help="number of rows to use (default: all)")
+    parser.add_argument("--rows", type=positive_int, metavar="N", help="number of rows to use (default: all)")
     parser.add_argument("--force", action="store_true", help="compute results again that exist already")
     parser.add_argument(
-        "--jobs", type=command.positive, metavar="N", help="number of worker processes (default: chosen automatically)"
+        "--jobs", type=positive_int, metavar="N", help="number of worker processes (default: chosen automatically)"
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print verdicts and tables as JSON, and nothing else")
@@ -86,7 +90,7 @@ def _scale_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     quick, full = f"small models and few seeds (default: {default})", "the paper's models and all seeds"
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help=quick)
     scale.add_argument("--full", dest="scale", action="store_const", const="full", help=full)
-    parser.add_argument("--seeds", type=command.positive, metavar="N", help="number of seeds")
+    parser.add_argument("--seeds", type=positive_int, metavar="N", help="number of seeds")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +131,7 @@ def list_experiments(options: argparse.Namespace) -> int:
                 "shows": experiment.shows,
                 "data": {scale: _describe_data(experiment.needed(scale)) for scale in SCALES},
                 "cuda": list(experiment.cuda),
-                "state": console.state(experiment, request, _count_published(request, cache)),
+                "state": console.describe_state(experiment, request, _count_published(request, cache)),
                 "seconds": dict(experiment.seconds),
             }
         )
@@ -142,7 +146,7 @@ def list_experiments(options: argparse.Namespace) -> int:
         for scale in SCALES:
             needs = f"needs {data}" if (data := row["data"][scale]) else "needs no data"
             device = " on a CUDA device" if scale in row["cuda"] else ""
-            lines.append(f"{'':{width}}  --{scale}: about {report.duration(row['seconds'][scale])}{device}, {needs}")
+            lines.append(f"{'':{width}}  --{scale}: about {format_duration(row['seconds'][scale])}{device}, {needs}")
         lines.append("")
     command.print_lines([*lines, "`cadam reproduce NAME` computes an experiment, `cadam report` shows the results."])
     return DONE
@@ -159,7 +163,7 @@ def _last_plan(cache: Cache, experiment: Experiment, scale: Scale | None = None)
     """
     try:
         return cache.last_plan(experiment, scale)
-    except (DamagedResultError, DamagedResultsError) as error:
+    except (DamagedResultError, DamagedArchiveError) as error:
         print(f"damaged: {error}", file=sys.stderr)
         return experiment.plan(scale or "quick")
 
@@ -181,7 +185,7 @@ def _load_results(cache: Cache, experiment: Experiment, plan: Plan) -> runner.Re
     try:
         if experiment.unread is not None and (advice := experiment.unread(plan)):
             return runner.Request(experiment, plan, unknown=advice)
-        return runner.read(cache, experiment, plan, console.say_damaged)
+        return runner.read(cache, experiment, plan, console.report_damaged)
     except (OSError, ValueError, RuntimeError, ImportError) as error:  # for example, the user's data file is gone
         return runner.Request(experiment, plan, unknown=str(error))
 
@@ -231,12 +235,12 @@ def reproduce(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted: the data read so far is kept; the same command continues from there", file=sys.stderr)
             return INTERRUPTED
-    display = console.live if console.on_terminal() else console.plain
+    display = console.live if console.supports_live_display() else console.plain
     if options.quiet or options.json:
         display = console.silent
     try:
-        with display(requests) as tell:
-            code = command.run(requests, _cache(options), options.jobs, options.force, tell)
+        with display(requests) as notify:
+            code = command.run(requests, _cache(options), options.jobs, options.force, notify)
     except PermissionError as error:
         print(f"cadam reproduce: the cache cannot be written to: {error}", file=sys.stderr)
         return FAILED

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cadam.ab import runs
+from cadam.ab import run_arm
 from cadam.ab.results import Outcome, RunSpec
 from cadam.ab.study import Study
 from cadam.online.data.events import Array, Batch, Events
@@ -331,7 +331,7 @@ def compute(spec: RunSpec) -> Outcome:
     source = Replay(stream.events, spec.settings["batch_size"])
     events = min(spec.settings["events"] or len(stream.events), len(stream.events))
     build = partial(StreamDeepFM, stream.fields, stream.numbers)
-    return runs.compute(spec, runs.Subject(source, events, stream.fields, build))
+    return run_arm.run_arm(spec, run_arm.Task(source, events, stream.fields, build))
 
 
 RATE_NOTES = (
@@ -347,12 +347,12 @@ def _real(
     name: str, title: str, question: str, data: Data, feature: str, batch_size: int, quick: int, full: float
 ) -> tuple[Experiment, Experiment]:
     """The A/B on a stream, and its arms over learning rates; `full` is the seconds that the A/B takes on two cores."""
-    planted: dict[str, Mapping[str, Any]] = {
+    simulated: dict[str, Mapping[str, Any]] = {
         f"with a change of {feature}": {"change": {"feature": feature, "blocks": [17, 34]}},
         "with a fifth of the labels wrong": {"noise": 0.2},
     }
     arms, paper = ("Adam", "CAdam"), "+0.0026, other data"
-    study = Study(f"ab-{name}", name, arms, batch_size, planted=planted, reference=paper)
+    study = Study(f"ab-{name}", name, arms, batch_size, simulated=simulated, reference=paper)
     shared: dict[str, Any] = {
         "seeds": {"quick": 3, "full": 6},
         "claim": CLAIM,

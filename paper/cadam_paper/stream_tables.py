@@ -140,8 +140,8 @@ def interval_table() -> list[str]:
     ):
         for label, experiment in _complete_experiments(kind):
             rows = [find_row(experiment, prefix)]
-            for over in ("over users", "confidence sequence"):
-                rows += find_rows(experiment, f"{condition}: the same, {over}")[:1]
+            for over in ("difference over users", "confidence sequence"):
+                rows += find_rows(experiment, f"{condition}: {over}")[:1]
             verdict = f"{rows[0].verdict_kind}{', conflicting' if rows[0].conflicting else ''}"
             by_label.setdefault(label, []).append(table_row(label, words, *map(_format_difference, rows), verdict))
     return [*table, *(row for label in STREAMS.values() for row in by_label.get(label, []))]

@@ -16,7 +16,7 @@ from walks import WALK, make_spec
 
 from cadam.ab.results import Outcome, Provenance, Result, RunSpec
 from cadam_paper.harness import runner
-from cadam_paper.harness.archive import Archive, DamagedResultsError
+from cadam_paper.harness.archive import Archive, DamagedArchiveError
 from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Plan
 
@@ -122,7 +122,7 @@ def test_a_write_that_fails_leaves_the_old_file(archive: Archive, monkeypatch: p
 
 def test_a_damaged_file_is_named(archive: Archive) -> None:
     (archive.root / "walk.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DamagedResultsError, match=r"walk\.parquet"):
+    with pytest.raises(DamagedArchiveError, match=r"walk\.parquet"):
         Archive(archive.root).find(WALK, CELL)
 
 
@@ -145,11 +145,11 @@ def test_archived_results_are_not_computed_again(
     log = tmp_path / "log"
     monkeypatch.setenv("LAB_TEST_LOG", str(log))
     cache = Cache(tmp_path / "cache", archive)
-    runner.run([request], cache, jobs=1, tell=lambda event: None)
+    runner.run([request], cache, jobs=1, notify=lambda event: None)
     assert request.complete
     assert not log.exists()
     assert runner.read(cache, WALK, Plan("quick", 2)).results[0].outcome.metrics["loss"] == 0.1 + 0.2
-    runner.run([request], cache, jobs=1, force=True, tell=lambda event: None)
+    runner.run([request], cache, jobs=1, force=True, notify=lambda event: None)
     assert len(log.read_text().splitlines()) == len(specs)
 
 
@@ -173,5 +173,5 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_a_file_without_a_column_is_named(archive: Archive, column: str) -> None:
     path = archive.root / "walk.parquet"
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
-    with pytest.raises(DamagedResultsError, match=column):
+    with pytest.raises(DamagedArchiveError, match=column):
         Archive(archive.root).find(WALK, CELL)

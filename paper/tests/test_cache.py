@@ -16,8 +16,9 @@ from walks import WALK, make_spec
 
 import cadam
 from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
+from cadam.ab.runner import DamagedResultError
 from cadam_paper.harness import runner
-from cadam_paper.harness.cache import Cache, DamagedResultError, identity
+from cadam_paper.harness.cache import Cache, identity
 from cadam_paper.harness.experiment import Plan
 from cadam_paper.harness.runner import Request
 
@@ -221,7 +222,7 @@ def test_only_a_raised_version_computes_again(
         (tmp_path / f"{module}.py").write_text(text)
         experiment = runpy.run_path(str(tmp_path / f"{module}.py"))["EXPERIMENT"]
         request = Request(experiment, Plan("quick", 2))
-        runner.run([request], Cache(tmp_path / "specs"), jobs=1, tell=lambda event: None)
+        runner.run([request], Cache(tmp_path / "specs"), jobs=1, notify=lambda event: None)
         assert request.complete
         counts.append(len((tmp_path / "log").read_text().splitlines()))
     assert counts == [4, 8 if again else 4]

@@ -47,9 +47,9 @@ def cadam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_reproduce_prints_paper_and_measurement(cadam: Cadam) -> None:
     code, out, err = cadam("reproduce", "walk")
     assert (code, err) == (0, "")
-    assert "walk: 6 of 6 specs" in out
+    assert "walk: 6 of 6 runs" in out
     assert "paper:    Nothing." in out
-    assert "measured: CAdam's mean loss is" in out
+    assert "verdict:  CAdam's mean loss is" in out
     assert Path("results/cache/walk").is_dir()
 
 
@@ -61,8 +61,8 @@ def test_json_has_the_table(cadam: Cadam) -> None:
     code, out, _ = cadam("reproduce", "all", "--json", "--seeds", "2")
     walk, tuned = json.loads(out)
     assert code == 0
-    assert (walk["experiment"], walk["seeds"], walk["specs"], walk["complete"]) == ("walk", 2, 4, True)
-    assert tuned["specs"] == 16
+    assert (walk["experiment"], walk["seeds"], walk["runs"], walk["complete"]) == ("walk", 2, 4, True)
+    assert tuned["runs"] == 16
     assert walk["rows"][0]["values"]["CAdam"] == pytest.approx(walk["rows"][0]["values"]["Adam"], abs=1)
     assert walk["rows"][0]["verdict_kind"] in KINDS
     assert (walk["rows"][0]["conflicting"], walk["verdicts"]) == (False, {})
@@ -76,7 +76,7 @@ def test_a_failing_run_is_exit_code_1(cadam: Cadam, monkeypatch: pytest.MonkeyPa
     code, out, err = cadam("reproduce", "walk")
     assert code == 1
     assert "told to fail" in err
-    assert "not complete: 1 specs are missing, 1 of them failed" in " ".join(out.split())
+    assert "incomplete: 1 runs are missing, 1 of them failed" in " ".join(out.split())
     code, _, err = cadam("report")
     assert code == 1
     assert err.startswith("walk: 1 ")
@@ -91,15 +91,15 @@ def test_after_an_interrupt_the_counts_add_up(cadam: Cadam, monkeypatch: pytest.
     monkeypatch.setattr(_interrupted, "left", 4, raising=False)
     code, out, err = cadam("reproduce", "walk")
     assert code == 130
-    assert "goes on from there" in err
-    found = re.search(r"walk: (\d+) of (\d+) specs", out), re.search(r"(\d+) specs are missing", out)
+    assert "continues from there" in err
+    found = re.search(r"walk: (\d+) of (\d+) runs", out), re.search(r"(\d+) runs are missing", out)
     assert found[0]
     assert found[1]
     done, total, missing = int(found[0][1]), int(found[0][2]), int(found[1][1])
     assert (done, total) == (4, 6)
     assert done + missing == total
     one_line = json.loads(cadam("list", "--json")[1])[0]["state"]
-    assert one_line == "4 specs so far"
+    assert one_line == "4 runs so far"
 
 
 def test_the_command_that_continues_names_the_cache(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_images_and_clicks_at_full_need_a_cuda_device() -> None:
 
 def test_a_cache_that_cannot_be_written_to_is_reported(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "results/cache/.claims")
+        raise PermissionError(13, "Permission denied", "results/cache/.locks")
 
     monkeypatch.setattr(runner, "run", refuse)
     code, _, err = cadam("reproduce", "walk")
@@ -330,19 +330,19 @@ def test_the_remaining_time_is_unknown_before_the_first_run() -> None:
     walk = walks.WALK
     spec = walks.make_spec("Adam", 0.1, 0)
     progress = console.Progress([runner.Request(walk, walk.plan("quick"), missing=[spec])])
-    progress.note(runner.Event("start", walk, spec))
-    assert progress.outlook() == "starting"
-    progress.note(runner.Event("failed", walk, spec))
-    assert progress.outlook() == "about 0.0 s left"
+    progress.update(runner.Event("start", walk, spec))
+    assert progress.describe_rest() == "starting"
+    progress.update(runner.Event("failed", walk, spec))
+    assert progress.describe_rest() == "about 0.0 s left"
 
 
 def test_progress_counts_the_runs_that_follow_tuning(cadam: Cadam, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "EVERY", 0.0)
+    monkeypatch.setattr(console, "LINE_INTERVAL", 0.0)
     lines = [line for line in cadam("reproduce", "tuned", "--jobs", "1")[1].splitlines() if line.startswith("tuned: ")]
-    assert lines[0].startswith("tuned: 1 of about 18 specs; about ")
-    assert lines[11].startswith("tuned: 12 of about 18 specs; about ")
-    assert lines[12].startswith("tuned: 13 of 18 specs; about ")
-    assert lines[-1] == "tuned: 18 of 18 specs"
+    assert lines[0].startswith("tuned: 1 of about 18 runs; about ")
+    assert lines[11].startswith("tuned: 12 of about 18 runs; about ")
+    assert lines[12].startswith("tuned: 13 of 18 runs; about ")
+    assert lines[-1] == "tuned: 18 of 18 runs"
 
 
 def test_the_remaining_time_depends_on_the_remaining_work() -> None:
@@ -354,14 +354,14 @@ def test_the_remaining_time_depends_on_the_remaining_work() -> None:
     found = {}
     for spec in request.missing:
         found[spec] = result = Result(spec, walks.compute(spec), Provenance(1.0, 1, "none", {}))
-        progress.note(runner.Event("found", tuned, spec, result))
+        progress.update(runner.Event("found", tuned, spec, result))
     assert len(request.missing) == 12
-    assert progress.left() == pytest.approx(18)
+    assert progress.seconds_left() == pytest.approx(18)
     diverged = dataclasses.replace(result, outcome=Outcome({"loss": float("nan")}, {}))
-    assert runner.to_come(request, diverged) == []
+    assert runner.later_specs(request, diverged) == []
     runner.look_up(request, lambda experiment, spec: found.get(spec))
     assert progress.total(request) == 18  # the later runs are listed now and must not be counted twice
-    assert progress.left() == pytest.approx(18)
+    assert progress.seconds_left() == pytest.approx(18)
 
 
 def _heavier_after_tuning(spec: RunSpec) -> float:
@@ -423,7 +423,7 @@ def test_a_damaged_result_is_reported_by_every_command(cadam: Cadam) -> None:
     broken = next(path for path in sorted(Path("results/cache/walk").glob("*.json")) if path.name != "plan.json")
     broken.write_text("{}")
     for arguments in (["list"], ["report"]):
-        expected = f"damaged, missing until `cadam reproduce` computes it again: {broken.absolute()}"
+        expected = f"damaged, and missing until `cadam reproduce` computes it again: {broken.absolute()}"
         assert cadam(*arguments)[2].startswith(expected), arguments
     assert f"damaged, computing it again: {broken.absolute()}" in cadam("reproduce", "walk")[2]
     assert cadam("report")[2] == "", "it was computed again"
@@ -463,7 +463,7 @@ def test_on_a_terminal_there_is_a_live_display(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(60) == 0
     text = seen.decode()
-    assert "6 of 6 specs" in text
+    assert "6 of 6 runs" in text
     assert "left" in text
     assert "\x1b[" in text
 

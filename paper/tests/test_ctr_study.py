@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cadam.ab.report.figures import svg
 from cadam.ab.results import REPEAT_SEEDS, TUNING_SEEDS, Outcome, Provenance, Result, Results, RunSpec
 from cadam.cli import main
 from cadam_paper import catalog
@@ -70,7 +71,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
     assert not summary.warnings
     figures = report.draw(experiment, request)
     assert len(figures) == 1
-    assert all(len(report.svg(figure, name, caption)) < 150_000 for caption, figure in figures.items())
+    assert all(len(svg(figure, name, caption)) < 150_000 for caption, figure in figures.items())
 
 
 def test_a_loss_is_said_to_be_one() -> None:
@@ -229,7 +230,7 @@ def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     experiment = catalog.find("stream-criteo")
     request = runner.Request(experiment, experiment.plan("quick", 2, rows=1500))
-    runner.run([request], Cache(tmp_path), jobs=1, tell=lambda event: None)
+    runner.run([request], Cache(tmp_path), jobs=1, notify=lambda event: None)
     assert request.complete
     summary = experiment.summary(request.results)
     assert len(summary.rows) == 3
@@ -271,7 +272,7 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
         assert main.main(command) == 1
         assert "CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().err
     assert main.main(["list", "--cache", str(tmp_path)]) == 0
-    assert "not known: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
+    assert "unknown: CAdam on DeepFM diverged at every learning rate of its grid" in capsys.readouterr().out
 
 
 def test_looking_at_results_never_reads_the_users_file(
@@ -294,7 +295,7 @@ def test_looking_at_results_never_reads_the_users_file(
     assert [main.main(listing), main.main(page), main.main([*page, "stream-criteo"])] == [0, 4, 4]
     told = capsys.readouterr()
     advice = f"cadam criteo '{path}' --rows 1500"
-    assert f"not known: the numbers of {path} are not in {numbers / 'first-1500'}: run `{advice}`" in told.out
+    assert f"unknown: the numbers of {path} are not in {numbers / 'first-1500'}: run `{advice}`" in told.out
     assert advice in told.err
     assert not numbers.exists()
 

@@ -53,7 +53,7 @@ def test_before_runs_tell_no_growth_of_the_grid_is_expected() -> None:
     """The time left would be that of a grid of all rates."""
     request = runner.Request(EXPERIMENT, EXPERIMENT.plan("full"))
     runner.look_up(request, lambda _, spec: None)
-    assert runner.to_come(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
+    assert runner.later_specs(request, results({"Adam": 3e-4, "CAdam": 1e-3})[0]) == []
 
 
 def test_the_grid_grows_until_it_holds_the_best_rate() -> None:

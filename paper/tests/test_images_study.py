@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cadam.ab.report.figures import svg
 from cadam.ab.results import Outcome, Provenance, Result, Results, RunSpec
 from cadam.ab.summary import Summary
 from cadam_paper import catalog, experiment_commands
@@ -82,7 +83,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
     assert not summary.warnings
     figures = report.draw(experiment, request)
     assert figures
-    assert all("<svg" in report.svg(figure, name, caption) for caption, figure in figures.items())
+    assert all("<svg" in svg(figure, name, caption) for caption, figure in figures.items())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +94,7 @@ def test_what_comes_after_tuning_is_known_beforehand(name: str) -> None:
     runner.look_up(request, lambda _, spec: None)
     example = Result(request.missing[0], made_up(request.missing[0], lambda spec: 0.0), COST)
     whole = results_of(experiment, request.plan, lambda spec: 0.0)
-    assert len(request.missing) + len(runner.to_come(request, example)) == len(whole)
+    assert len(request.missing) + len(runner.later_specs(request, example)) == len(whole)
     assert {experiment.weight(result.spec) for result in whole} == {10.0, 30.0}
 
 
@@ -457,7 +458,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(names: list[str], cache: Cache) -> tuple[list[runner.Request], list[runner.Event]]:
     requests = [runner.Request(catalog.find(name), catalog.find(name).plan("quick", 1)) for name in names]
     events: list[runner.Event] = []
-    runner.run(requests, cache, jobs=1, tell=events.append)
+    runner.run(requests, cache, jobs=1, notify=events.append)
     return requests, events
 
 

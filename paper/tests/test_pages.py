@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
+from cadam.ab.report.page import html_table
 from cadam.ab.results import Results
 from cadam.ab.summary import Row
 from cadam.statistics import comparison
@@ -31,10 +32,10 @@ def test_reports_have_the_numbers_of_the_archive(page: Path, name: str) -> None:
     request = published.load(name)
     text = page.read_text().partition(f'<section id="{name}">')[2].partition("</section>")[0]
     if not request.complete:
-        assert f'<p class="warning">{escape(report._state(request))}' in text
+        assert f'<p class="warning">{escape(report.describe_state(request))}' in text
         return
     summary = request.experiment.summary(request.results)
-    assert report._table(summary.rows) in text
+    assert html_table(summary.rows) in text
     assert f"<b>Measured:</b> {escape(summary.verdict)}</p>" in text
 
 

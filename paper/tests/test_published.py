@@ -20,9 +20,9 @@ import pytest
 from tables import begins_with
 
 from cadam.ab.results import RunSpec
+from cadam.ab.runner import measure_run
 from cadam_paper import catalog
 from cadam_paper.harness import archive as archives
-from cadam_paper.harness import runner
 from cadam_paper.harness.archive import Archive
 from cadam_paper.harness.experiment import metric_name
 
@@ -111,7 +111,7 @@ def test_every_published_row_says_where_it_comes_from() -> None:
         for found in Archive(PUBLISHED).study(study).results():
             assert (found.provenance.commit is None) != (found.provenance.code is None), found.spec
             assert found.provenance.seconds > 0
-            assert found.provenance.versions.keys() == set(archives.VERSIONS)
+            assert found.provenance.versions.keys() == set(archives.VERSION_COLUMNS)
 
 
 RECOMPUTED = [
@@ -127,7 +127,7 @@ def test_published_results_come_out_again(name: str, place: int) -> None:
     experiment = catalog.find(name)
     results = sorted(Archive(PUBLISHED).study(name).results(), key=lambda r: r.provenance.seconds)
     published = results[place * len(results) // 12]
-    found = runner.measure(experiment, published.spec).outcome
+    found = measure_run(experiment.compute, published.spec).outcome
     assert experiment.tolerance > 0
     assert found.metrics.keys() == published.outcome.metrics.keys()
     for metric, value in published.outcome.metrics.items():

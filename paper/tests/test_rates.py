@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cadam.statistics.learning_rates import NoLearningRateError
-from cadam_paper.harness.rates import RateCurve, at_one_rate, best_against_best, beyond, tolerance_row
+from cadam_paper.harness.rates import RateCurve, at_one_rate, best_against_best, next_rates, tolerance_row
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 
@@ -35,18 +35,18 @@ def test_the_rate_of_a_seed_is_chosen_on_the_other_seeds() -> None:
 
 def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
     low, inside, high = (curve("Adam", s0=values) for values in ((9, 1, 1, 1), (1, 9, 1, 1), (1, 1, 1, 9)))
-    assert beyond([inside]) == []
-    assert beyond([low, inside]) == [3e-5]
-    assert beyond([high, high]) == [1e-2]
-    assert beyond([low, high]) == [3e-5, 1e-2]
-    assert beyond([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], "there is a limit"
+    assert next_rates([inside]) == []
+    assert next_rates([low, inside]) == [3e-5]
+    assert next_rates([high, high]) == [1e-2]
+    assert next_rates([low, high]) == [3e-5, 1e-2]
+    assert next_rates([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], "there is a limit"
 
 
 def test_a_grid_stays_where_the_rate_next_to_the_end_is_as_good() -> None:
     tied = curve("Adam", s0=(4.0, 4.0, 2.0, 1.0))
     assert tied.best_is_at_an_end, "which is still warned of"
-    assert beyond([tied]) == []
-    assert beyond([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the other end is no neighbour"
+    assert next_rates([tied]) == []
+    assert next_rates([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the other end is no neighbour"
 
 
 def test_between_rates_the_mean_is_that_of_a_line_over_the_logarithm() -> None:

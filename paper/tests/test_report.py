@@ -13,6 +13,7 @@ import pytest
 from walks import TUNED, WALK, make_spec
 
 from cadam.ab.report import palette
+from cadam.ab.report.page import Heading
 from cadam.ab.results import Outcome
 from cadam.ab.summary import Row, Summary
 from cadam.statistics.comparison import Kind
@@ -22,13 +23,13 @@ from cadam_paper.harness.cache import Cache
 from cadam_paper.harness.experiment import Plan
 from cadam_paper.harness.runner import Request
 
-HEADING = report.Heading("Walks", ("Where they lead.",))
+HEADING = Heading("Walks", ("Where they lead.",))
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     cache = Cache(tmp_path / "specs")
-    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], cache, jobs=1, tell=lambda event: None)
+    runner.run([Request(e, Plan("quick", 3)) for e in (WALK, TUNED)], cache, jobs=1, notify=lambda event: None)
     return cache
 
 
@@ -84,7 +85,7 @@ def test_the_order_is_figure_verdict_table_command_versions(cache: Cache) -> Non
 def test_an_incomplete_experiment_shows_no_numbers(cache: Cache) -> None:
     text = page(cache, seeds=4)
     section = text.partition('<section id="walk">')[2].partition("</section>")[0]
-    assert "Not complete: 6 of at least 8 specs" in section
+    assert "Incomplete: 6 of at least 8 runs" in section
     assert "cadam reproduce walk --quick --seeds 4" in section
     assert "<table>" not in section
     assert "mean loss is" not in section

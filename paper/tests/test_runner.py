@@ -29,7 +29,7 @@ SEEDS = 25
 def run(folder: Path, seeds: int = 3, experiment: Experiment = WALK, **options: bool) -> tuple[Request, list[Event]]:
     events: list[Event] = []
     request = Request(experiment, Plan("quick", seeds))
-    runner.run([request], Cache(folder), jobs=1, tell=events.append, **options)
+    runner.run([request], Cache(folder), jobs=1, notify=events.append, **options)
     return request, events
 
 
@@ -94,7 +94,7 @@ def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -
 def test_one_experiment_is_done_after_the_other(tmp_path: Path) -> None:
     requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", run_specs=other_specs))]
     events: list[Event] = []
-    runner.run(requests, Cache(tmp_path), jobs=1, tell=events.append)
+    runner.run(requests, Cache(tmp_path), jobs=1, notify=events.append)
     done = [(event.experiment.name, event.spec.seed) for event in events if event.kind == "computed"]
     assert done == [(name, seed) for name in ("walk", "again") for seed in (0, 0, 1, 1)]
 
@@ -193,7 +193,7 @@ def test_a_living_process_keeps_what_it_is_writing(tmp_path: Path) -> None:
     ready, go = os.pipe(), os.pipe()
 
     def hold() -> None:
-        with Cache(tmp_path).claim(name, wait=True):
+        with Cache(tmp_path).lock(name, wait=True):
             os.write(ready[1], b"x")
             os.read(go[0], 1)
 
@@ -245,7 +245,7 @@ def test_workers_compute_the_same_bits(tmp_path: Path) -> None:
     run(tmp_path / "one", 4)
     request = Request(WALK, Plan("quick", 4))
     events: list[Event] = []
-    runner.run([request], Cache(tmp_path / "two"), jobs=2, tell=events.append)
+    runner.run([request], Cache(tmp_path / "two"), jobs=2, notify=events.append)
     assert count(events) == {"start": 8, "computed": 8}
     assert bits(tmp_path / "two", 4) == bits(tmp_path / "one", 4)
     assert names(tmp_path / "two") == names(tmp_path / "one")
@@ -275,7 +275,7 @@ def test_workers_end_with_their_run(tmp_path: Path, log: Path, how: signal.Signa
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
-    assert how != signal.SIGINT or "goes on from there" in errors
+    assert how != signal.SIGINT or "continues from there" in errors
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 5)
     run(folder)
     run(tmp_path / "whole")

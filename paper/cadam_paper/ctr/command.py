@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from cadam.ab.text import format_duration
 from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, USAGE
 
-from ..harness.report import duration
 from . import criteo_parser
 from .criteo_dataset import cache_folder, find_source
 from .criteo_writer import write
@@ -96,7 +96,7 @@ class Progress:
         if share < 1 and share > first_share:
             left = (now - start) * (1 - share) / (share - first_share)
             line += f", {(rows - first_rows) / max(now - start, 1e-9):,.0f} a second" if rows > first_rows else ""
-            line += f", {duration(left)} left"
+            line += f", {format_duration(left)} left"
         end = "\n" if not self.on_terminal or share >= 1 else ""
         print(f"\r\033[K{line}" if self.on_terminal else line, end=end, file=sys.stderr, flush=True)
 

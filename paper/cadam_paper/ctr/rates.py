@@ -40,7 +40,7 @@ def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
     named: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
         here, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
-        named += rate_pairs.grown(study.GRIDS[plan.scale], here, curves, found.where(condition=condition.name))
+        named += rate_pairs.extended_specs(study.GRIDS[plan.scale], here, curves, found.where(condition=condition.name))
     return named
 
 

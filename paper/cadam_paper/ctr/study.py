@@ -169,10 +169,10 @@ def tuning_specs(
         specs = partial(_tuning_specs, plan, model, arms, condition)
         curves = partial(_tuning_curves, model, arms, condition)
         mine = found.tuning().where(model=model, condition=condition.name)
-        of_arms = rate_pairs.grown(grid, partial(specs, tuning_seeds(1)), curves, mine)
+        of_arms = rate_pairs.extended_specs(grid, partial(specs, tuning_seeds(1)), curves, mine)
         rates = sorted({each.lr for each in of_arms})
         if len(rates) > len(grid) and mine.has(of_arms):
-            of_arms = rate_pairs.grown(rates, partial(specs, tuning_seeds(3)), curves, mine)
+            of_arms = rate_pairs.extended_specs(rates, partial(specs, tuning_seeds(3)), curves, mine)
         named += of_arms
     return named
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cadam.ab import study as ab_study
+from cadam.ab.analysis import EXPLANATION, summarize
+from cadam.ab.report.figures import study_figures
 from cadam.ab.results import Results, RunSpec
-from cadam.ab.study import MEASURE, Study, length
+from cadam.ab.study import Study, run_length, run_specs
 
 from . import ab_rates
 from .experiment import Experiment, Plan, Scale
@@ -32,11 +33,11 @@ def comparison_experiment(
         name=study.name,
         title=title,
         shows=shows,
-        measure=MEASURE,
+        measure=EXPLANATION,
         run_specs=partial(_comparison_specs, study, quick_events),
-        summary=partial(ab_study.summary, study),
-        figures=partial(ab_study.figures, study),
-        weight=length,
+        summary=partial(summarize, study),
+        figures=partial(study_figures, study),
+        weight=run_length,
         seconds=seconds,
         **fields,
     )
@@ -54,7 +55,7 @@ def rates_experiment(
         name=study.name.replace("ab-", "rates-", 1),
         title=title,
         shows=shows,
-        measure=MEASURE,
+        measure=EXPLANATION,
         run_specs=partial(_rate_specs, study, quick_events),
         summary=partial(ab_rates.summary, study),
         figures=partial(ab_rates.figures, study),
@@ -64,7 +65,7 @@ def rates_experiment(
 
 
 def _comparison_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:
-    return ab_study.run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
+    return run_specs(_scaled(study, quick_events, plan), plan.seeds, results)
 
 
 def _rate_specs(study: Study, quick_events: int, plan: Plan, results: Results) -> Sequence[RunSpec]:

@@ -1,7 +1,7 @@
-"""The arms of an A/B over learning rates: every arm at every rate under every seed, on the stream as it is.
+"""The arms of an A/B over learning rates: every arm at every rate under every seed, on the unchanged stream.
 
-The A/B itself chooses a rate on the first part of the stream, as one has to who cannot see the rest. Here rates are
-judged by what is measured, under other seeds: what each arm can reach, and how much a rate that is off costs it.
+The A/B chooses a rate on the first part of the stream, because in practice the rest is not known then. Here rates are
+judged by the measured part, under other seeds. This shows what each arm can reach, and how much a wrong rate costs.
 """
 
 from __future__ import annotations
@@ -9,95 +9,101 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cadam.ab.evidence import BETTER, MAIN_METRIC, METRIC_NAMES, compare_runs, decide, evidence_rows
 from cadam.ab.report import palette
 from cadam.ab.results import Results, RunSpec, evaluation_seeds
-from cadam.ab.study import AS_IT_IS, BETTER, MAIN, NAMES, Study, compared, decide, evidence_rows
+from cadam.ab.study import Study
 from cadam.ab.summary import Row, Summary, comparison_row
 
-from .rate_pairs import grown
+from .rate_pairs import extended_specs
 from .rates import RateCurve, draw, tolerance_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METRICS = (MAIN, "log_loss")
-"""What rates are judged by, each on its own; the grid grows until it holds the best rate by either."""
+METRICS = (MAIN_METRIC, "log_loss")
+"""The metrics that rates are judged by. The grid is extended until it contains the best rate by either metric."""
 NEAR = 0.01
-"""A point of GAUC: a rate that costs no more than this is near the best."""
-HIGHEST_LOSS = 1.4
-"""The figure shows log losses up to so many times the least: the highest rates are far off."""
+"""A rate is near the best if its GAUC is within this distance, which is one point."""
+MAX_RELATIVE_LOSS = 1.4
+"""The figure shows log losses up to this multiple of the lowest; those of the highest rates are far above."""
 
 
-def run_specs(study: Study, seeds: int, found: Results) -> Sequence[RunSpec]:
-    """Both arms at every rate of the grid, seed by seed, and at rates beyond it while the best one is at its end."""
+def run_specs(study: Study, seeds: int, results: Results) -> Sequence[RunSpec]:
+    """Return all arms at every rate of the grid, and at rates beyond it while a best rate is at an end."""
 
-    def named(grid: Sequence[float]) -> list[RunSpec]:
-        return [
-            study.spec(arm, lr, seed, AS_IT_IS) for seed in evaluation_seeds(seeds) for lr in grid for arm in study.arms
-        ]
+    def specs(grid: Sequence[float]) -> list[RunSpec]:
+        return [study.spec(arm, lr, seed) for seed in evaluation_seeds(seeds) for lr in grid for arm in study.arms]
 
-    def judged(results: Results) -> list[RateCurve]:
-        return [curve for metric in METRICS for curve in curves(study, results, metric).values()]
+    def all_curves(grid_results: Results) -> list[RateCurve]:
+        return [curve for metric in METRICS for curve in curves(study, grid_results, metric).values()]
 
-    return grown(sorted(study.grid), named, judged, found)
+    return extended_specs(sorted(study.grid), specs, all_curves, results)
 
 
-def curves(study: Study, results: Results, metric: str = MAIN) -> dict[str, RateCurve]:
-    """A metric of each arm over learning rates."""
+def curves(study: Study, results: Results, metric: str = MAIN_METRIC) -> dict[str, RateCurve]:
+    """Return a metric over learning rates for each arm."""
     return {arm: RateCurve.of(results, arm, metric, BETTER[metric]) for arm in study.arms}
 
 
-def pairs(study: Study, results: Results, arm: str, metric: str = MAIN) -> dict[str, tuple[Results, Results]]:
-    """The runs of an arm and of the baseline, seed by seed: each at its own best rate, and both at one."""
-    both = curves(study, results, metric)
-    base = both[study.baseline]
+def pairs(study: Study, results: Results, arm: str, metric: str = MAIN_METRIC) -> dict[str, tuple[Results, Results]]:
+    """Return the runs of an arm and of the baseline: each at its own best rate, and both at the same rate."""
+    by_arm = curves(study, results, metric)
+    base = by_arm[study.baseline]
     rate = base.best()
 
     def at(name: str, rates: Mapping[int, float]) -> Results:
-        mine = results.tests().where(optimizer=name)
-        return Results([result for result in mine if result.spec.lr == rates[result.spec.seed]])
+        runs = results.tests().where(optimizer=name)
+        return Results([result for result in runs if result.spec.lr == rates[result.spec.seed]])
 
-    found = {"each at its own best rate": {name: both[name].chosen() for name in (arm, study.baseline)}}
+    names = (arm, study.baseline)
+    rates_of = {"each at its own best rate": {name: by_arm[name].chosen() for name in names}}
     for words, lr in ((f"{study.baseline}'s best rate", rate), ("three times that", base.above(rate))):
-        found[f"both at {words}, {lr:g}"] = dict.fromkeys((arm, study.baseline), dict.fromkeys(base.seeds, lr))
-    return {what: (at(arm, rates[arm]), at(study.baseline, rates[study.baseline])) for what, rates in found.items()}
+        rates_of[f"both at {words}, {lr:g}"] = dict.fromkeys(names, dict.fromkeys(base.seeds, lr))
+    return {
+        label: (at(arm, rates[arm]), at(study.baseline, rates[study.baseline])) for label, rates in rates_of.items()
+    }
 
 
 def summary(study: Study, results: Results) -> Summary:
+    """Summarize the comparison of the arms at their best rates and at common rates."""
     rows: list[Row] = []
     verdicts, sentences, warnings = {}, [], []
     for arm in study.arms[1:]:
         for metric in METRICS:
-            for what, pair in pairs(study, results, arm, metric).items():
-                line, seconds = f"{NAMES[metric]}: {what}", pair[0].seconds + pair[1].seconds
-                if metric != MAIN:
-                    rows.append(comparison_row(line, "", compared(pair, metric), seconds, digits=4))
+            for rates, pair in pairs(study, results, arm, metric).items():
+                label, seconds = f"{METRIC_NAMES[metric]}: {rates}", pair[0].seconds + pair[1].seconds
+                if metric != MAIN_METRIC:
+                    rows.append(comparison_row(label, "", compare_runs(pair, metric), seconds, digits=4))
                     continue
-                decision = decide(study, pair)
-                rows += [decision.row(line, "", seconds), *evidence_rows(what, decision.found, len(pair[0]))]
-                verdicts[what if len(study.arms) == 2 else f"{arm}, {what}"] = decision.verdict
-                sentences.append(f"{what[0].upper()}{what[1:]}: {decision.verdict} ({decision.seeds.difference:+.4f}).")
+                decision = decide(pair, study.matters)
+                rows.append(decision.row(label, "", seconds))
+                rows += evidence_rows(rates, decision.evidence, len(pair[0]))
+                verdicts[rates if len(study.arms) == 2 else f"{arm}, {rates}"] = decision.verdict
+                difference = f"{decision.seeds.difference:+.4f}"
+                sentences.append(f"{rates[0].upper()}{rates[1:]}: {decision.verdict} ({difference}).")
     for metric in METRICS:
         for curve in curves(study, results, metric).values():
-            if metric == MAIN:
-                rows.append(tolerance_row(NAMES[MAIN], curve, NEAR))
+            if metric == MAIN_METRIC:
+                rows.append(tolerance_row(METRIC_NAMES[MAIN_METRIC], curve, NEAR))
             if curve.best_is_at_an_end:
-                warnings.append(
-                    f"{NAMES[metric]}: the best rate of {curve.arm}, {curve.best():g}, is at an end of the grid"
-                )
+                name = METRIC_NAMES[metric]
+                warnings.append(f"{name}: the best rate of {curve.arm}, {curve.best():g}, is at an end of the grid")
     arms = " and ".join(reversed(study.arms))
-    return Summary(f"{NAMES[MAIN]} of {arms} over learning rates. {' '.join(sentences)}", rows, warnings, verdicts)
+    text = f"{METRIC_NAMES[MAIN_METRIC]} of {arms} over learning rates. {' '.join(sentences)}"
+    return Summary(text, rows, warnings, verdicts)
 
 
 def figures(study: Study, results: Results) -> Mapping[str, Figure]:
+    """Draw GAUC and log loss over learning rates."""
     figure, axes = palette.panels(1, len(METRICS), 9, 3.4)
-    colours = (study.arms[-1], study.baseline, *study.arms[1:-1])
+    colors = palette.arm_colors(study.arms)
     for panel, metric in zip(axes[0], METRICS, strict=True):
-        found = curves(study, results, metric)
-        draw(panel, {colour: found[arm] for arm, colour in zip(colours, palette.SERIES, strict=False)})
-        panel.set(title=NAMES[metric], xlabel="learning rate")
+        by_arm = curves(study, results, metric)
+        draw(panel, {colors[arm]: curve for arm, curve in by_arm.items()})
+        panel.set(title=METRIC_NAMES[metric], xlabel="learning rate")
         if metric == "log_loss":
-            least = min(curve.at(curve.best()).mean for curve in found.values())
-            panel.set_ylim(0.97 * least, HIGHEST_LOSS * least)
+            lowest = min(curve.at(curve.best()).mean for curve in by_arm.values())
+            panel.set_ylim(0.97 * lowest, MAX_RELATIVE_LOSS * lowest)
     axes[0, 0].legend(loc="best", fontsize=8)
     return {"Over learning rates, with 95% intervals over seeds; a ring marks the best rate.": figure}

@@ -1,24 +1,22 @@
-"""The cache: results on the user's disk, a file each, named by a hash of what was computed.
+"""The cache: results on the user's disk, one file per run, named by a hash of the run.
 
-The name covers the spec, the version of its experiment, and the versions of cadam and torch. Editing code changes none
-of them: whoever changes what an experiment computes raises its version.
+The name covers the run spec, the version of its experiment, and the versions of cadam and torch. It does not cover the
+code: whoever changes what an experiment computes must increase its version.
 
-A file is either whole or not there: it is written beside its place, flushed to the disk and renamed. It carries a
-checksum of its content, and its name follows from its content, so a file that was cut short, edited or put in another
-file's place is found out.
+A file is either complete or absent, because it is written beside its final path, flushed to disk and renamed. It has
+a checksum of its content, and its name follows from its content, so a file that was truncated, edited or moved to the
+path of another file is detected.
 
-Processes that share a cache claim a spec before they compute it: a lock on one byte of the file `.claims`, at a place
-given by the spec's hash. The system releases it when the process ends, however it ends.
+Processes that share a cache lock a run before they compute it. The operating system releases the lock when the process
+ends, however it ends.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,27 +26,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from cadam.ab.results import Outcome, Provenance, Result, RunSpec
+from cadam.ab.runner import DamagedResultError
 from cadam.atomic_write import replace_file
 from cadam.statistics.intervals import Array
 
-from .archive import Archive, DamagedResultsError
+from .archive import Archive, DamagedArchiveError
 from .experiment import Experiment, Plan, Scale
 
-FORMAT = "cadam spec 2"
-
-
-class DamagedResultError(ValueError):
-    """A file of the cache that cannot be believed."""
+FORMAT = "cadam run 1"
+LOCKS = ".locks"
+"""The folder of lock files inside the folder of a cache."""
 
 
 class RunInProgressError(RuntimeError):
-    """A spec that another process is computing."""
+    """Another process is computing the run."""
 
 
 def identity(experiment: Experiment, spec: RunSpec) -> str:
-    """The name of a spec's file: a hash of the spec, its experiment's version, and the versions of cadam and torch."""
+    """Return the name of a run's file: a hash of the spec and of the versions of its experiment, cadam and torch."""
     import torch
 
     import cadam
@@ -57,15 +55,18 @@ def identity(experiment: Experiment, spec: RunSpec) -> str:
 
 
 def _identity(spec: RunSpec, version: int, versions: Mapping[str, str]) -> str:
-    by = f"version {version}, cadam {versions['cadam']}, torch {versions['torch']}"
-    return hashlib.sha256(f"{by}\n{spec.key()}".encode()).hexdigest()[:40]
+    prefix = f"version {version}, cadam {versions['cadam']}, torch {versions['torch']}"
+    return hashlib.sha256(f"{prefix}\n{spec.key()}".encode()).hexdigest()[:40]
 
 
 class Cache:
-    """The results under one folder, and behind them those of an archive, which is never written here.
+    """The results in a folder, and those of an archive, to which nothing is written.
 
-    With `any_versions`, results that other versions of cadam or torch computed count too, as they do in the archive:
-    so what another machine has computed can be published here.
+    Args:
+        root: The folder.
+        archive: The archive in which results are looked up that the folder does not have.
+        any_versions: Whether results that other versions of cadam or torch computed count too, as they do in the
+            archive. Results of another machine can then be published from here.
     """
 
     def __init__(self, root: Path | str, archive: Archive | None = None, *, any_versions: bool = False) -> None:
@@ -74,13 +75,18 @@ class Cache:
         self.any_versions = any_versions
 
     def path(self, experiment: Experiment, spec: RunSpec) -> Path:
+        """Return the path of the file for a run."""
         return self.root / spec.experiment / f"{identity(experiment, spec)}.json"
 
     def load(self, experiment: Experiment, spec: RunSpec) -> Result | None:
-        """The result of a spec, or None if neither the cache nor the archive has one."""
+        """Return the result of a run, or None if neither the folder nor the archive has one.
+
+        Raises:
+            DamagedResultError: If there is a file that cannot be read.
+        """
         path = self.path(experiment, spec)
         if self.any_versions and not path.exists():
-            path = self._by_cell.get((spec.key(), experiment.version), path)
+            path = self._path_by_spec.get((spec.key(), experiment.version), path)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -89,71 +95,85 @@ class Cache:
             raise DamagedResultError(f"{path}: {error}") from error
         result = _read(path, content)
         if result.spec != spec:
-            raise DamagedResultError(f"{path}: holds {result.spec}, not {spec}")
+            raise DamagedResultError(f"{path}: contains the result of {result.spec}, not of {spec}")
         return result
 
     @cached_property
-    def _by_cell(self) -> dict[tuple[str, int], Path]:
-        """Where the result of each spec and version is, whatever computed it; a damaged file is nowhere."""
-        found = {}
+    def _path_by_spec(self) -> dict[tuple[str, int], Path]:
+        """The path of the result of each spec and version, whatever computed it. Damaged files are left out."""
+        paths = {}
         for path in self.root.glob("*/*.json"):
             with suppress(ValueError, KeyError, TypeError, AttributeError, OSError):
                 body = json.loads(path.read_bytes())
-                found[RunSpec(**body["spec"]).key(), body["version"]] = path
-        return found
+                paths[RunSpec(**body["spec"]).key(), body["version"]] = path
+        return paths
 
     def _archived(self, experiment: Experiment, spec: RunSpec) -> Result | None:
         try:
             return self.archive.find(experiment, spec) if self.archive is not None else None
-        except DamagedResultsError as error:
+        except DamagedArchiveError as error:
             raise DamagedResultError(str(error)) from error
 
     def save(self, experiment: Experiment, result: Result) -> Path:
-        """Cache a result, in the place of an older one if there is one. The caller has claimed the spec."""
+        """Write a result, and replace an earlier one. The caller must have locked the run."""
         path = self.path(experiment, result.spec)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _write(result, experiment.version), temporary=f".{path.stem}.new")
         return path
 
     @contextmanager
-    def claim(self, name: str, *, wait: bool) -> Iterator[None]:
-        """Lock the run of this identity. Without `wait`, raise `RunInProgressError` if another process has it."""
-        place, claims = int(name[:15], 16), _claims(self.root)
+    def lock(self, name: str, *, wait: bool) -> Iterator[None]:
+        """Lock the run with this identity.
+
+        Args:
+            name: The identity of the run.
+            wait: Whether to wait for another process that has the lock.
+
+        Raises:
+            RunInProgressError: If another process has the lock and `wait` is False.
+        """
+        folder = self.root / LOCKS
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / name)
         try:
-            fcntl.lockf(claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
-        except (BlockingIOError, PermissionError) as error:
+            lock.acquire(timeout=-1 if wait else 0, poll_interval=0.1)
+        except Timeout as error:
             raise RunInProgressError(name) from error
         try:
             yield
         finally:
-            fcntl.lockf(claims, fcntl.LOCK_UN, 1, place)
+            lock.release()
 
     def sweep(self) -> list[Path]:
-        """Remove what a killed process left half-written; what a living one is writing stays."""
+        """Remove files that a killed process left unfinished; files that a running process is writing stay."""
         removed = []
         for path in self.root.glob("*/.*.new"):
             name = path.name[1:].partition(".")[0]
             if len(name) < 40 or not set(name) <= set("0123456789abcdef"):
-                continue  # not the cache's
-            try:
-                with self.claim(name, wait=False):
-                    path.unlink(missing_ok=True)
-                    removed.append(path)
-            except RunInProgressError:
-                continue
+                continue  # not a file of the cache
+            with suppress(RunInProgressError), self.lock(name, wait=False):
+                path.unlink(missing_ok=True)
+                removed.append(path)
         return removed
 
-    # What was last asked for, so that a report shows it. No results in it.
-
     def remember(self, experiment: Experiment, plan: Plan) -> None:
+        """Write the plan that was last asked for, which a report then shows."""
         path = self.root / experiment.name / "plan.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         name = hashlib.sha256(experiment.name.encode()).hexdigest()
-        with self.claim(name, wait=True):
+        with self.lock(name, wait=True):
             replace_file(path, json.dumps(asdict(plan)).encode(), temporary=f".{name}.new")
 
     def last_plan(self, experiment: Experiment, scale: Scale | None = None) -> Plan | None:
-        """What was last asked for here, at this scale if one is given; where nothing was, what the archive holds."""
+        """Return the plan that was last asked for, or the one of the archive, or None if there is none.
+
+        Args:
+            experiment: The experiment.
+            scale: The scale that the plan must have; None for any.
+
+        Raises:
+            DamagedResultError: If the file of the plan cannot be read.
+        """
         path = self.root / experiment.name / "plan.json"
         try:
             plan = Plan.of(json.loads(path.read_text()))
@@ -166,26 +186,11 @@ class Cache:
         return None if plan is None or scale not in (None, plan.scale) else plan
 
 
-_claims_open: dict[Path, int] = {}
-
-
-def _claims(root: Path) -> int:
-    """The file of claims, opened once in a process: closing it anywhere would release all that the process holds."""
-    file = _claims_open.get(root)
-    if file is None or os.fstat(file).st_nlink == 0:
-        root.mkdir(parents=True, exist_ok=True)
-        file = _claims_open[root] = os.open(root / ".claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    return file
-
-
-# The file ------------------------------------------------------------------------------------------------------
-
-
 def _write(result: Result, version: int) -> bytes:
     body = {
         "spec": asdict(result.spec),
         "version": version,
-        "metrics": {name: _number(value) for name, value in result.outcome.metrics.items()},
+        "metrics": {name: _json_number(value) for name, value in result.outcome.metrics.items()},
         "curves": {name: _pack(np.asarray(curve)) for name, curve in result.outcome.curves.items()},
         "provenance": asdict(result.provenance),
     }
@@ -196,12 +201,12 @@ def _read(path: Path, content: bytes) -> Result:
     try:
         body = json.loads(content)
         if body.pop("format") != FORMAT:
-            raise ValueError(f"not in the format {FORMAT!r}")
+            raise ValueError(f"the format is not {FORMAT!r}")
         if body.pop("checksum") != _checksum(body):
-            raise ValueError("the checksum does not fit the content")
+            raise ValueError("the checksum does not match the content")
         spec, provenance = RunSpec(**body["spec"]), Provenance(**body["provenance"])
         if _identity(spec, body["version"], provenance.versions) != path.stem:
-            raise ValueError("the name of the file does not fit its content")
+            raise ValueError("the name of the file does not match its content")
         metrics = {name: float(value) for name, value in body["metrics"].items()}
         curves = {name: _unpack(packed) for name, packed in body["curves"].items()}
         return Result(spec, Outcome(metrics, curves), provenance)
@@ -213,7 +218,8 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _number(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
+    """Return a number as JSON can hold it: as text if it is not finite."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 

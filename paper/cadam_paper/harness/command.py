@@ -1,248 +1,197 @@
-"""What the commands that run experiments share: their options, what they print and the page they write."""
+"""Options, console output and files that the commands of the paper share."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
-import shutil
 import sys
-import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cadam.ab.report import palette
+from cadam.ab.report.as_json import summary_as_json
+from cadam.ab.report.console import summary_lines as recommendation_lines
+from cadam.ab.report.console import wrap
+from cadam.ab.report.page import Heading
+from cadam.ab.report.scoreboard import Scoreboard
 from cadam.atomic_write import replace_file
-from cadam.cli import writable_paths
-from cadam.cli.exit_codes import DONE, FAILED, INTERRUPTED, NO_DATA, NO_PACKAGE, NOTHING, UNREAD, USAGE, stop_printing
+from cadam.cli.arguments import format_exit_codes
+from cadam.cli.exit_codes import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    NO_DATA,
+    NO_PACKAGE,
+    NOTHING,
+    UNREAD,
+    USAGE,
+    stop_printing,
+)
+from cadam.cli.writable_paths import UnwritableError, check_file, check_folder
 
 from . import console, report, runner
 from .cache import Cache
-from .scoreboard import Scoreboard
 
-EXITS = {
-    DONE: "everything asked for is there",
-    FAILED: "a spec failed, or is missing from a report; the others are cached",
-    USAGE: "the command was not understood: a name or an option that does not exist, a folder that cannot be written "
-    "to",
-    NO_DATA: "data or a CUDA device is missing; nothing was computed",
-    NOTHING: "there is nothing to report yet",
-    NO_PACKAGE: "a package is missing; nothing was computed",
-    INTERRUPTED: "interrupted; the same command goes on from there",
-    UNREAD: "whoever read the output has closed it, as `| head` does; the same command goes on from there",
-}
-"""What exit codes mean to a command that runs experiments."""
-
-
-def exit_codes(exits: Mapping[int, str]) -> str:
-    """Exit codes and what they mean, for the help of a command."""
-    lines = [
-        textwrap.fill(text, 120, initial_indent=f"  {code:<5}", subsequent_indent=" " * 7, break_on_hyphens=False)
-        for code, text in exits.items()
-    ]
-    return "\n".join(["exit codes:", *lines, ""])
-
-
-EXIT_CODES = exit_codes(EXITS)
+EXIT_CODES = format_exit_codes(
+    {
+        DONE: "all requested results are there",
+        FAILED: "a run failed, or is missing from a report; the others are cached",
+        USAGE: "the command is invalid: a name or an option does not exist, or a folder cannot be written to",
+        NO_DATA: "data or a CUDA device is missing; nothing was computed",
+        NOTHING: "there is nothing to report yet",
+        NO_PACKAGE: "a package is missing; nothing was computed",
+        INTERRUPTED: "interrupted; the same command continues from there",
+        UNREAD: "the reader of the output has closed it, as `| head` does; the same command continues from there",
+    }
+)
+"""The exit codes of the commands, for their help."""
 
 
 def cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--cache`."""
     parser.add_argument(
         "--cache",
         type=Path,
         default=default_cache(),
         metavar="FOLDER",
-        help="where results are cached (default: $CADAM_CACHE, else results/cache)",
+        help="the folder of computed results (default: $CADAM_CACHE, or results/cache)",
     )
 
 
 @lru_cache
 def default_cache() -> Path:
+    """Return the default of `--cache`."""
     return Path(os.environ.get("CADAM_CACHE", "results/cache"))
 
 
 def output_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--output`."""
     path = Path("results/report.html")
     parser.add_argument("--output", type=Path, default=path, metavar="FILE", help=f"the report (default: {path})")
 
 
-def positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def print_lines(lines: Sequence[str]) -> None:
-    """Print lines, as many as are wanted: a reader such as `head` may close the pipe before the last."""
+    """Print lines; a reader such as `head` may close the pipe before the last one."""
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
         stop_printing()
 
 
-def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, tell: runner.Tell) -> int:
+def run(requests: Sequence[runner.Request], cache: Cache, jobs: int | None, force: bool, notify: runner.Notify) -> int:
+    """Compute the missing runs and return the exit code."""
     try:
-        runner.run(requests, cache, jobs=jobs, force=force, tell=tell)
+        runner.run(requests, cache, jobs=jobs, force=force, notify=notify)
     except KeyboardInterrupt:
-        for request in requests:  # count anew: specs were done since the run last looked
-            known = runner.read(cache, request.experiment, request.plan)
-            request.results, request.missing = known.results, known.missing
-        print("interrupted: what is done is cached, the same command goes on from there", file=sys.stderr)
+        for request in requests:  # look again: runs were finished since the last event
+            stored = runner.read(cache, request.experiment, request.plan)
+            request.results, request.missing = stored.results, stored.missing
+        print("interrupted: finished runs are cached, and the same command continues from there", file=sys.stderr)
         return INTERRUPTED
     return FAILED if any(request.failed for request in requests) else DONE
 
 
 def command_of(request: runner.Request, cache: Path) -> str:
-    """What to type to go on."""
-    experiment, elsewhere = request.experiment, cache != default_cache()
-    command = report.command(experiment, request.plan)
-    return f"{command} --cache {shlex.quote(str(cache))}" if elsewhere and not experiment.again else command
+    """Return the command that computes the missing runs of a request."""
+    command = report.command(request.experiment, request.plan)
+    return command if cache == default_cache() else f"{command} --cache {shlex.quote(str(cache))}"
 
 
 def summary_lines(request: runner.Request, cache: Path) -> list[str]:
-    """What came out, no wider than the terminal but for what is to be typed.
+    """Return the results of an experiment in lines.
 
-    Where there is a recommendation, that and its reasons; else the verdict, and that of each row with its difference.
-    A comparison of the user's own begins with what it recommends.
+    These are the recommendations if there are any; otherwise the claim, the measures, the verdict, warnings and rows.
     """
     experiment = request.experiment
     lines = ["", f"{experiment.title}: {request.plan.scale}, seeds: {request.plan.seeds}"]
-    if experiment.again and request.complete:
-        lines = [""]
     if not request.complete:
         failed = f", {len(request.failed)} of them failed" if request.failed else ""
-        lines += _wrapped("  ", f"not complete: {len(request.missing)} specs are missing{failed}; this goes on:")
+        lines += wrap("  ", f"incomplete: {len(request.missing)} runs are missing{failed}; this command continues:")
         return [*lines, f"  {command_of(request, cache)}"]
     summary = experiment.summary(request.results)
-    for recommendation in summary.recommendations:
-        lines += _wrapped("", recommendation.headline)
-        for reason in recommendation.reasons:
-            lines += _wrapped("  - ", reason)
-    if not summary.recommendations:
-        if experiment.claim:
-            lines += _wrapped("  paper:    ", experiment.claim)
-        lines += _wrapped("  meaning:  ", experiment.measure)
-        lines += _wrapped("  measured: ", summary.verdict)
-    for warning in summary.warnings:
-        lines += _wrapped("  beware:   ", warning)
     if summary.recommendations:
-        main = {id(recommendation.verdict) for recommendation in summary.recommendations}
-        others = {name: verdict for name, verdict in summary.verdicts.items() if id(verdict) not in main}
-        return [*lines, *(line for name, verdict in others.items() for line in _wrapped("  ", f"{name}: {verdict}"))]
+        return [*lines, *recommendation_lines(summary)]
+    if experiment.claim:
+        lines += wrap("  paper:    ", experiment.claim)
+    lines += wrap("  measures: ", experiment.measure)
+    lines += wrap("  verdict:  ", summary.verdict)
+    for warning in summary.warnings:
+        lines += wrap("  warning:  ", warning)
     for row in summary.rows:
         difference = f" ({row.interval})" if row.interval else ""
-        lines += _wrapped("  - ", f"{row.label}: {row.verdict or row.measured}{difference}")
+        lines += wrap("  - ", f"{row.label}: {row.verdict or row.measured}{difference}")
     return lines
 
 
 def as_json(request: runner.Request) -> dict[str, Any]:
-    """What there is of an experiment, for `--json`."""
-    head = {
+    """Return an experiment with its results, for JSON."""
+    values = {
         "experiment": request.experiment.name,
         "title": request.experiment.title,
         "scale": request.plan.scale,
         "seeds": request.plan.seeds,
         "complete": request.complete,
-        "specs": len(request.results),
+        "runs": len(request.results),
         "failed": [str(spec) for spec in request.failed],
         "seconds": request.results.seconds,
     }
-    if not request.complete:
-        return head
-    summary = request.experiment.summary(request.results)
-    verdicts = {
-        name: {
-            "verdict_kind": verdict.kind,
-            "conflicting": verdict.conflicting,
-            "verdict": str(verdict),
-            "action": verdict.action,
-        }
-        for name, verdict in summary.verdicts.items()
-    }
-    found = {
-        "recommendations": [recommendation.as_json() for recommendation in summary.recommendations],
-        "verdict": summary.verdict,
-        "verdicts": verdicts,
-        "warnings": list(summary.warnings),
-        "rows": [asdict(row) for row in summary.rows],
-    }
-    return {**head, **_finite(found)}
+    if request.complete:
+        values |= summary_as_json(request.experiment.summary(request.results))
+    return values
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no nan and no inf: null."""
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def can_write(command: str, **paths: Path | None) -> bool:
+    """Return whether the paths of options can be written, and print why not.
 
-
-def _wrapped(head: str, text: str) -> list[str]:
-    width = max(40, shutil.get_terminal_size().columns)
-    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
-
-
-def can_write(command: str, **places: Path | None) -> bool:
-    """Whether the places that options name can be written; says so if not. The cache and images are folders."""
+    Args:
+        command: The name of the command.
+        **paths: The paths by the name of their option. `output` is a file, the others are folders.
+    """
     try:
-        for option, place in places.items():
-            if place is not None:
-                (writable_paths.check_file if option == "output" else writable_paths.check_folder)(place, f"--{option}")
-    except writable_paths.UnwritableError as error:
+        for option, path in paths.items():
+            if path is not None:
+                (check_file if option == "output" else check_folder)(path, f"--{option}")
+    except UnwritableError as error:
         print(f"cadam {command}: {error}", file=sys.stderr)
         return False
     return True
 
 
 def can_draw() -> bool:
-    """Whether figures can be drawn; says so if not."""
+    """Return whether figures can be drawn, and print what to install if not."""
     if find_spec("matplotlib") is None:
         print(palette.NEEDS, file=sys.stderr)
         return False
     return True
 
 
-def write_page(requests: Sequence[runner.Request], heading: report.Heading, output: Path) -> str:
-    """Write the report; where it is and how large, in words."""
+def write_page(requests: Sequence[runner.Request], heading: Heading, output: Path) -> str:
+    """Write the report, and return a line about its path and size."""
     output.parent.mkdir(parents=True, exist_ok=True)
     text = report.page(requests, heading).encode()
     replace_file(output, text)
     return f"report: {output} ({len(text) / 1e6:.2f} MB)"
 
 
-def with_scoreboard(
-    requests: Sequence[runner.Request],
-    board: Scoreboard,
-    cache: Cache,
-    force: bool,
-    quiet: bool = False,
-) -> int:
-    """Compute, with a line for each seed as it comes in; then say what came out."""
-    if quiet:
-        with console.silent(requests) as tell:
-            return run(requests, cache, None, force, tell)
-    on_terminal = console.on_terminal()
-    with console.live(requests, board.table) if on_terminal else console.plain(requests) as tell:
+def with_scoreboard(requests: Sequence[runner.Request], board: Scoreboard, cache: Cache, force: bool) -> int:
+    """Compute the missing runs, show a line for each seed as it ends, and print the results."""
+    is_live = console.supports_live_display()
+    with console.live(requests, board.table) if is_live else console.plain(requests) as notify:
 
-        def note(event: runner.Event) -> None:
-            first = not board.metrics
-            line = board.note(event)
-            if not on_terminal and first and board.metrics:
-                print(board.text(board.head))
-            if not on_terminal and line:
-                print(board.text(line), flush=True)
-            tell(event)
+        def notify_both(event: runner.Event) -> None:
+            if event.result is not None:
+                is_first = not board
+                line = board.add(event.result)
+                if not is_live and is_first and board:
+                    print(board.format(board.head))
+                if not is_live and line:
+                    print(board.format(line), flush=True)
+            notify(event)
 
-        code = run(requests, cache, None, force, note)
+        code = run(requests, cache, None, force, notify_both)
     print_lines([line for request in requests for line in summary_lines(request, cache.root)])
     return code

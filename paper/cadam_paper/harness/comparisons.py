@@ -1,4 +1,4 @@
-"""Tables and sentences over many comparisons."""
+"""Rows and sentences about many comparisons."""
 
 from __future__ import annotations
 
@@ -6,36 +6,40 @@ from collections.abc import Mapping, Sequence
 
 from cadam.ab.summary import Row
 from cadam.ab.verdict import ONE_SEED
-from cadam.statistics.comparison import KINDS, Comparison
+from cadam.statistics.comparison import KINDS, Comparison, Kind
 
 
-def tally(comparisons: Sequence[Comparison], what: str, better: str, worse: str) -> str:
-    """How comparisons came out, none left out, as in "lower in 3 of 8 problems, higher in 0, undecided in 5"."""
+def tally(comparisons: Sequence[Comparison], unit: str, better: str, worse: str) -> str:
+    """Return how many comparisons came out how, as in "lower in 3 of 8 problems, higher in 0, undecided in 5".
+
+    Args:
+        comparisons: The comparisons.
+        unit: The plural noun for what is compared.
+        better: The word for comparisons in which the arm is better.
+        worse: The word for comparisons in which the arm is worse.
+    """
     kinds, seeds = [c.kind for c in comparisons], max(c.seeds for c in comparisons)
     if seeds == 1 and all(c.random for c in comparisons):
         return ONE_SEED
     won, lost = kinds.count("better"), kinds.count("worse")
-    few = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
     total = len(kinds)
-    small = sum(c.is_below_floor for c in comparisons)
-    less = f"; {small} of these {won + lost} below the noise floor" if small else ""
-    return f"{better} in {won} of {total} {what}, {worse} in {lost}, undecided in {total - won - lost}{few}{less}"
+    few_seeds = f" ({seeds} seeds; --full for more)" if seeds == 2 else ""
+    below = sum(c.is_below_floor for c in comparisons)
+    below_floor = f"; {below} of these {won + lost} below the noise floor" if below else ""
+    undecided = total - won - lost
+    return f"{better} in {won} of {total} {unit}, {worse} in {lost}, undecided in {undecided}{few_seeds}{below_floor}"
 
 
-def family_row(what: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
-    """Many problems in one line: where the arm is better and where worse, and how many of each kind there are."""
-    kinds: tuple[str, ...] = KINDS
-    places = {kind: [name for name, c in comparisons.items() if c.kind == kind] for kind in kinds}
+def family_row(label: str, comparisons: Mapping[str, Comparison], seconds: float) -> Row:
+    """Return one row for many problems: on which the arm is better or worse, and how many have each verdict."""
+    by_kind: dict[Kind, list[str]] = {kind: [] for kind in KINDS}
+    for name, comparison in comparisons.items():
+        by_kind[comparison.kind].append(name)
     seeds = max(c.seeds for c in comparisons.values())
-    counts = ", ".join(f"{kind} {len(names)}" for kind, names in places.items())
-    named = "; ".join(f"{kind} in {', '.join(places[kind])}" for kind in ("better", "worse") if places[kind])
-    return Row(
-        what,
-        "",
-        named or f"{len(comparisons)} problems",
-        "",
-        seeds,
-        seconds,
-        ONE_SEED if seeds == 1 else counts,
-        values={**{kind: float(len(names)) for kind, names in places.items()}, "problems": float(len(comparisons))},
-    )
+    counts = ", ".join(f"{kind} {len(names)}" for kind, names in by_kind.items())
+    decided: tuple[Kind, ...] = ("better", "worse")
+    measured = "; ".join(f"{kind} in {', '.join(by_kind[kind])}" for kind in decided if by_kind[kind])
+    values = {str(kind): float(len(names)) for kind, names in by_kind.items()}
+    values["problems"] = float(len(comparisons))
+    measured = measured or f"{len(comparisons)} problems"
+    return Row(label, "", measured, "", seeds, seconds, ONE_SEED if seeds == 1 else counts, values=values)

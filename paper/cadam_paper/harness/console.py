@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live display on a terminal, plain lines elsewhere, or nothing."""
+"""The progress of experiments on the console: redrawn in place on a terminal, in lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cadam.ab.report.console import supports_live_display as supports_live_display
 from cadam.ab.results import RunSpec
+from cadam.ab.text import format_duration
 
 from .experiment import Experiment
-from .report import duration
-from .runner import Event, Request, Tell, to_come
+from .runner import Event, Notify, Request, later_specs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-EVERY = 5.0
-"""Seconds between plain lines."""
+LINE_INTERVAL = 5.0
+"""Seconds between lines of progress."""
 
 
 class Progress:
-    """How far the requests are, and how long the rest will take at the pace so far."""
+    """How many runs of several experiments are finished, and how long the others will take."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
-        self.began = time.monotonic()
+        self.start = time.monotonic()
         self.done: Counter[str] = Counter()
         self.computed: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.work: defaultdict[str, float] = defaultdict(float)
-        """Done, or lost."""
-        self._to_come: dict[str, tuple[Sequence[RunSpec], list[RunSpec]]] = {}
-        """Cells that an experiment will name later, with those it was waiting for when they were looked for."""
+        """The work of runs that have ended, by experiment."""
+        self._later: dict[str, tuple[Sequence[RunSpec], list[RunSpec]]] = {}
+        """By experiment: the missing specs for which later specs were estimated, and the later specs."""
 
-    def note(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
+        """Count a run that has ended."""
         name = event.experiment.name
         if event.kind in ("found", "computed", "elsewhere"):
             self.done[name] += 1
@@ -48,109 +50,106 @@ class Progress:
             self.work[name] += event.experiment.weight(event.spec)
         if event.result is not None:
             for request in self.requests:
-                if request.experiment.name == name and not self._looked_ahead(request):
-                    self._to_come[name] = request.missing, to_come(request, event.result)
+                if request.experiment.name == name and not self._has_estimate(request):
+                    self._later[name] = request.missing, later_specs(request, event.result)
 
-    def _looked_ahead(self, request: Request) -> bool:
-        return self._to_come.get(request.experiment.name, (None,))[0] is request.missing
+    def _has_estimate(self, request: Request) -> bool:
+        return self._later.get(request.experiment.name, (None,))[0] is request.missing
 
-    def to_come(self, request: Request) -> list[RunSpec]:
-        """About what an experiment with phases will name later."""
-        return self._to_come[request.experiment.name][1] if self._looked_ahead(request) else []
+    def later(self, request: Request) -> list[RunSpec]:
+        """Return the estimated specs of later phases."""
+        return self._later[request.experiment.name][1] if self._has_estimate(request) else []
 
     def recount(self) -> None:
-        """At the end, go by what the requests hold: a spec can be cached and the run end before that was told."""
+        """Count the results of the requests: at an interrupt, a run may be stored without having been reported."""
         self.done = Counter({request.experiment.name: len(request.results) for request in self.requests})
 
     def total(self, request: Request) -> int:
-        """Cells named so far, and about those that will be."""
-        return len(request.results) + len(request.missing) + len(self.to_come(request))
+        """Return the number of runs, including the estimated ones."""
+        return len(request.results) + len(request.missing) + len(self.later(request))
 
-    def counted(self, request: Request) -> str:
-        about = "about " if self.to_come(request) else ""
-        what = "runs" if request.experiment.again else "specs"
-        return f"{self.done[request.experiment.name]} of {about}{self.total(request)} {what}"
+    def describe_count(self, request: Request) -> str:
+        """Return how many runs of an experiment are finished, in words."""
+        about = "about " if self.later(request) else ""
+        return f"{self.done[request.experiment.name]} of {about}{self.total(request)} runs"
 
-    def left(self) -> float:
-        """Seconds left: by the pace of this run, before it has one by the experiments' own estimates."""
+    def seconds_left(self) -> float:
+        """Return the seconds left: at the pace of this process, or by the estimates of the experiments at first."""
         expected = []
         for request in self.requests:
             experiment = request.experiment
-            specs = [*(result.spec for result in request.results), *request.missing, *self.to_come(request)]
+            specs = [*(result.spec for result in request.results), *request.missing, *self.later(request)]
             if total := sum(map(experiment.weight, specs)):
                 share = max(0.0, total - self.work[experiment.name]) / total
                 expected.append((share, experiment.estimate(request.plan)))
         ahead = sum(share * seconds for share, seconds in expected)
         behind = sum((1 - share) * seconds for share, seconds in expected)
-        ran = time.monotonic() - self.began
-        return ahead * ran / behind if behind > 0 and sum(self.computed.values()) > 2 else ahead
+        elapsed = time.monotonic() - self.start
+        return ahead * elapsed / behind if behind > 0 and self.computed.total() > 2 else ahead
 
-    def outlook(self) -> str:
-        """The time left in words; none before the first spec is done."""
-        begun = sum(self.done.values()) + sum(self.failed.values())
-        return f"about {duration(self.left())} left" if begun else "starting"
+    def describe_rest(self) -> str:
+        """Return the time left in words."""
+        has_begun = self.done.total() + self.failed.total() > 0
+        return f"about {format_duration(self.seconds_left())} left" if has_begun else "starting"
 
     def line(self, request: Request) -> str:
+        """Return one line about an experiment."""
         name = request.experiment.name
         failed = f", {self.failed[name]} failed" if self.failed[name] else ""
-        whose = "" if request.experiment.again else f"{name}: "  # a comparison of the user's own is alone
-        return f"{whose}{self.counted(request)}{failed}"
+        return f"{name}: {self.describe_count(request)}{failed}"
 
 
 Table = Callable[[], "RenderableType"]
-"""Something more to show below the bars, drawn anew each time."""
+"""Returns something to show above the progress bars."""
 
 
-def complain(event: Event) -> None:
-    """Say on the error stream what went wrong with a spec."""
+def report_problem(event: Event) -> None:
+    """Print a failed or damaged run to standard error."""
     if event.kind == "damaged":
         print(f"damaged, computing it again: {event.message}", file=sys.stderr)
     elif event.kind == "failed":
         print(f"failed: {event.spec}\n{event.message}", file=sys.stderr)
 
 
-def say_damaged(event: Event) -> None:
-    """Say on the error stream which spec cannot be believed, where nothing is computed."""
+def report_damaged(event: Event) -> None:
+    """Print a damaged result to standard error, for commands that compute nothing."""
     if event.kind == "damaged":
-        print(f"damaged, missing until `cadam reproduce` computes it again: {event.message}", file=sys.stderr)
+        print(f"damaged, and missing until `cadam reproduce` computes it again: {event.message}", file=sys.stderr)
 
 
 @contextmanager
-def silent(requests: Sequence[Request]) -> Iterator[Tell]:
-    """Nothing but what goes wrong."""
-    yield complain
+def silent(requests: Sequence[Request]) -> Iterator[Notify]:
+    """Show nothing but problems."""
+    yield report_problem
 
 
 @contextmanager
-def plain(requests: Sequence[Request]) -> Iterator[Tell]:
-    """A line when an experiment begins and ends, and every few seconds between."""
-    progress, said = Progress(requests), time.monotonic()
+def plain(requests: Sequence[Request]) -> Iterator[Notify]:
+    """Print a line about the unfinished experiments every few seconds, and one about each at the end."""
+    progress, last_print = Progress(requests), time.monotonic()
     finished: set[str] = set()
 
-    def tell(event: Event) -> None:
-        nonlocal said, finished
-        complain(event)
-        progress.note(event)
+    def notify(event: Event) -> None:
+        nonlocal last_print, finished
+        report_problem(event)
+        progress.update(event)
         now = time.monotonic()
-        if event.kind == "computed" and now - said > EVERY:
-            said = now
+        if event.kind == "computed" and now - last_print > LINE_INTERVAL:
+            last_print = now
             lines = "; ".join(progress.line(r) for r in requests if r.experiment.name not in finished)
-            print(f"{lines}; {progress.outlook()}", flush=True)
-            finished = {r.experiment.name for r in requests if _all_done(progress, r)}  # until it names more specs
+            print(f"{lines}; {progress.describe_rest()}", flush=True)
+            # An experiment with phases may have more runs later.
+            finished = {r.experiment.name for r in requests if progress.done[r.experiment.name] == progress.total(r)}
 
-    yield tell
+    yield notify
     progress.recount()
     for request in requests:
         print(progress.line(request), flush=True)
 
 
-def _all_done(progress: Progress, request: Request) -> bool:
-    return progress.done[request.experiment.name] == progress.total(request)
-
-
 @contextmanager
-def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Tell]:
-    """Bars and the time left, redrawn in place."""
+def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Notify]:
+    """Show progress bars and the time left, redrawn in place."""
     from rich.console import Group
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -165,39 +164,38 @@ def live(requests: Sequence[Request], table: Table | None = None) -> Iterator[Te
             name, total = request.experiment.name, progress.total(request)
             bar = ProgressBar(total=max(total, 1), completed=progress.done[name], width=30)
             failed = f"[red]{progress.failed[name]} failed[/red]" if progress.failed[name] else ""
-            grid.add_row("" if request.experiment.again else name, bar, progress.counted(request), failed)
-        ran = duration(time.monotonic() - progress.began)
-        footer = Text(f"{ran} so far, {progress.outlook()}", style="dim")
+            grid.add_row(name, bar, progress.describe_count(request), failed)
+        elapsed = format_duration(time.monotonic() - progress.start)
+        footer = Text(f"{elapsed} so far, {progress.describe_rest()}", style="dim")
         return Group(*([table()] if table else []), grid, footer)
 
     with Live(get_renderable=render, refresh_per_second=4) as display:
 
-        def tell(event: Event) -> None:
+        def notify(event: Event) -> None:
             if event.kind in ("failed", "damaged"):
                 text = event.message if event.kind == "damaged" else f"{event.spec}\n{event.message}"
                 display.console.print(f"{event.kind}: {text}", markup=False, style="red")
-            progress.note(event)
+            progress.update(event)
 
-        yield tell
+        yield notify
         progress.recount()
 
 
-def on_terminal() -> bool:
-    """Whether a live display can be shown: on a terminal, with rich installed."""
-    from importlib.util import find_spec
+def describe_state(experiment: Experiment, request: Request, published: int = 0) -> str:
+    """Return in a few words which results of an experiment there are.
 
-    return sys.stdout.isatty() and find_spec("rich") is not None
-
-
-def state(experiment: Experiment, request: Request, published: int = 0) -> str:
-    """How much of an experiment there is, in a few words; `published` results of it were not computed here."""
+    Args:
+        experiment: The experiment.
+        request: The experiment with its stored results.
+        published: The number of results that come from the archive.
+    """
     if request.unknown:
-        return f"not known: {request.unknown}"
+        return f"unknown: {request.unknown}"
     if request.complete:
-        what = "published" if published == len(request.results) else "done"
-        some = f", {published} of {len(request.results)} results published" if what == "done" and published else ""
-        return f"{what} ({request.plan.scale}, {request.plan.seeds} seeds{some})"
+        state = "published" if published == len(request.results) else "done"
+        part = f", {published} of {len(request.results)} results published" if state == "done" and published else ""
+        return f"{state} ({request.plan.scale}, {request.plan.seeds} seeds{part})"
     data = experiment.needed(request.plan.scale)
     if data is not None and data.missing():
         return "data missing"
-    return f"{len(request.results)} specs so far" if request.results else "not run"
+    return f"{len(request.results)} runs so far" if request.results else "not run"

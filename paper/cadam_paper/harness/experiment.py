@@ -1,9 +1,7 @@
-"""What an experiment is: specs that each give one outcome, and what their outcomes show together.
+"""The definition of an experiment: its run specs, how one run is computed, and what the results show.
 
-A spec is everything one result depends on; its outcome is the same to the bit whenever and wherever it is computed
-again. An experiment names its specs and turns their outcomes into rows of a table, figures and a verdict. Nothing here
-runs or stores anything: `cache` and `archive` hold results, `runner` computes those that are missing, `report` shows
-them.
+Nothing here computes or stores anything. `cache` and `archive` store results, `runner` computes missing ones, and
+`report` shows them.
 """
 
 from __future__ import annotations
@@ -22,19 +20,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scale = Literal["quick", "full"]
+"""How large an experiment is: a quick rehearsal, or as many seeds and as much data as a result needs."""
 
 OWN_DATA = "CADAM_OWN_DATA"
-"""The environment variable by which a run tells its processes where the user's own data lies."""
+"""The environment variable with the path of the user's own data, for worker processes."""
 
 
 def metric_name(*parts: object) -> str:
-    """A name for a metric or a curve, in snake_case, from words."""
+    """Return a name for a metric or a curve in snake_case, made from words."""
     return re.sub(r"[^a-z0-9]+", "_", " ".join(map(str, parts)).lower())
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A spec that was computed beside others, and its share of the time."""
+    """A run that was computed on a device together with others, and its share of the time."""
 
     spec: RunSpec
     outcome: Outcome
@@ -43,47 +42,52 @@ class Finished:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of an experiment is asked for."""
+    """The extent to which an experiment is computed."""
 
     scale: Scale
     seeds: int
     data: str = ""
-    """Where the user's own data lies, in place of what the experiment brings."""
+    """The path of the user's own data, which replaces the data of the experiment."""
     rows: int | None = None
-    """Of the data, where not all are wanted."""
+    """The number of rows of the data to use; None for all."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Plan:
-        """A plan as it was written to a file."""
+        """Return the plan that was written to a file as these values.
+
+        Raises:
+            ValueError: If the values are not those of a plan.
+        """
         plan = cls(values["scale"], values["seeds"], values.get("data", ""), values.get("rows"))
         if plan.scale not in ("quick", "full") or not isinstance(plan.seeds, int) or plan.seeds < 1:
-            raise ValueError(f"no such plan: {plan}")
+            raise ValueError(f"not a valid plan: {plan}")
         return plan
 
     def test_seeds(self) -> range:
-        """Seeds that results come from."""
+        """Return the seeds that arms are compared on."""
         return evaluation_seeds(self.seeds)
 
     def repeat_seeds(self) -> range:
-        """As many again, for the same optimizer once more: the A/A noise floor."""
+        """Return as many other seeds, for the A/A noise floor."""
         return repeat_seeds(self.seeds)
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set that cannot come with the package."""
+    """A data set that is not part of the package."""
 
     name: str
     path: str
-    """Where it is looked for, under $CADAM_DATA (by default ./data)."""
+    """The path below the folder $CADAM_DATA, which is ./data by default."""
     source: str
     size: str
 
     def location(self) -> Path:
+        """Return the path of the data."""
         return Path(os.environ.get("CADAM_DATA", "data")) / self.path
 
     def missing(self) -> str | None:
-        """What to do about it if it is not there."""
+        """Return how to get the data if it is missing, otherwise None."""
         if self.location().exists():
             return None
         return (
@@ -92,85 +96,84 @@ class Data:
         )
 
 
-def _alike(spec: RunSpec) -> float:
+def _equal_weight(spec: RunSpec) -> float:
     return 1.0
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of the paper, as something that can be computed again.
+    """One figure or table of the paper.
 
-    The functions must be importable by name (no lambdas or closures): worker processes import them.
+    Its functions must be importable by name, because worker processes import them: they cannot be lambdas or closures.
     """
 
     name: str
     title: str
     shows: str
-    """What it shows, in a sentence."""
+    """One sentence about what the experiment shows."""
     claim: str
-    """What the paper says about it."""
+    """The claim of the paper."""
     run_specs: Callable[[Plan, Results], Sequence[RunSpec]]
-    """The specs of a plan, as far as they can be named from the results found so far.
+    """Returns the run specs of a plan, as far as they are known from the results so far.
 
-    It is asked first with no results, and again whenever all it named are there, until it names nothing new. An
-    experiment without phases ignores the results; one that tunes names its tuning specs first, and adds the specs at
-    the chosen learning rates once those results are there. It always names the earlier specs too.
+    It is called first without results, and again whenever there are results for all specs it returned, until it
+    returns no new specs. An experiment that tunes learning rates returns its tuning specs first, and adds the specs at
+    the chosen rates once it gets the results. It always returns the earlier specs too.
     """
     compute: Callable[[RunSpec], Outcome]
-    """The outcome of a spec, the same to the bit each time. It runs with one CPU thread."""
+    """Computes one run with one CPU thread. The outcome is the same, to the last bit, each time."""
     summary: Callable[[Results], Summary]
-    """The verdict and the table, from all results of a plan."""
+    """Summarizes all results of a plan."""
     figures: Callable[[Results], Mapping[str, Figure]]
-    """Figures by caption, drawn with the colours of `palette`."""
+    """Draws figures, by caption, in the colors of `cadam.ab.report.palette`."""
     seconds: Mapping[Scale, float]
-    """About how long it takes on two cores, with as many seeds as by default."""
+    """The approximate duration on two cores, with the default number of seeds."""
     seeds: Mapping[Scale, int]
-    """How many seeds by default."""
+    """The default number of seeds."""
     version: int = 1
-    """Raise it when what `compute` gives changes: cached and archived results of another version no longer count.
-    Experiments that share specs share it."""
+    """Increase this number when `compute` gives other outcomes: results of other versions are not used. Experiments
+    that share run specs share their version."""
     tolerance: float = 0.0
-    """How far a metric may differ, relative to its size, where another kind of processor computes it again."""
+    """The relative difference of a metric that is expected if another kind of processor computes it."""
     measure: str = ""
-    """What its numbers are and which are good, in plain words: shown where they first appear."""
+    """An explanation of the measured numbers, for readers of the report."""
     data: Data | None = None
     notes: Sequence[str] = ()
-    """Slips of the paper and choices made here, shown with the results."""
+    """Choices made here and errors in the paper, which are shown with the results."""
     parallel: int | None = None
-    """How many specs may run at once, if memory or a GPU sets a limit."""
+    """The number of runs that may be computed at once, if memory or a GPU limits it."""
     quick_data: Data | None = None
-    """The data that --quick uses in place of `data`."""
+    """The data of the quick scale, if it differs from `data`."""
     compute_many: Callable[[Iterator[RunSpec]], Iterator[Finished]] | None = None
-    """Cells side by side on one device, where that is faster than one after the other.
+    """Computes several runs at once on one device, if that is faster than one after the other.
 
-    It takes a spec when it has room for one and gives each back as soon as it is done, in any order. It runs in the
-    process that was started, over the specs of all experiments that share it and of which `side_by_side` is true.
+    It takes a spec when it has room for one, and yields each run when it is finished, in any order. It is called in the
+    main process, with the specs of all experiments that share it and for which `side_by_side` is true.
     """
     side_by_side: Callable[[RunSpec], bool] | None = None
-    """Which specs `compute_many` is for."""
+    """Returns whether `compute_many` computes a run."""
     takes_data: bool = False
-    """Can a plan name data and a number of rows?"""
+    """Whether a plan can name the user's own data and a number of rows."""
     cuda: Sequence[Scale] = ()
-    """The scales whose specs are computed on a CUDA device."""
+    """The scales that need a CUDA device."""
     packages: Sequence[str] = ()
-    """What has to be installed to compute it, beside what every experiment needs."""
-    again: str = ""
-    """What to type to compute it, where that is not `cadam reproduce` with its name."""
+    """Packages that computing needs beside those of every experiment."""
     unread: Callable[[Plan], str | None] | None = None
-    """What to do first where naming the specs of a plan would take reading through its data; asking reads nothing."""
+    """Returns what to do first if listing the run specs would mean reading all data; it reads nothing itself."""
     rows: Mapping[Scale, int] | None = None
-    """How many rows `seconds` is about, where a plan can name fewer."""
-    weight: Callable[[RunSpec], float] = _alike
-    """How much work a spec is beside the others of the experiment; the time left goes by it."""
+    """The number of rows that `seconds` refers to, if a plan can use fewer."""
+    weight: Callable[[RunSpec], float] = _equal_weight
+    """Returns the work of a run relative to other runs, to estimate the time left."""
 
     def needed(self, scale: Scale) -> Data | None:
-        """The data of a scale."""
+        """Return the data of a scale."""
         return self.quick_data if scale == "quick" and self.quick_data is not None else self.data
 
     def plan(self, scale: Scale, seeds: int | None = None, data: str = "", rows: int | None = None) -> Plan:
+        """Return a plan, by default with the default number of seeds."""
         return Plan(scale, self.seeds[scale] if seeds is None else seeds, data, rows)
 
     def estimate(self, plan: Plan) -> float:
-        """About how many seconds a plan takes."""
+        """Return the approximate duration of a plan in seconds."""
         share = 1.0 if plan.rows is None or self.rows is None else plan.rows / self.rows[plan.scale]
         return self.seconds[plan.scale] * share * plan.seeds / self.seeds[plan.scale]

@@ -1,17 +1,15 @@
-"""Computes the specs that cache and archive lack, in this process or in several, and tells what happens as it happens.
+"""Computes the runs that cache and archive do not have, in this process or in several, and reports each event.
 
-Each spec is claimed, looked up once more, computed and stored by one and the same process, so that any number of runs
-can share a cache. Killing a run loses the specs in work and nothing else; running again goes on from there.
+One process locks a run, looks it up once more, computes it and stores it, so any number of processes can share a
+cache. Killing the command loses only the runs in progress, and the same command continues with the others.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,48 +24,67 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from cadam.ab.results import TUNING_SEEDS, Provenance, Result, Results, RunSpec
+from cadam.ab.runner import DamagedResultError, count_cores, current_provenance, measure_run
 from cadam.statistics.learning_rates import NoLearningRateError
 
 from .archive import Archive
-from .cache import Cache, DamagedResultError, RunInProgressError, identity
+from .cache import Cache, RunInProgressError, identity
 from .experiment import OWN_DATA, Experiment, Finished, Plan
 
-Kind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
+EventKind = Literal["start", "found", "computed", "elsewhere", "failed", "damaged"]
+
+MIN_SECONDS_FOR_WORKERS = 10.0
+"""Worker processes are started only for work that takes longer than this."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a spec. `elsewhere`: another process computed it meanwhile."""
+    """A change in the state of one run.
 
-    kind: Kind
+    "found" means that the result was stored before, "elsewhere" that another process computed it in the meantime, and
+    "damaged" that the stored result cannot be read.
+    """
+
+    kind: EventKind
     experiment: Experiment
     spec: RunSpec
     result: Result | None = None
     message: str = ""
 
 
-Tell = Callable[[Event], None]
+Notify = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
 
 
 @dataclass
 class Request:
-    """An experiment as it is asked for, and what is known of it."""
+    """An experiment with a plan, and its results so far."""
 
     experiment: Experiment
     plan: Plan
     results: Results = field(default_factory=Results)
     missing: Sequence[RunSpec] = ()
     failed: dict[RunSpec, str] = field(default_factory=dict)
+    """The tracebacks of failed runs."""
     unknown: str = ""
-    """Why its specs cannot be named, such as data that has to be read through first."""
+    """Why the run specs cannot be listed, for example because data has to be read first."""
 
     @property
     def complete(self) -> bool:
+        """Whether there is a result for every run."""
         return not self.missing and not self.unknown
 
 
 def look_up(request: Request, find: Callable[[Experiment, RunSpec], Result | None]) -> None:
-    """Fill in the request's results and the specs that are still missing, phase by phase."""
+    """Fill in the results of a request and the runs that are missing, phase by phase.
+
+    Args:
+        request: The request.
+        find: Returns the stored result of a run, or None.
+    """
     found: dict[RunSpec, Result] = {}
     while True:
         specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
@@ -82,27 +99,27 @@ def look_up(request: Request, find: Callable[[Experiment, RunSpec], Result | Non
             return
 
 
-def to_come(request: Request, example: Result) -> list[RunSpec]:
-    """What an experiment will name after the specs that it has named, should these come out like the example."""
+def later_specs(request: Request, example: Result) -> list[RunSpec]:
+    """Return the specs of later phases, as they would be if every missing run had the outcome of the example."""
     found = {result.spec: result for result in request.results}
     new = list(request.missing)
-    named = len(found) + len(new)
+    known = len(found) + len(new)
     while new:
         found |= {spec: replace(example, spec=spec) for spec in new}
         try:
             specs = request.experiment.run_specs(request.plan, Results(list(found.values())))
-        except NoLearningRateError:  # the example has diverged
+        except NoLearningRateError:  # the example diverged
             return []
         new = [spec for spec in dict.fromkeys(specs) if spec not in found]
-    return list(found)[named:]
+    return list(found)[known:]
 
 
-def read(cache: Cache, experiment: Experiment, plan: Plan, tell: Tell = lambda event: None) -> Request:
-    """What there is of an experiment. A damaged spec is told and counts as missing."""
+def read(cache: Cache, experiment: Experiment, plan: Plan, notify: Notify = ignore) -> Request:
+    """Return an experiment with its stored results. A damaged result is reported and counts as missing."""
     request = Request(experiment, plan)
 
     def find(experiment: Experiment, spec: RunSpec) -> Result | None:
-        return _load(cache, experiment, spec, tell)
+        return _load(cache, experiment, spec, notify)
 
     look_up(request, find)
     return request
@@ -111,300 +128,259 @@ def read(cache: Cache, experiment: Experiment, plan: Plan, tell: Tell = lambda e
 Events: TypeAlias = Iterator[tuple[Request, Event]]
 
 
-def run(requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, force: bool = False, tell: Tell) -> None:
-    """Compute what is missing, and with `force` what is there too. Requests are filled in.
+def run(
+    requests: Sequence[Request], cache: Cache, *, jobs: int | None = None, force: bool = False, notify: Notify
+) -> None:
+    """Compute the missing runs of several experiments, and fill in the requests.
 
-    With `jobs` as None, worker processes are started where that pays.
+    Args:
+        requests: The experiments.
+        cache: The cache.
+        jobs: The number of worker processes; None starts them if that saves time.
+        force: Whether to compute runs that are stored.
+        notify: Called with each event.
     """
     _commit()
     cache.sweep()
-    known: dict[str, Result] = {}
-    asked: set[str] = set()
-    told: set[tuple[str, RunSpec]] = set()
+    results: dict[str, Result] = {}
+    submitted: set[str] = set()
+    reported: set[tuple[str, RunSpec]] = set()
 
     def find(experiment: Experiment, spec: RunSpec) -> Result | None:
         name = identity(experiment, spec)
-        if name not in known and not force:
-            result = _load(cache, experiment, spec, tell)
+        if name not in results and not force:
+            result = _load(cache, experiment, spec, notify)
             if result is not None:
-                known[name] = result
-        if name in known and (experiment.name, spec) not in told:
-            told.add((experiment.name, spec))
-            tell(Event("found", experiment, spec, known[name]))
-        return known.get(name)
+                results[name] = result
+        if name in results and (experiment.name, spec) not in reported:
+            reported.add((experiment.name, spec))
+            notify(Event("found", experiment, spec, results[name]))
+        return results.get(name)
 
     for request in requests:
         cache.remember(request.experiment, request.plan)
         if request.plan.data:
             os.environ[OWN_DATA] = request.plan.data
-    with _workers(cache) as workers:
+    with _worker_list(cache) as workers:
         while True:
             work = []
             for request in requests:
                 look_up(request, find)
-                # Seed by seed, those of A/A too: an experiment that is stopped can be reported with fewer of them.
+                # Seed by seed, also those of the A/A test: an interrupted experiment can be reported with fewer seeds.
                 for spec in sorted(request.missing, key=lambda spec: spec.seed % TUNING_SEEDS):
                     name = identity(request.experiment, spec)
-                    if name not in asked:
-                        asked.add(name)
+                    if name not in submitted:
+                        submitted.add(name)
                         work.append(Work(request, spec))
             if not work:
                 return
-            together, alone = [w for w in work if w.side_by_side], [w for w in work if not w.side_by_side]
-            count = jobs if jobs is not None else jobs_for(alone)
+            shared, separate = [w for w in work if w.is_shared], [w for w in work if not w.is_shared]
+            count = jobs if jobs is not None else count_jobs(separate)
             if count > 1:
-                workers += [_start_worker(cache) for _ in range(min(count, len(alone)) - len(workers))]
-            one_by_one = _in_workers(alone, workers, force) if workers else _here(alone, cache, force)
-            for request, event in chain(_together(together, cache, force), one_by_one):
+                workers += [_start_worker(cache) for _ in range(min(count, len(separate)) - len(workers))]
+            one_by_one = _in_workers(separate, workers, force) if workers else _in_process(separate, cache, force)
+            for request, event in chain(_on_device(shared, cache, force), one_by_one):
                 if event.result is not None:
-                    known[identity(event.experiment, event.spec)] = event.result
-                    told.add((event.experiment.name, event.spec))
+                    results[identity(event.experiment, event.spec)] = event.result
+                    reported.add((event.experiment.name, event.spec))
                 elif event.kind == "failed":
                     request.failed[event.spec] = event.message
-                tell(event)
+                notify(event)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A spec to compute, for the request that needs it."""
+    """A run to compute, and the request that needs it."""
 
     request: Request
     spec: RunSpec
 
     @property
-    def side_by_side(self) -> bool:
-        """Is it computed beside others?"""
+    def is_shared(self) -> bool:
+        """Whether the run is computed on a device together with others."""
         experiment = self.request.experiment
         return experiment.side_by_side is not None and experiment.side_by_side(self.spec)
 
 
-def jobs_for(work: Sequence[Work]) -> int:
-    """As many processes as there are cores, if there is more to do than starting them takes."""
-    specs = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
-    expected = sum(w.request.experiment.estimate(w.request.plan) / specs[id(w.request)] for w in work)
-    return min(cores(), len(work)) if expected > 10 else 1
+def count_jobs(work: Sequence[Work]) -> int:
+    """Return how many processes to use: all cores, or one if starting others would not pay."""
+    totals = {id(w.request): len(w.request.missing) + len(w.request.results) for w in work}
+    seconds = sum(w.request.experiment.estimate(w.request.plan) / totals[id(w.request)] for w in work)
+    return min(count_cores(), len(work)) if seconds > MIN_SECONDS_FOR_WORKERS else 1
 
 
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def resolve(cache: Cache, experiment: Experiment, spec: RunSpec, *, force: bool, wait: bool) -> Event:
+    """Find the result of a run, or compute and store it.
 
+    Args:
+        cache: The cache.
+        experiment: The experiment.
+        spec: The run.
+        force: Whether to compute the run even if it is stored.
+        wait: Whether to wait for another process that is computing the run.
 
-def settle(cache: Cache, experiment: Experiment, spec: RunSpec, *, force: bool, wait: bool) -> Event:
-    """Bring one spec about: find it done, or compute and cache it. `RunInProgressError` if another process is at it."""
-    with cache.claim(identity(experiment, spec), wait=wait):
+    Raises:
+        RunInProgressError: If another process is computing the run and `wait` is False.
+    """
+    with cache.lock(identity(experiment, spec), wait=wait):
         if not force:
-            done = _load(cache, experiment, spec, lambda event: None)
-            if done is not None:
-                return Event("elsewhere", experiment, spec, done)
+            stored = _load(cache, experiment, spec, ignore)
+            if stored is not None:
+                return Event("elsewhere", experiment, spec, stored)
         try:
-            result = measure(experiment, spec)
-            cache.save(experiment, result)
+            _commit()  # read before the run, because the code may change while it is computed
+            result = measure_run(experiment.compute, spec)
+            cache.save(experiment, replace(result, provenance=with_commit(result.provenance)))
         except Exception:
             return Event("failed", experiment, spec, message=traceback.format_exc())
-        # What was stored is what counts: hand on what a later run will read.
+        # Load the result again, so that this process uses exactly what a later one reads.
         return Event("computed", experiment, spec, cache.load(experiment, spec))
 
 
-def measure(experiment: Experiment, spec: RunSpec) -> Result:
-    """Compute a spec on one thread, and what it took."""
-    import torch
-
-    _commit()  # of the code that computes, before it has had time to change
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    _forget_peak()
-    start = time.perf_counter()
-    try:
-        outcome = experiment.compute(spec)
-    finally:
-        torch.set_num_threads(threads)
-    return Result(spec, outcome, provenance(time.perf_counter() - start))
-
-
-def provenance(seconds: float) -> Provenance:
-    """Where something comes from that was computed just now."""
-    import numpy as np
-    import torch
-
-    import cadam
-
-    on_cuda = torch.cuda.is_available() and torch.cuda.max_memory_reserved() > 0
-    memory = torch.cuda.max_memory_reserved() if on_cuda else _peak()
-    device = torch.cuda.get_device_name() if on_cuda else f"CPU, {processor()}"
-    versions = {"cadam": cadam.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    commit, dirty = _commit()
-    return Provenance(seconds, memory, device, {"python": platform.python_version(), **versions}, commit, dirty)
-
-
 COMMIT = "CADAM_COMMIT"
-"""The environment variable that names the commit of sources copied out of a repository; `+` behind a dirty one."""
+"""The environment variable with the commit of sources that are not in a repository; a final `+` means changed code."""
+
+
+def with_commit(provenance: Provenance) -> Provenance:
+    """Return the provenance with the commit that the code runs from."""
+    commit, is_dirty = _commit()
+    return replace(provenance, commit=commit, dirty=is_dirty)
 
 
 @lru_cache
 def _commit() -> tuple[str | None, bool | None]:
-    """The commit that the package runs from, and whether its code differs from it; None where there is none."""
-    if named := os.environ.get(COMMIT):
-        return named.removesuffix("+"), named.endswith("+")
+    """Return the commit of the code and whether the code differs from it; None if the code is not in a repository."""
+    if name := os.environ.get(COMMIT):
+        return name.removesuffix("+"), name.endswith("+")
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        # Is this the repository of the project, or does the package lie in some other project's tree?
+        # An installed package may be inside the repository of another project, whose commit means nothing here.
         top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True).stdout
         if Path(__file__).resolve() != Path(top.strip(), "paper", "cadam_paper", "harness", "runner.py").resolve():
             return None, None
         subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
-        look = [*git, "status", "--porcelain", ":/src", ":/paper"]
-        changed = subprocess.run(look, capture_output=True, text=True, check=True)
+        status = [*git, "status", "--porcelain", ":/src", ":/paper"]
+        changed = subprocess.run(status, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None, None
     return commit, bool(changed.stdout.strip())
 
 
-def processor() -> str:
-    """The model of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
-
-
-def _forget_peak() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return  # the peak is then that of the whole process
-
-
-def _peak() -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def _load(cache: Cache, experiment: Experiment, spec: RunSpec, tell: Tell) -> Result | None:
+def _load(cache: Cache, experiment: Experiment, spec: RunSpec, notify: Notify) -> Result | None:
     try:
         return cache.load(experiment, spec)
     except DamagedResultError as error:
-        tell(Event("damaged", experiment, spec, message=str(error)))
+        notify(Event("damaged", experiment, spec, message=str(error)))
         return None
 
 
-# Order of work -------------------------------------------------------------------------------------------------
-
-
-def _here(work: Sequence[Work], cache: Cache, force: bool) -> Events:
-    """One spec after the other, in this process. Cells that another process is at come last; those are waited for."""
+def _in_process(work: Sequence[Work], cache: Cache, force: bool) -> Events:
+    """Compute one run after the other in this process. Runs that another process is computing are awaited last."""
     waiting = deque((item, False) for item in work)
     while waiting:
-        item, tried = waiting.popleft()
+        item, was_busy = waiting.popleft()
         experiment = item.request.experiment
         yield item.request, Event("start", experiment, item.spec)
         try:
-            yield item.request, settle(cache, experiment, item.spec, force=force, wait=tried)
+            yield item.request, resolve(cache, experiment, item.spec, force=force, wait=was_busy)
         except RunInProgressError:
             waiting.append((item, True))
 
 
-def _together(work: Sequence[Work], cache: Cache, force: bool) -> Events:
-    """Cells that share a device, in this process. Each is claimed when its turn comes and stored once it is done."""
-    ways = dict.fromkeys(item.request.experiment.compute_many for item in work)
-    for compute_many in ways:
+def _on_device(work: Sequence[Work], cache: Cache, force: bool) -> Events:
+    """Compute runs that share a device, in this process. Each is locked when it starts and stored when it ends."""
+    for compute_many in dict.fromkeys(item.request.experiment.compute_many for item in work):
         if compute_many is None:
-            raise ValueError("an experiment that says which specs run side by side must offer compute_many")
+            raise ValueError("an experiment with side_by_side must have compute_many")
         sharing = [item for item in work if item.request.experiment.compute_many is compute_many]
-        device = _Device(deque(sharing), cache, force)
-        while device.waiting:
+        queue = _DeviceQueue(deque(sharing), cache, force)
+        while queue.waiting:
             try:
-                for finished in compute_many(device.turns()):
-                    device.keep(finished)
-                    yield from device.news()
+                for finished in compute_many(queue.start_runs()):
+                    queue.store(finished)
+                    yield from queue.take_events()
             except Exception:
-                device.fail(traceback.format_exc())
+                queue.fail(traceback.format_exc())
             finally:
-                device.release()
-            yield from device.news()
-        yield from _here(device.busy, cache, force)
+                queue.release()
+            yield from queue.take_events()
+        yield from _in_process(queue.busy, cache, force)
 
 
 @dataclass
-class _Device:
-    """The specs that wait for a device, and those it is at."""
+class _DeviceQueue:
+    """The runs that wait for a device, and those that it computes."""
 
     waiting: deque[Work]
     cache: Cache
     force: bool
     busy: list[Work] = field(default_factory=list)
-    """Cells that another process is at."""
-    held: dict[RunSpec, tuple[Work, ExitStack]] = field(default_factory=dict)
-    """Cells in work, with their claims."""
+    """Runs that another process is computing."""
+    locked: dict[RunSpec, tuple[Work, ExitStack]] = field(default_factory=dict)
+    """Runs in progress, with their locks."""
     events: list[tuple[Request, Event]] = field(default_factory=list)
 
-    def turns(self) -> Iterator[RunSpec]:
-        """The specs as they get their turn; what another process has done meanwhile is left out."""
+    def start_runs(self) -> Iterator[RunSpec]:
+        """Yield the specs whose turn it is, without those that another process has computed in the meantime."""
         while self.waiting:
             item = self.waiting.popleft()
-            experiment, spec, claim = item.request.experiment, item.spec, ExitStack()
+            experiment, spec, lock = item.request.experiment, item.spec, ExitStack()
             try:
-                claim.enter_context(self.cache.claim(identity(experiment, spec), wait=False))
+                lock.enter_context(self.cache.lock(identity(experiment, spec), wait=False))
             except RunInProgressError:
                 self.busy.append(item)
                 continue
-            done = None if self.force else _load(self.cache, experiment, spec, lambda event: None)
-            if done is not None:
-                claim.close()
-                self.events.append((item.request, Event("elsewhere", experiment, spec, done)))
+            stored = None if self.force else _load(self.cache, experiment, spec, ignore)
+            if stored is not None:
+                lock.close()
+                self.events.append((item.request, Event("elsewhere", experiment, spec, stored)))
                 continue
-            self.held[spec] = item, claim
+            self.locked[spec] = item, lock
             self.events.append((item.request, Event("start", experiment, spec)))
             yield spec
 
-    def keep(self, finished: Finished) -> None:
-        item, claim = self.held.pop(finished.spec)
+    def store(self, finished: Finished) -> None:
+        """Store a finished run and release its lock."""
+        item, lock = self.locked.pop(finished.spec)
         experiment = item.request.experiment
-        with claim:
-            self.cache.save(experiment, Result(finished.spec, finished.outcome, provenance(finished.seconds)))
+        with lock:
+            provenance = with_commit(current_provenance(finished.seconds))
+            self.cache.save(experiment, Result(finished.spec, finished.outcome, provenance))
             stored = self.cache.load(experiment, finished.spec)
         self.events.append((item.request, Event("computed", experiment, finished.spec, stored)))
 
     def fail(self, message: str) -> None:
-        """Whatever was in work is lost."""
-        for item, _ in self.held.values():
+        """Report all runs in progress as failed."""
+        for item, _ in self.locked.values():
             experiment = item.request.experiment
             self.events.append((item.request, Event("failed", experiment, item.spec, message=message)))
 
     def release(self) -> None:
-        for _, claim in self.held.values():
-            claim.close()
-        self.held.clear()
+        """Release all locks."""
+        for _, lock in self.locked.values():
+            lock.close()
+        self.locked.clear()
 
-    def news(self) -> Events:
-        """What happened since the last time."""
+    def take_events(self) -> Events:
+        """Yield the events since the last call."""
         events, self.events = self.events, []
         yield from events
 
 
 @dataclass
 class _Worker:
-    """A process, the line to it, and the work it is at."""
+    """A worker process, the connection to it, and the run that it is computing."""
 
     process: SpawnProcess
-    line: Connection
+    pipe: Connection
     cache: Cache
     item: Work | None = None
 
 
 @contextmanager
-def _workers(cache: Cache) -> Iterator[list[_Worker]]:
-    """Room for workers. Leaving it in any way ends them: an unfinished spec is lost, a finished one is stored."""
+def _worker_list(cache: Cache) -> Iterator[list[_Worker]]:
+    """Provide a list for worker processes, which are ended when the context is left."""
     workers: list[_Worker] = []
     try:
         yield workers
@@ -413,30 +389,30 @@ def _workers(cache: Cache) -> Iterator[list[_Worker]]:
             worker.process.terminate()
         for worker in workers:
             worker.process.join()
-            worker.line.close()
+            worker.pipe.close()
         cache.sweep()
 
 
 def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Events:
-    """Several specs at once, each worker one at a time; no experiment more at once than it allows."""
+    """Compute runs in worker processes, but no more of one experiment at once than it allows."""
     waiting = deque((item, False) for item in work)
     while True:
         for worker in workers:
-            following = _next(waiting, workers) if worker.item is None else None
+            following = _take_next(waiting, workers) if worker.item is None else None
             if following is not None:
-                worker.item, tried = following
+                worker.item, was_busy = following
                 experiment, spec = worker.item.request.experiment, worker.item.spec
                 yield worker.item.request, Event("start", experiment, spec)
-                worker.line.send((experiment, spec, force, tried))
-        busy = [worker for worker in workers if worker.item is not None]
-        if not busy:
+                worker.pipe.send((experiment, spec, force, was_busy))
+        active = [worker for worker in workers if worker.item is not None]
+        if not active:
             return
-        ready = connection.wait([worker.line for worker in busy])
-        for worker in (worker for worker in busy if worker.line in ready):
+        ready = connection.wait([worker.pipe for worker in active])
+        for worker in (worker for worker in active if worker.pipe in ready):
             item, worker.item = worker.item, None
             assert item is not None
             try:
-                event = worker.line.recv()
+                event = worker.pipe.recv()
             except EOFError:
                 worker.process.join()
                 message = f"its process ended with exit code {worker.process.exitcode}"
@@ -448,14 +424,14 @@ def _in_workers(work: Sequence[Work], workers: list[_Worker], force: bool) -> Ev
                 yield item.request, event
 
 
-def _next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tuple[Work, bool] | None:
-    """Take the first spec whose experiment may run once more now."""
+def _take_next(waiting: deque[tuple[Work, bool]], workers: Sequence[_Worker]) -> tuple[Work, bool] | None:
+    """Remove and return the first run whose experiment allows one more run at once."""
     running = [worker.item.request.experiment.name for worker in workers if worker.item is not None]
-    for position, (item, tried) in enumerate(waiting):
+    for index, (item, was_busy) in enumerate(waiting):
         experiment = item.request.experiment
         if experiment.parallel is None or running.count(experiment.name) < experiment.parallel:
-            del waiting[position]
-            return item, tried
+            del waiting[index]
+            return item, was_busy
     return None
 
 
@@ -469,24 +445,24 @@ def _start_worker(cache: Cache) -> _Worker:
     return _Worker(process, ours, cache)
 
 
-def _work(line: Connection, root: Path, archive: Path | None) -> None:
-    """What a worker does: settle the specs it is sent, until the line closes or its parent dies."""
+def _work(pipe: Connection, root: Path, archive: Path | None) -> None:
+    """Resolve the runs that a worker receives, until the connection closes or the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.dup2(2, 1)  # what a spec prints is no output of the command
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.dup2(2, 1)  # standard output belongs to the command, so text that a run prints goes to standard error
     cache = Cache(root, None if archive is None else Archive(archive))
     while True:
         try:
-            experiment, spec, force, wait = line.recv()
+            experiment, spec, force, wait = pipe.recv()
         except EOFError:
             return
         try:
-            line.send(settle(cache, experiment, spec, force=force, wait=wait))
+            pipe.send(resolve(cache, experiment, spec, force=force, wait=wait))
         except RunInProgressError:
-            line.send(None)
+            pipe.send(None)
 
 
-def _die_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -57,7 +57,9 @@ def run_specs(plan: Plan, found: Results, what: Curves) -> list[RunSpec]:
     named: list[RunSpec] = []
     for stream in CONDITIONS.values():
         here = partial(_specs, plan, what, stream)
-        named += rate_pairs.grown(what.grid(plan.scale), here, partial(_curves, what=what), _under(found, stream))
+        named += rate_pairs.extended_specs(
+            what.grid(plan.scale), here, partial(_curves, what=what), _under(found, stream)
+        )
     return named
 
 

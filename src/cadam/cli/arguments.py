@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 METRIC_NAMES = ("auc", "gauc", "log_loss", "normalised_entropy", "calibration")
@@ -225,3 +227,23 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="PATH", help="also write the results to this file")
     parser.add_argument("--plot", metavar="PATH", help="draw the results (needs matplotlib)")
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1, as an argparse type."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def format_exit_codes(exit_codes: Mapping[int, str]) -> str:
+    """Format exit codes and their meanings for the help of a command."""
+    lines = [
+        textwrap.fill(text, 120, initial_indent=f"  {code:<5}", subsequent_indent=" " * 7, break_on_hyphens=False)
+        for code, text in exit_codes.items()
+    ]
+    return "\n".join(["exit codes:", *lines, ""])

@@ -53,7 +53,7 @@ COMMANDS = (
     Command(
         "ab",
         "Compare optimizers on your own stream: paired runs, a confidence sequence and a verdict.",
-        "cadam.cli.ab:add_arguments",
+        "cadam.cli.ab_arguments:add_arguments",
         "cadam.cli.ab:run",
     ),
     Command(

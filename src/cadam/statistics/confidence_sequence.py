@@ -1,16 +1,30 @@
-"""Is one arm better than the other on a stream? Intervals for paired differences, and a confidence sequence.
+"""Intervals for paired differences along a stream, and a confidence sequence that may be checked after every block.
 
-Both arms predict the same events, so it is differences that count: of a user's AUC, of a block of time's loss. What
-each interval takes for granted:
+Both arms of a comparison predict the same events, so all intervals here are about differences: of the AUC of a user, or
+of the loss in a block of time. They rest on different assumptions:
 
-- `over_users`: users are independent of each other and come from one population. It says how far the difference would
-  move with other users; events of one user may depend on each other in any way.
-- `over_blocks`: blocks of time, joined into a few long stretches, are nearly independent. It says how far the
-  difference would move in another time like this one.
-- `ConfidenceSequence`: the same question as over blocks, but made to be looked at after every block: over all looks
-  together it misses the true mean with a chance of about `alpha`, where blocks are long enough that what is left of
-  their dependence dies out over a few of them. An interval made for one look, watched after every block until it
-  excludes 0, finds a difference where there is none far more often than 5% of the time.
+- `over_users` assumes that users are independent and come from one population. It says how far the difference would
+  move with other users. The events of one user may depend on each other in any way.
+- `over_blocks` assumes that long windows of time are nearly independent. It says how far the difference would move in
+  another period like this one.
+- `ConfidenceSequence` answers the same question as `over_blocks`, but may be checked after every block. The probability
+  that it ever excludes the true mean is about `alpha`, provided that the dependence between blocks decays within a
+  few blocks. An ordinary interval that is checked after every block until it excludes 0 reports a difference that does
+  not exist far more often than in 5% of all cases.
+
+The confidence sequence combines these results:
+
+- Howard, Ramdas, McAuliffe and Sekhon (2021), "Time-uniform, nonparametric, nonasymptotic confidence sequences",
+  Annals of Statistics 49(2), https://arxiv.org/abs/1810.08240: confidence sequences from mixture martingales.
+- Lai (1976), "On confidence sequences", Annals of Statistics 4(2): the mixture martingale for a normal mean with
+  unknown variance, which is the one used here.
+- Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024), "Time-uniform central limit theory and asymptotic confidence
+  sequences", Annals of Statistics 52(6), https://arxiv.org/abs/2103.06476: why such a sequence is approximately valid
+  for means of other distributions, and how to choose the time at which it is narrowest.
+- Kendall (1954), "Note on bias in the estimation of autocorrelation", Biometrika 41: the correction of the estimated
+  correlation between neighboring blocks.
+- Johnson (1978), "Modified t tests and confidence intervals for asymmetrical populations", Journal of the American
+  Statistical Association 73: the correction for skewed differences.
 """
 
 from __future__ import annotations
@@ -23,200 +37,276 @@ import numpy as np
 
 from .intervals import Array, Interval, interval
 
-STRETCHES = 20
-"""How many stretches of time `over_blocks` makes: few enough that each is long, enough for a variance."""
-FIRST_LOOK = 20
-"""Blocks before a confidence sequence says anything: its variance is an estimate."""
-STRONGEST = 0.9
-"""The largest dependence of a block on the one before that is believed."""
-FEWEST = 8
-"""Blocks are joined, to see slow dependence, into no fewer than this many."""
+WINDOWS = 20
+"""The number of windows of time that `over_blocks` makes: few, so that each is long, but enough for a variance."""
+FIRST_CHECK = 20
+"""The number of blocks before a confidence sequence has finite ends, because the variance has to be estimated first."""
+MAX_CORRELATION = 0.9
+"""The upper limit for the estimated correlation between neighboring blocks."""
+MIN_JOINED_BLOCKS = 8
+"""The smallest number of joined blocks from which a correlation is estimated."""
 
 
 def over_users(difference: Array, weight: Array | None = None) -> Interval:
-    """The mean difference over users and its 95% interval, each user a cluster; `weight` as for GAUC's weighting."""
+    """Return the mean difference over users with its 95% interval; each user is one observation.
+
+    Args:
+        difference: The difference of each user.
+        weight: The weight of each user, as in a weighted GAUC.
+    """
     return interval(difference, weight)
 
 
-def over_blocks(differences: Sequence[float] | Array, stretches: int = STRETCHES) -> Interval:
-    """The mean difference over equally long blocks in time order, with a 95% interval from means of long stretches."""
+def over_blocks(differences: Sequence[float] | Array, windows: int = WINDOWS) -> Interval:
+    """Return the mean difference over blocks of time with its 95% interval.
+
+    This is the method of batch means: blocks are averaged within a few long windows, whose means are nearly
+    independent, and the interval is computed from these means.
+
+    Args:
+        differences: The differences of blocks of equal length, in order of time.
+        windows: The number of windows.
+    """
     blocks = np.asarray(differences, dtype=np.float64)
-    length = len(blocks) // min(stretches, max(len(blocks), 1)) if len(blocks) else 0
-    if length == 0:
+    if len(blocks) == 0:
         return interval([])
-    whole = len(blocks) // length * length
-    found = interval(blocks[len(blocks) - whole :].reshape(-1, length).mean(1))
+    length = len(blocks) // min(windows, len(blocks))
+    used = len(blocks) // length * length
+    half_width = interval(blocks[len(blocks) - used :].reshape(-1, length).mean(1)).half_width
     mean = float(blocks.mean())
-    return Interval(mean, mean - found.half_width, mean + found.half_width, len(blocks))
+    return Interval(mean, mean - half_width, mean + half_width, len(blocks))
 
 
-def changes(differences: Array) -> Array:
-    """After each block (the last axis), how many blocks so far differ from the one before, by more than rounding."""
+def count_changes(differences: Array) -> Array:
+    """Return, after each block along the last axis, how many blocks so far differ from the block before.
+
+    Differences that are equal up to rounding count as equal.
+    """
     x = np.asarray(differences, dtype=np.float64)
     count = np.zeros(x.shape, dtype=np.int64)
     count[..., 1:] = (~np.isclose(x[..., 1:], x[..., :-1], rtol=1e-9, atol=0)).cumsum(-1)
     return count
 
 
-def independent_blocks(differences: Array) -> Array:
-    """After each block (the last axis), how many independent blocks would tell as much of the mean as those so far.
+def effective_blocks(differences: Array) -> Array:
+    """Return, after each block along the last axis, the effective number of independent blocks so far.
 
-    As for an autoregression of order one: t blocks whose neighbours have the correlation r tell as much as
-    t (1 - r) / (1 + r). Neighbours that hardly go together may still share a slow part, which shows between longer
-    stretches. So the same is asked of blocks joined by L = 2, 4, 8, ..., while there are at least `FEWEST`: if the sums
-    of L blocks have the variance V, and single ones v, it is t (L v / V) (1 - r) / (1 + r). The least is taken. Each
-    r counts with its bias and a part of its standard error on top: all of it for single blocks, and half for joined
-    ones, since the least of several is cautious already.
+    The mean of t blocks from an autoregression of order one, whose neighbors have correlation r, has the same variance
+    as the mean of t (1 - r) / (1 + r) independent blocks. A slow component that hardly shows between neighbors shows
+    between longer blocks. The same estimate is therefore made from blocks joined in groups of L = 2, 4, 8, ..., as
+    long as there are at least `MIN_JOINED_BLOCKS` of them: if sums of L blocks have variance V and single blocks
+    variance v, the effective number is t (L v / V) (1 - r) / (1 + r). The smallest estimate is returned.
+
+    Each estimated r is increased by its bias (Kendall 1954) and by a part of its standard error: all of it for single
+    blocks, half of it for joined blocks, because the smallest of several estimates is already conservative.
     """
     x = np.asarray(differences, dtype=np.float64)
-    x = x - x[..., :1]  # the sums below then lose no digits to a large mean
+    # Subtracting the first value keeps the running sums accurate if the mean is large. It changes no variance.
+    x = x - x[..., :1]
     t = np.arange(1, x.shape[-1] + 1)
     total = x.cumsum(-1)
     mean = total / t
     variance = np.square(x).cumsum(-1) / t - mean**2
-    dependence = np.ones_like(x)
+    # The factor by which dependence increases the variance of the mean.
+    inflation = np.ones_like(x)
     length = 1
-    while length == 1 or length * FEWEST <= x.shape[-1]:
-        joined = total.copy()  # sums of so many blocks, up to each block
+    while length == 1 or length * MIN_JOINED_BLOCKS <= x.shape[-1]:
+        # joined[k] is the sum of the last `length` blocks up to block k, and 0 before there are that many.
+        joined = total.copy()
         joined[..., length:] -= total[..., :-length]
         joined[..., : length - 1] = 0
-        before = np.zeros_like(x)
-        before[..., length:] = joined[..., :-length]
-        after = joined.copy()
-        after[..., : 2 * length - 1] = 0
-        level, many = length * mean, t / length
-        sums, pairs = np.maximum(t - length + 1, 1), np.maximum(t - 2 * length + 1, 1)
+        # Each pair of adjacent, non-overlapping sums: `earlier` ends where `later` begins.
+        earlier = np.zeros_like(x)
+        earlier[..., length:] = joined[..., :-length]
+        later = joined.copy()
+        later[..., : 2 * length - 1] = 0
+        joined_mean, joined_count = length * mean, t / length
+        sum_count, pair_count = np.maximum(t - length + 1, 1), np.maximum(t - 2 * length + 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            square = (np.square(joined).cumsum(-1) - 2 * level * joined.cumsum(-1)) / sums + level**2
-            product = ((after * before).cumsum(-1) - level * (after + before).cumsum(-1)) / pairs + level**2
-            related = product / square
-            # Estimated from so many, it is too low by (1 + 3 related) / many on average (Kendall).
-            related += (1 + 3 * related) / many + (1.0 if length == 1 else 0.5) / np.sqrt(many)
-            related = np.clip(related, 0.0, STRONGEST)
-            found = square / (length * variance) * (1 + related) / (1 - related)
-        seen = (length == 1) | (many >= FEWEST)
-        dependence = np.where(seen, np.fmax(dependence, found), dependence)
+            # Variance of the sums and covariance of adjacent sums, both around the mean so far.
+            spread = (np.square(joined).cumsum(-1) - 2 * joined_mean * joined.cumsum(-1)) / sum_count + joined_mean**2
+            product = (later * earlier).cumsum(-1) - joined_mean * (later + earlier).cumsum(-1)
+            correlation = (product / pair_count + joined_mean**2) / spread
+            # The bias of a correlation estimated from n values is -(1 + 3 r) / n, its standard error 1 / sqrt(n).
+            bias = (1 + 3 * correlation) / joined_count
+            correlation += bias + (1.0 if length == 1 else 0.5) / np.sqrt(joined_count)
+            correlation = np.clip(correlation, 0.0, MAX_CORRELATION)
+            estimate = spread / (length * variance) * (1 + correlation) / (1 - correlation)
+        is_usable = (length == 1) | (joined_count >= MIN_JOINED_BLOCKS)
+        # fmax ignores nan, which an estimate is as long as the variance is 0.
+        inflation = np.where(is_usable, np.fmax(inflation, estimate), inflation)
         length *= 2
-    worth: Array = t / dependence
-    return worth
+    effective: Array = t / inflation
+    return effective
 
 
 def confidence_sequence(
-    differences: Array, alpha: float = 0.05, first_look: int = FIRST_LOOK, sharpest: int = 100
+    differences: Array, alpha: float = 0.05, first_check: int = FIRST_CHECK, narrowest_at: int = 100
 ) -> tuple[Array, Array]:
-    """Lower and upper ends after each block (the last axis), for all looks together at about 1 - alpha.
+    """Return the ends of a confidence sequence for the mean difference after each block along the last axis.
 
-    It inverts the t test that may be watched: with u = t^2 / (n - 1) from n blocks, and c chosen so that the interval
-    is about narrowest after `sharpest` blocks, the Bayes factor
+    The sequence inverts a t test that may be checked at any time (Lai 1976). Let t be the t statistic of n blocks and
+    u = t^2 / (n - 1). The Bayes factor of a normal prior on the standardized mean, with weight c, against a mean of 0,
 
-        sqrt(c / (n + c)) ((1 + u) / (1 + u c / (n + c)))^(n / 2)
+        B = sqrt(c / (n + c)) ((1 + u) / (1 + u c / (n + c)))^(n / 2),
 
-    of "some difference" over "none" is a martingale where there is none, so the chance that it ever reaches 1 / alpha
-    is at most alpha (Ville). That is exact for independent normal differences. For others it is an approximation that
-    gets better with the number of blocks: n is then `independent_blocks`, which sees dependence that dies out over a
-    few blocks, and the end on the side of the longer tail is moved out by s g (1 + 2 z^2) / (6 n) (Johnson; s: standard
-    deviation, g: skewness, z: half the width in standard errors). The first looks cannot see a dependence about as long
-    as themselves and are then too sure: docs/ab.md has how often.
+    is a nonnegative martingale if the true mean is 0. By Ville's inequality the probability that it ever reaches
+    1 / alpha is at most alpha. The ends are the means for which B = 1 / alpha. This is exact for independent normal
+    differences. For other differences it is an approximation that improves with the number of blocks (Waudby-Smith et
+    al. 2024), with two corrections:
 
-    Ends are infinite where nothing can be said: before `first_look` blocks, with too few independent ones, and until
-    half as many blocks as `first_look` differ from the one before. Blocks that are all alike show no variance, and how
-    far the next may lie from them is unknown. Mean and variance may change along the stream; what is covered is then
-    the mean so far.
+    - n is `effective_blocks`, which accounts for dependence that decays within a few blocks.
+    - If the differences are skewed, the end on the side of the longer tail moves outwards by
+      s g (1 + 2 z^2) / (6 n), where s is the standard deviation, g the skewness, and z the half width in standard
+      errors (Johnson 1978).
+
+    The first checks cannot detect a dependence that is about as long as the blocks so far, and are then too narrow;
+    `docs/ab.md` reports how often.
+
+    Ends are infinite before `first_check` blocks, if there are too few effective blocks, and until half of
+    `first_check` blocks differ from the block before: blocks that are all equal show no variance, so they say nothing
+    about how far the next block may be from them. If the mean changes along the stream, the sequence covers the mean
+    of the blocks so far.
+
+    Args:
+        differences: The difference in each block, arm minus baseline, in order of time. Leading axes are independent
+            streams.
+        alpha: The probability of ever excluding the true mean.
+        first_check: The first number of blocks with finite ends.
+        narrowest_at: The number of blocks at which the sequence is about as narrow as it can be.
+
+    Returns:
+        The lower and the upper ends, in the shape of `differences`.
+
+    Raises:
+        ValueError: If `alpha` is not between 0 and 1, or `first_check` is below 2.
     """
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
-    if first_look < 2:
-        raise ValueError(f"first_look must be at least 2 blocks, got {first_look}")
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+    if first_check < 2:
+        raise ValueError(f"first_check must be at least 2 blocks, got {first_check}")
     x = np.asarray(differences, dtype=np.float64)
     t = np.arange(1, x.shape[-1] + 1)
-    n = np.maximum(independent_blocks(x), 1.0)
+    n = np.maximum(effective_blocks(x), 1.0)
+    changes = count_changes(x)
+    # Subtracting the first value keeps the running sums accurate if the mean is large.
     start = x[..., :1]
-    differ = changes(x)
-    x = x - start  # the sums below then lose no digits to a large mean
+    x = x - start
     mean = x.cumsum(-1) / t
     square = np.square(x).cumsum(-1) / t
     variance = np.maximum(square - mean**2, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        c = sharpest / (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1)
-        reached = np.exp((np.log((n + c) / c) - 2 * math.log(alpha)) / n)
-        u = np.where(reached * c < n + c, (reached - 1) / (1 - reached * c / (n + c)), math.inf)
-        half = np.sqrt(variance * t / (t - 1) * u * (n - 1) / n)
-        third = (x**3).cumsum(-1) / t - 3 * mean * square + 2 * mean**3
-        tail = third / variance * (1 + 2 * half**2 * n / variance) / (6 * n)
-    known = (t >= first_look) & (differ >= first_look // 2) & (variance > 0) & np.isfinite(half)
-    low = np.where(known, start + mean - half + np.minimum(tail, 0.0), -math.inf)
-    high = np.where(known, start + mean + half + np.maximum(tail, 0.0), math.inf)
+        # The prior weight that makes the sequence narrowest after `narrowest_at` blocks (Waudby-Smith et al. 2024).
+        c = narrowest_at / (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1)
+        # Solve B = 1 / alpha for u. With k = ((n + c) / (c alpha^2))^(1 / n), (1 + u) / (1 + u c / (n + c)) = k.
+        k = np.exp((np.log((n + c) / c) - 2 * math.log(alpha)) / n)
+        u = np.where(k * c < n + c, (k - 1) / (1 - k * c / (n + c)), math.inf)
+        half_width = np.sqrt(variance * t / (t - 1) * u * (n - 1) / n)
+        third_moment = (x**3).cumsum(-1) / t - 3 * mean * square + 2 * mean**3
+        skew_shift = third_moment / variance * (1 + 2 * half_width**2 * n / variance) / (6 * n)
+    is_known = (t >= first_check) & (changes >= first_check // 2) & (variance > 0) & np.isfinite(half_width)
+    low = np.where(is_known, start + mean - half_width + np.minimum(skew_shift, 0.0), -math.inf)
+    high = np.where(is_known, start + mean + half_width + np.maximum(skew_shift, 0.0), math.inf)
     return low, high
 
 
 class ConfidenceSequence:
-    """An interval for the mean paired difference that may be looked at after every block, and acted on.
+    """A confidence sequence for the mean paired difference, updated block by block.
 
-    See `confidence_sequence` for what it rests on: dependence between blocks must die out over a few of them.
+    It may be checked after every block, and one may stop as soon as it excludes 0. See `confidence_sequence` for the
+    method and its assumption: the dependence between blocks must decay within a few blocks.
+
+    Args:
+        alpha: The probability of ever excluding the true mean.
+        first_check: The first number of blocks with finite ends.
+        narrowest_at: The number of blocks at which the sequence is about as narrow as it can be.
+
+    Example:
+        ```python
+        sequence = ConfidenceSequence()
+        for difference in differences:  # treatment minus baseline, one value per block
+            sequence.update(difference)
+            if sequence.excludes_zero:
+                break
+        print(sequence.interval)
+        ```
     """
 
-    def __init__(self, alpha: float = 0.05, first_look: int = FIRST_LOOK, sharpest: int = 100) -> None:
-        self.alpha, self.first_look, self.sharpest = alpha, first_look, sharpest
+    def __init__(self, alpha: float = 0.05, first_check: int = FIRST_CHECK, narrowest_at: int = 100) -> None:
+        self.alpha, self.first_check, self.narrowest_at = alpha, first_check, narrowest_at
         self._differences: list[float] = []
 
     def update(self, difference: float) -> None:
-        """Take in the difference of the next block: arm minus baseline."""
+        """Add the difference of the next block, arm minus baseline.
+
+        Raises:
+            ValueError: If the difference is not finite.
+        """
         if not math.isfinite(difference):
-            raise ValueError(
-                f"a difference must be finite, got {difference}: leave out blocks in which it does not exist"
-            )
+            raise ValueError(f"a difference must be finite, got {difference}: skip blocks in which it does not exist")
         self._differences.append(float(difference))
 
     @property
     def interval(self) -> Interval:
-        """The mean so far and the ends made for this and every other look; infinite where nothing can be said."""
+        """The mean so far with the present ends of the sequence, which may be infinite."""
         count = len(self._differences)
         if count == 0:
             return Interval(math.nan, -math.inf, math.inf, 0)
-        low, high = confidence_sequence(np.array(self._differences), self.alpha, self.first_look, self.sharpest)
+        low, high = confidence_sequence(np.array(self._differences), self.alpha, self.first_check, self.narrowest_at)
         return Interval(float(np.mean(self._differences)), float(low[-1]), float(high[-1]), count)
 
     @property
-    def decided(self) -> bool:
-        """Whether 0 is outside at this look."""
+    def excludes_zero(self) -> bool:
+        """Whether the present interval excludes 0."""
         now = self.interval
         return now.low > 0 or now.high < 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state, from which `load_state_dict` continues."""
         return {"differences": list(self._differences)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned."""
         self._differences = [float(value) for value in state["differences"]]
 
 
-def first_alarm(low: Array, high: Array) -> Array:
-    """After how many blocks a sequence first excludes 0, along the last axis; 0 if it never does."""
-    outside = (low > 0) | (high < 0)
-    alarms: Array = np.where(outside.any(-1), outside.argmax(-1) + 1, 0)
-    return alarms
+def first_exclusion(low: Array, high: Array) -> Array:
+    """Return after how many blocks along the last axis a sequence first excludes 0; 0 if it never does."""
+    is_outside = (low > 0) | (high < 0)
+    first: Array = np.where(is_outside.any(-1), is_outside.argmax(-1) + 1, 0)
+    return first
 
 
-def relatedness(differences: Sequence[float] | Array) -> float:
-    """How much a block's difference goes with that of the block before: their correlation."""
+def lag_one_correlation(differences: Sequence[float] | Array) -> float:
+    """Return the correlation between the differences of neighboring blocks; 0 if all differences are equal."""
     x = np.asarray(differences, dtype=np.float64)
-    spread = x - x.mean()
-    total = float(spread @ spread)
-    return float(spread[1:] @ spread[:-1]) / total if total > 0 else 0.0
+    centered = x - x.mean()
+    total = float(centered @ centered)
+    return float(centered[1:] @ centered[:-1]) / total if total > 0 else 0.0
 
 
-def recovery(curve: Array, moment: int, before: int = 10, reach: float = 0.9) -> int | None:
-    """How many blocks after a shift a metric (more is better) takes to come back; None if it does not.
+def recovery_blocks(curve: Array, shift: int, before: int = 10, reach: float = 0.9) -> int | None:
+    """Return how many blocks after a shift a metric takes to recover, or None if it does not recover.
 
-    The level before is the mean of the `before` blocks that precede the shift, the floor the lowest value since. It is
-    back in the first block from which the mean of three blocks has made up `reach` of the fall. A metric that does not
-    fall has recovered after 0 blocks.
+    The level before the shift is the mean of the `before` blocks that precede it, and the floor is the lowest value
+    since. The metric has recovered in the first block from which the mean of three blocks has made up `reach` of the
+    drop. A metric that does not drop recovers after 0 blocks.
+
+    Args:
+        curve: The metric in each block; higher is better.
+        shift: The index of the first block after the shift.
+        before: The number of blocks before the shift that define the level.
+        reach: The share of the drop that must be made up.
+
+    Raises:
+        ValueError: If the shift is not inside the curve.
     """
-    if not 0 < moment < len(curve):
-        raise ValueError(f"the shift must lie within the {len(curve)} blocks, got block {moment}")
-    level = float(np.mean(curve[max(0, moment - before) : moment]))
+    if not 0 < shift < len(curve):
+        raise ValueError(f"the shift must be inside the {len(curve)} blocks, got block {shift}")
+    level = float(np.mean(curve[max(0, shift - before) : shift]))
     floor = math.inf
-    for block in range(moment, len(curve) - 2):
+    for block in range(shift, len(curve) - 2):
         floor = min(floor, float(curve[block]))
         if np.mean(curve[block : block + 3]) >= floor + reach * (level - floor):
-            return block - moment
+            return block - shift
     return None

@@ -1,4 +1,4 @@
-"""A mean and how sure one can be of it: Student's t interval."""
+"""A mean with its 95% interval, by Student's t distribution."""
 
 from __future__ import annotations
 
@@ -13,49 +13,58 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-MOST_FREEDOM = 1000
-"""Beyond it Student's t is taken for that of 1000: wider by a thousandth at most."""
+MAX_DEGREES = 1000
+"""The largest number of degrees of freedom that is used; the quantile of more degrees is at most 0.1% smaller."""
 
 
 @lru_cache
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The t with P(|T| <= t) = confidence for Student's T.
+def t_quantile(confidence: float, degrees: int) -> float:
+    """Return the t for which P(|T| <= t) = confidence, where T has Student's t distribution.
 
-    With t = sqrt(freedom) tan(a), that probability is a finite sum of powers of sin(a) and cos(a) (Abramowitz and
-    Stegun 26.7.3 and 26.7.4); a is found by bisection.
+    With t = sqrt(degrees) tan(a), this probability is a finite sum of powers of sin(a) and cos(a): equations 26.7.3 and
+    26.7.4 of Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964). The angle a is found by bisection.
+
+    Args:
+        confidence: The probability, between 0 and 1.
+        degrees: The degrees of freedom, at least 1.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    if freedom < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, got {freedom}")
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
     low, high = 0.0, math.pi / 2
     while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
+        low, high = (middle, high) if _probability_within(middle, degrees) < confidence else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
 
 
-def _within(angle: float, freedom: int) -> float:
-    """P(|T| <= sqrt(freedom) tan(angle))."""
+def _probability_within(angle: float, degrees: int) -> float:
+    """Return P(|T| <= sqrt(degrees) tan(angle))."""
     sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(2 + odd, freedom + 1, 2):
+    is_odd = degrees % 2
+    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+    for k in range(2 + is_odd, degrees + 1, 2):
         total += term
         term *= cosine**2 * (k - 1) / k
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the 95% interval around it; nan ends where there are too few values for one."""
+    """A mean and its interval; the ends are nan if there are too few values for an interval."""
 
     mean: float
     low: float
     high: float
     count: int
+    """The number of values."""
 
     @property
     def half_width(self) -> float:
+        """Half of the distance between the ends."""
         return (self.high - self.low) / 2
 
     def __format__(self, spec: str) -> str:
@@ -66,10 +75,18 @@ class Interval:
 
 
 def interval(values: Sequence[float] | Array, weights: Sequence[float] | Array | None = None) -> Interval:
-    """Mean and 95% interval of independent values.
+    """Return the mean of independent values with its 95% interval.
 
-    With weights, the mean is sum(w x) / sum(w) and its variance that of a ratio (the delta method); heavy values count
-    as fewer: the t distribution has the freedom of sum(w)^2 / sum(w^2) values.
+    With weights, the mean is sum(w x) / sum(w), and its variance is that of a ratio by the delta method. The degrees of
+    freedom follow from Kish's effective sample size sum(w)^2 / sum(w^2), because few heavy values carry less
+    information than many equal ones.
+
+    Args:
+        values: The values.
+        weights: One positive weight per value.
+
+    Raises:
+        ValueError: If a weight is not positive.
     """
     count = len(values)
     if count == 0:
@@ -83,8 +100,8 @@ def interval(values: Sequence[float] | Array, weights: Sequence[float] | Array |
             raise ValueError("weights must be positive")
         mean, effective = float(w @ x / w.sum()), float(w.sum() ** 2 / (w @ w))
         error = math.sqrt(float(np.square(w * (x - mean)).sum())) / float(w.sum())
-    if effective < 2 - 1e-9:
+    if effective < 2 - 1e-9:  # the tolerance is for rounding errors in sums of two equal weights
         return Interval(mean, math.nan, math.nan, count)
-    freedom = min(round(effective) - 1, MOST_FREEDOM)
-    half = t_quantile(0.95, freedom) * error * math.sqrt(effective / (effective - 1))
-    return Interval(mean, mean - half, mean + half, count)
+    degrees = min(round(effective) - 1, MAX_DEGREES)
+    half_width = t_quantile(0.95, degrees) * error * math.sqrt(effective / (effective - 1))
+    return Interval(mean, mean - half_width, mean + half_width, count)

@@ -1,1 +1,1 @@
-"""The HTML page of an A/B: its template, figures and colors."""
+"""The outputs of an A/B: console, JSON and HTML page."""

@@ -1,29 +1,34 @@
-"""The look of every figure: its panels and its colours.
+"""The style of all figures: their colors and panels.
 
-The report turns the colours into CSS variables, so that figures follow light and dark. Any other colour stays as it is
-in both modes, which only suits what brings its own background, like a colour scale.
+Each optimizer has one color in every figure: CAdam is blue, Adam is orange-red, and other arms take the next colors of
+one fixed list. Pages turn the colors of this module into CSS variables, so that figures follow the light and the dark
+mode. Any other color is the same in both modes, which only suits parts that bring their own background, such as a
+color scale.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from ...statistics.intervals import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cadam.statistics.intervals import Array
-
 NEEDS = "figures need matplotlib: in a clone of the project, pip install '.[online]'"
-"""What to say where it is not installed."""
+"""The message if matplotlib is not installed."""
 
 INK, MUTED, GRID, PAPER = "#1f2430", "#6b7280", "#d5d9e0", "#fefefe"
+"""The colors of text, secondary text, grid lines and the background."""
 ADAM, CADAM, TARGET = "#c8553d", "#2a6f97", "#8a8f98"
 SERIES = (CADAM, ADAM, "#5b8c5a", "#8e6c8a", "#c2973b", "#3c8d8a", "#a0527a", "#7a7f45")
-"""For more lines than two; CAdam is always the first, Adam the second."""
+"""The colors of arms; the first two are reserved for CAdam and Adam."""
 
 BETTER, NEUTRAL, WORSE = "#2b6f97", "#f7f7f7", "#c8563d"
+"""The ends and the middle of a color scale, the same in light and dark mode."""
 ON_PALE, ON_STRONG = "#20242f", "#f8f8f8"
-"""Ends and middle of a colour scale, and text on it: the same in light and dark."""
+"""The colors of text on a color scale, the same in light and dark mode."""
 
 DARK = {
     INK: "#e6e8ee",
@@ -40,7 +45,7 @@ DARK = {
     "#a0527a": "#dd8fb6",
     "#7a7f45": "#b9bf7c",
 }
-"""What each becomes on a dark page."""
+"""The color that replaces each color in dark mode."""
 
 STYLE: dict[Any, Any] = {
     "figure.facecolor": PAPER,
@@ -63,11 +68,40 @@ STYLE: dict[Any, Any] = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
-"""Matplotlib's settings while figures are drawn and saved."""
+"""The settings of matplotlib while figures are drawn and saved."""
+
+
+def arm_colors(arms: Iterable[str]) -> dict[str, str]:
+    """Return one color per arm: blue for CAdam, orange-red for Adam, and others from `SERIES` in order.
+
+    Options after a colon do not matter: the first arm of CAdam or Adam takes its color, and further arms of the same
+    optimizer take colors from the list.
+
+    Example:
+        >>> arm_colors(["Adam", "CAdam:moments=int8"]) == {"Adam": ADAM, "CAdam:moments=int8": CADAM}
+        True
+    """
+    reserved = {"CAdam": CADAM, "Adam": ADAM}
+    colors: dict[str, str] = {}
+    for arm in arms:
+        color = reserved.get(arm.partition(":")[0])
+        if color is None or color in colors.values():
+            # The reserved colors come last, for comparisons of many arms without CAdam or Adam.
+            color = next(c for c in (*SERIES[2:], *SERIES[:2]) if c not in colors.values())
+        colors[arm] = color
+    return colors
 
 
 def panels(rows: int, columns: int, width: float, height: float, **sharing: Any) -> tuple[Figure, Array]:
-    """A figure with a grid of plain panels, always as a matrix."""
+    """Return a figure with a grid of panels, which is always a matrix.
+
+    Args:
+        rows: The number of rows.
+        columns: The number of columns.
+        width: The width in inches.
+        height: The height in inches.
+        **sharing: Arguments of `Figure.subplots`, such as `sharex`.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

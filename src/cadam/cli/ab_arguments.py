@@ -1,0 +1,106 @@
+"""The arguments of `cadam ab`, apart from its implementation so that `cadam ab --help` does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from .arguments import (
+    add_data_arguments,
+    add_max_rejected_argument,
+    add_model_arguments,
+    format_exit_codes,
+    positive_int,
+)
+from .exit_codes import DONE, FAILED, INTERRUPTED, NO_PACKAGE, UNREAD, USAGE
+
+MAX_REJECTED = 0.01
+"""The default of `--max-rejected`. A test compares it with that of `cadam run`."""
+MATTERS = 0.001
+"""The default of `--matters`. A test compares it with that of `Study`."""
+EXIT_CODES = {
+    DONE: "the comparison is complete",
+    FAILED: "a run failed, an optimizer diverged at every learning rate, no GAUC could be measured, or more than "
+    "--max-rejected was rejected; finished runs are cached",
+    USAGE: "the command is invalid, the data is missing or does not fit, or a folder cannot be written to; nothing was "
+    "computed",
+    NO_PACKAGE: "a package is missing; nothing was computed",
+    INTERRUPTED: "interrupted; the same command continues from there",
+    UNREAD: "the reader of the output has closed it, as `| head` does; the same command continues from there",
+}
+"""The exit codes of `cadam ab`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add all arguments of `cadam ab`."""
+    parser.epilog = format_exit_codes(EXIT_CODES)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_study_arguments(parser)
+    parser.add_argument(
+        "--seeds", type=positive_int, default=5, metavar="N", help="number of seeds of each arm (default: 5)"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(os.environ.get("CADAM_CACHE", "results/cache")),
+        metavar="FOLDER",
+        help="the folder of the results of runs (default: $CADAM_CACHE, or results/cache)",
+    )
+    parser.add_argument("--force", action="store_true", help="compute runs again that are in the cache")
+    parser.add_argument("--json", action="store_true", help="print only the recommendation and all numbers, as JSON")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the report, as .html; its numbers and the schema are written beside it as JSON "
+        "(default: ab/NAME/report.html)",
+    )
+
+
+def add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that define the study."""
+    add_data_arguments(parser)
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--arms",
+        default="adam,cadam",
+        metavar="A,B",
+        help="optimizers, with options as in cadam,cadam:moments=int8; the first is the baseline (default: adam,cadam)",
+    )
+    parser.add_argument(
+        "--lr",
+        default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1",
+        metavar="X,Y,...",
+        help="learning rates to choose from (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=256, metavar="N", help="events per step (default: 256)"
+    )
+    parser.add_argument(
+        "--events", type=positive_int, metavar="N", help="use the first N events, in whole batches (default: all)"
+    )
+    parser.add_argument(
+        "--tuning-share",
+        type=float,
+        default=0.2,
+        metavar="X",
+        help="share of the stream on which learning rates are chosen (default: 0.2)",
+    )
+    parser.add_argument(
+        "--blocks", type=positive_int, default=50, metavar="N", help="number of blocks of time (default: 50)"
+    )
+    parser.add_argument(
+        "--matters",
+        type=float,
+        default=MATTERS,
+        metavar="X",
+        help="smallest difference of GAUC of practical use; arms within it are equivalent (default: %(default)s)",
+    )
+    add_max_rejected_argument(parser, MAX_REJECTED)
+    simulated = parser.add_argument_group("simulated changes, as further conditions beside the unchanged stream")
+    simulated.add_argument(
+        "--change", metavar="FEATURE", help="the values of this feature are exchanged at two points in time"
+    )
+    simulated.add_argument("--noise", type=float, metavar="X", help="share of the labels that are flipped")
+    simulated.add_argument("--delay", type=float, metavar="T", help="mean delay of the labels")
