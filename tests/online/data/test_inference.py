@@ -26,7 +26,8 @@ from cadam.online.data.inference.columns import split_words
 from cadam.online.data.inference.features import choose_buckets
 from cadam.online.data.kind import Kind
 from cadam.online.data.schema import Target
-from cadam.online.data.sources import SamplingError, line_sampling, resolve_uri
+from cadam.online.data.sources import line_sampling, resolve_uri
+from cadam.online.data.sources.sample import SamplingError
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 ROWS = 600
@@ -500,8 +501,8 @@ def test_a_threshold_for_text_is_an_error_that_suggests_a_comparison(tmp_path: P
 @pytest.mark.parametrize("damage", ["cut off", "changed"])
 def test_a_damaged_gzip_file_is_an_error_that_says_what_to_do(damage: str, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv.gz", {"item": column("device"), "click": column("click")})
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if damage == "cut off" else whole[:-8] + bytes(8))
+    complete = path.read_bytes()
+    path.write_bytes(complete[: len(complete) // 2] if damage == "cut off" else complete[:-8] + bytes(8))
     schema = Schema({"item": "hash:10"}, label="click")
     for reads in (lambda: inferred(path, label="click"), lambda: list(open_source(f"csv:{path}", schema))):
         with pytest.raises(OSError, match="gzip -t") as error:

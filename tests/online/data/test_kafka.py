@@ -1,4 +1,4 @@
-"""A real Kafka broker, killed in turn with the learner: no message is lost, none counts twice."""
+"""A real Kafka broker and the learner are killed alternately: no message is lost, and none is used twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Killer(threading.Thread):
-    """Kills a broker now and then, and starts it again; one that was only named goes on."""
+    """Kill a broker that was started here at random times, and restart it; an external broker is left alone."""
 
     def __init__(self, broker: Broker | Named) -> None:
         super().__init__()
@@ -54,13 +54,13 @@ class Killer(threading.Thread):
                 self.kills += 1
                 time.sleep(chance.uniform(0, 2))
                 self.broker.start()
-            except BaseException as error:  # the test says it
+            except BaseException as error:  # The test reports it.
                 self.failed = error
                 return
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_is_learnt(
+def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_messages_are_learned_from(
     broker: Broker | Named, partitions: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(0)
@@ -80,11 +80,11 @@ def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_i
     ]
     if partitions == 1:
         assert main.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
-        assert "holds no messages yet" in capsys.readouterr().err
+        assert "no messages yet" in capsys.readouterr().err
     fill(broker.servers, topic, rows, partitions)
     assert main.main(["schema", uri, "--label", "click", "--output", str(tmp_path / "schema.json")]) == 0
     print(shown := capsys.readouterr().out)
-    assert shown.startswith(f"kafka://{broker.servers}/{topic}: Kafka topic; looked at the first 3,000 messages")
+    assert shown.startswith(f"kafka://{broker.servers}/{topic}: Kafka topic, the first 3,000 messages")
     schema = Schema.read(tmp_path / "schema.json")
     assert (schema.label, schema.user, schema.time) == ("click", "user_id", "time")
     assert {name: str(kind).partition(":")[0] for name, kind in schema.features.items()} == {
@@ -95,20 +95,20 @@ def test_a_schema_is_inferred_from_the_first_messages_of_a_topic_and_all_of_it_i
     assert main.main(["run", uri, "--label", "click", "--checkpoint", str(folder), "--log", str(tmp_path / "log")]) == 0
     assert pq.read_table(tmp_path / "log").num_rows == len(rows)
     missing = uri.replace(topic, "no-such-topic-here")
-    if isinstance(broker, Broker):  # this one makes a topic of any name that is asked for
+    if isinstance(broker, Broker):  # This broker creates topics on request.
         return
     assert main.main(["schema", missing, "--label", "click", "--output", str(tmp_path / "none.json")]) == 2
     assert "no-such-topic-here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_broker_and_learner_are_killed_in_turn_and_nothing_is_lost_or_comes_twice(
+def test_no_message_is_lost_or_used_twice_while_broker_and_learner_are_killed(
     broker: Broker | Named, partitions: int, tmp_path: Path
 ) -> None:
     topic = f"clicks-{partitions}-{os.getpid()}-{time.time_ns()}"
     broker.create(topic, partitions)
     rows = records()
-    rows += [rows[-1]] * (-len(rows) % BATCH)  # whole batches, so that the last one is not waited for
+    rows += [rows[-1]] * (-len(rows) % BATCH)  # The last batch must be full, or the source would wait for it.
     fill(broker.servers, topic, rows, partitions)
     killer = Killer(broker)
     script = Path(__file__).parents[1] / "learner_process.py"
@@ -124,7 +124,7 @@ def test_broker_and_learner_are_killed_in_turn_and_nothing_is_lost_or_comes_twic
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert process.stdout is not None
-    lines = [process.stdout.readline()]  # the run that nobody disturbs
+    lines = [process.stdout.readline()]  # The run that is not killed.
     killer.start()
     try:
         rest, errors = process.communicate(timeout=600)
@@ -142,7 +142,7 @@ def test_broker_and_learner_are_killed_in_turn_and_nothing_is_lost_or_comes_twic
     print(f"  while the broker was killed {killer.kills} times")
     assert sum(run.pop("kills") for run in [whole, *killed]) >= KILLS
     assert killer.kills >= (2 if isinstance(broker, Broker) else 0)
-    if partitions == 1:  # there is one order, so every bit is the same
+    if partitions == 1:  # Messages have one order, so runs are bitwise equal.
         assert all(run == whole for run in killed)
     usable = {row["event"]: 1 for row in rows if "user" in row and row["item"] < ITEMS}
     for folder in sorted((tmp_path / "runs").iterdir()):

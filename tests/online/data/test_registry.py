@@ -13,8 +13,10 @@ from cadam.cli import main
 from cadam.cli.arguments import RUN_DETAILS
 from cadam.online import Events, Schema, Source, open_source
 from cadam.online.data.events import Batch
-from cadam.online.data.sources import ColumnNames, Sample, SamplingError, registry, resolve_uri, source_help
-from cadam.online.data.sources.sample import sample_of_records
+from cadam.online.data.sources import registry, resolve_uri
+from cadam.online.data.sources.base import ColumnNames
+from cadam.online.data.sources.registry import source_help
+from cadam.online.data.sources.sample import Sample, SamplingError, sample_records
 from cadam.online.data.validation import MismatchError, check_columns, check_uri
 
 
@@ -27,15 +29,11 @@ class ArraySource(Source):
 
     def __init__(self, path: str, schema: Schema, batch_size: int) -> None:
         self.records = json.loads(Path(path).read_text())
-        self.path, self.schema, self.batch_size, self.position = path, schema, batch_size, 0
+        self.location, self.schema, self.batch_size, self.position = path, schema, batch_size, 0
 
     @classmethod
-    def from_uri(cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None) -> Source:
-        return cls(uri.partition(":")[2], schema, batch_size)
-
-    @property
-    def location(self) -> str:
-        return self.path
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> Source:
+        return cls(uri.partition(":")[2], schema, options["batch_size"])
 
     def __iter__(self) -> Iterator[Batch]:
         while self.position < len(self.records):
@@ -53,7 +51,7 @@ class ArraySource(Source):
         return ColumnNames([name for record in self.records for name in record], are_complete=False)
 
     def sample(self) -> Sample:
-        return sample_of_records(self.records, len(self.records), "JSON array", is_text=False)
+        return sample_records(self.records, len(self.records), "JSON array", is_text=False)
 
 
 @pytest.fixture
@@ -105,7 +103,7 @@ def test_a_source_needs_only_iteration_and_its_position() -> None:
     source = Minimal()
     assert (source.share, source.backlog(), source.columns()) == (None, None, None)
     check_columns(source, Schema({"x": "number"}))
-    with pytest.raises(SamplingError, match="Minimal"):
+    with pytest.raises(SamplingError, match="--schema"):
         source.sample()
 
 

@@ -79,21 +79,21 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "all"])
 @pytest.mark.parametrize("size", [1, 7, COUNT])
 def test_the_result_does_not_depend_on_the_batch_size(kind: str, size: int) -> None:
-    whole, parts = (columns(list(KINDS[kind](SimulatedEvents(s)))) for s in (64, size))
-    assert same(whole, parts)
+    complete, parts = (columns(list(KINDS[kind](SimulatedEvents(s)))) for s in (64, size))
+    assert same(complete, parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("named", [False, True])
 def test_a_stream_that_continues_from_a_state_is_the_same(kind: str, named: bool) -> None:
-    whole = list(KINDS[kind](SimulatedEvents(named=named)))
+    complete = list(KINDS[kind](SimulatedEvents(named=named)))
     first = KINDS[kind](SimulatedEvents(named=named))
     head = [batch for _, batch in zip(range(20), first, strict=False)]
     state = first.state_dict()
     next(iter(first))  # The state must not change with the source.
     second = KINDS[kind](SimulatedEvents(named=named))
     second.load_state_dict(state)
-    assert same(columns(whole), columns(head + list(second)))
+    assert same(columns(complete), columns(head + list(second)))
 
 
 @pytest.mark.parametrize("kind", ["noise", "change", "delay"])
@@ -221,8 +221,8 @@ def test_labels_of_events_and_separate_labels_are_delayed() -> None:
 @pytest.mark.parametrize("kind", LATE)
 @pytest.mark.parametrize("size", [1, 7, 2000])
 def test_separate_labels_do_not_depend_on_the_batch_size(kind: str, size: int) -> None:
-    whole, parts = (late(LATE[kind](SeparateLabels(s))) for s in (64, size))
-    assert same(whole, parts)
+    complete, parts = (late(LATE[kind](SeparateLabels(s))) for s in (64, size))
+    assert same(complete, parts)
 
 
 @pytest.mark.parametrize("kind", LATE)

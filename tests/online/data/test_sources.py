@@ -150,8 +150,8 @@ class PartialConsumer:
         return getattr(self.consumer, name)
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        whole = self.consumer.list_topics(topic, timeout=timeout).topics[topic].partitions
-        shown = {number: whole[number] for number in self.partitions}
+        complete = self.consumer.list_topics(topic, timeout=timeout).topics[topic].partitions
+        shown = {number: complete[number] for number in self.partitions}
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=shown)})
 
 
@@ -258,8 +258,8 @@ def test_a_source_that_continues_from_a_position_yields_the_same_batches(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     make = sources(kind, tmp_path, request)
-    whole = [all_ids([batch]) for batch in read(make())]
-    for stop in (0, 1, 64, 65, len(whole)):
+    complete = [all_ids([batch]) for batch in read(make())]
+    for stop in (0, 1, 64, 65, len(complete)):
         first = make()
         stream = (batch for batch in first if batch is not None)
         before = [all_ids([next(stream)]) for _ in range(stop)]
@@ -268,7 +268,7 @@ def test_a_source_that_continues_from_a_position_yields_the_same_batches(
             state["offsets"] = {int(key): value for key, value in state["offsets"].items()}
         second = make()
         second.load_state_dict(state)
-        assert before + [all_ids([batch]) for batch in read(second)] == whole
+        assert before + [all_ids([batch]) for batch in read(second)] == complete
 
 
 def test_a_position_of_another_source_is_an_error(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -346,13 +346,13 @@ def test_a_last_line_without_a_line_break_is_left_for_a_later_run(
     path, columns = tmp_path / "a", {**table(12), "last": np.linspace(0, 0.1, 12)}
     (write_csv if form == "csv" else write_jsonl)(path, columns)
     schema = Schema({"user": f"category:{USERS}", "last": "number"}, label="click", id="event")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-9])
     first = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
     assert all_ids(read(first)) == list(range(11))
     assert f"{path}: line {12 + (form == 'csv')}, the last, of" in caplog.text
     assert "echo >> FILE" in caplog.text
-    path.write_bytes(whole)
+    path.write_bytes(complete)
     again = LinesSource(path, schema, form, batch_size=5)  # type: ignore[arg-type]
     again.load_state_dict(first.state_dict())
     caplog.clear()
@@ -672,10 +672,9 @@ def test_a_boolean_is_not_a_number_but_may_be_a_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("distinct", [200, 900, 2048])
-def test_text_is_converted_at_most_twice_if_there_are_separate_labels(
+def test_every_distinct_text_is_converted_once_if_there_are_separate_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
 ) -> None:
-    """Each text is converted once with all rows and once with its slice, but not once per slice."""
     rows = 2048
     texts = [None if row == 5 else f"text {row % distinct}" for row in range(rows)]
     columns = {"event": np.arange(rows), "word": texts, "label": np.ones(rows)}
@@ -690,9 +689,9 @@ def test_text_is_converted_at_most_twice_if_there_are_separate_labels(
     monkeypatch.setattr(conversion, "_integer_of_text", counted)
     schema = Schema({"word": "hash:1000"}, id="event")
     batches = read(ParquetSource(tmp_path / "a.parquet", schema, batch_size=64))
-    assert len(converted) <= 2 * rows
-    places = np.concatenate([present(batch.events).features["word"] for batch in batches])
-    assert places.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
+    assert len(converted) <= rows
+    buckets = np.concatenate([present(batch.events).features["word"] for batch in batches])
+    assert buckets.tolist() == convert([text for text in texts if text], Kind("hash", 1000))[0].tolist()
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
@@ -704,7 +703,7 @@ def test_plain_and_dictionary_encoded_text_are_read_alike(kind: pa.DataType, ind
         column = column.cast(pa.dictionary(index, kind))
     values = read_values(column)
     assert list(values) == texts
-    assert list(values[1:5]) == texts[1:5]
+    assert [values[row] for row in range(1, 5)] == texts[1:5]
     assert isinstance(values, TextColumn if index is None else DictionaryColumn)
 
 
@@ -713,23 +712,23 @@ def test_plain_and_dictionary_encoded_text_are_read_alike(kind: pa.DataType, ind
 def test_an_integer_has_the_same_hash_as_number_and_as_text(number: int, kind: str) -> None:
     schema = Schema({"x": kind})
 
-    def places(*values: Any, text: bool = False) -> list[int]:
+    def buckets(*values: Any, text: bool = False) -> list[int]:
         shown = [[value] if kind.endswith("]") and not text else value for value in values]
         batch = schema.convert_records([{"x": value} for value in shown], [""] * len(values), text=text)
         assert batch.events is not None
-        return [int(place) for place in batch.events.features["x"].reshape(-1)]
+        return [int(bucket) for bucket in batch.events.features["x"].reshape(-1)]
 
-    (place,) = places(number)
-    assert places(str(number), text=True) == places(str(number)) == [place]
-    assert places(number, "word")[0] == places("word", str(number), text=True)[1] == place
-    assert places(str(number), str(number), "", text=True)[:2] == [place, place]
+    (bucket,) = buckets(number)
+    assert buckets(str(number), text=True) == buckets(str(number)) == [bucket]
+    assert buckets(number, "word")[0] == buckets("word", str(number), text=True)[1] == bucket
+    assert buckets(str(number), str(number), "", text=True)[:2] == [bucket, bucket]
     for column in (np.array([number]), np.array([str(number)])):
         alone = schema.convert_columns({"x": column[:, None] if kind.endswith("]") else column}, 1, str).events
         assert alone is not None
-        assert alone.features["x"].reshape(-1).tolist() == [place]
+        assert alone.features["x"].reshape(-1).tolist() == [bucket]
     other = [f"+{number}", f"0{number}", f" {number}", f"{number}.5", str(10 * number) + "0" * 20, "-0", "٥"]
     if not kind.endswith("]"):
-        assert place not in places(*other, text=True)
+        assert bucket not in buckets(*other, text=True)
 
 
 @pytest.mark.parametrize("kind", ["hash:1000003", "hash:1000003?"])
@@ -758,10 +757,10 @@ def test_equal_values_in_csv_and_json_have_the_same_hash(kind: str, value: Any, 
 
 def test_texts_of_integers_beyond_the_precision_of_floats_are_hashed_as_text() -> None:
     texts = [f"{2**53 + 2}.0", f"{2**53 + 2}", "03.0", "3.5", "TRUE"]
-    places = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
+    buckets = convert(texts, Kind("hash", 1_000_003), text=True)[0].tolist()
     meant = convert([2**53 + 2, 3, 1], Kind("hash", 1_000_003))[0].tolist()
-    assert places[1] == meant[0]
-    assert not {places[0], *places[2:]} & set(meant)
+    assert buckets[1] == meant[0]
+    assert not {buckets[0], *buckets[2:]} & set(meant)
 
 
 @pytest.mark.parametrize("kind", ["integer", "hash:1000"])
@@ -1178,3 +1177,24 @@ def test_both_parts_of_a_quoted_field_with_a_line_break_are_rejected(rows: int, 
     assert "line 2" in first.where
     assert "line 3" in second.where
     assert "a quote that closes nothing" in second.reason
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_split_batch_keeps_separate_labels_after_the_events_before_them(size: int) -> None:
+    events = Events({"x": np.arange(7.0)}, ids=np.arange(7))
+    labels = Labels(np.array([50, 1, 2, 5, 6]), np.array([1.0, 0.0, 1.0, 0.0, 1.0]))
+    batch = Batch(events, labels, events_before=np.array([0, 2, 3, 7, 7]))
+    parts = batch.split(size)
+    assert [len(present(part.events)) for part in parts] == [
+        len(range(7)[start:][:size]) for start in range(0, 7, size)
+    ]
+
+    def arrivals(batches: list[Batch]) -> list[int]:
+        ids: list[int] = []
+        for one in batches:
+            for some_events, some_labels in one.in_order():
+                ids += [] if some_events is None else present(some_events.ids).tolist()
+                ids += [] if some_labels is None else [-label for label in some_labels.ids.tolist()]
+        return ids
+
+    assert arrivals(parts) == arrivals([batch]) == [-50, 0, 1, -1, 2, -2, 3, 4, 5, 6, -5, -6]

@@ -1,4 +1,4 @@
-"""The guide "Your data" is true: its commands run, one after the other, on the file that it writes."""
+"""The commands of the guide "Your data" run in order on the file that the guide writes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_the_commands_of_the_guide_run(
     assert commands
     for line in commands:
         assert main.main(shlex.split(line, comments=True)[1:]) == 0, line
-        told = capsys.readouterr()
-        assert "rejected (" not in told.err
-        assert "no better than a constant" not in told.err
-        assert "better than chance" not in told.out
+        output = capsys.readouterr()
+        assert "rejected (" not in output.err
+        assert "no better than a constant" not in output.err
+        assert "better than chance" not in output.out
         if line.startswith("cadam schema"):
             shown = " ".join(re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].split())
-            assert shown in " ".join(told.out.split())
+            assert shown in " ".join(output.out.split())

@@ -16,8 +16,8 @@ from .events import Array
 from .kind import HOURS, UNITS, WEEKDAYS, Kind
 from .text_columns import DictionaryColumn, ParseAs, TextColumn, UnreadableValue
 
-Values = Sequence[Any] | Array
-"""A column of raw values: a list with None where a value is missing, or an array without missing values."""
+Values = Sequence[Any] | Array | TextColumn | DictionaryColumn
+"""A column of raw values. A list has None where a value is missing, and an array has no missing values."""
 Converted = tuple[Array, dict[int, str]]
 """Converted values, and the problem of each row that could not be converted (empty if its value is missing)."""
 

@@ -175,6 +175,23 @@ class Batch:
         if start < len(self.events):
             yield self.events.take(slice(start, None)), None
 
+    def split(self, size: int) -> list[Batch]:
+        """Split the batch into batches of `size` events.
+
+        A separate label stays with the event before it, and all rejected records are in the first batch.
+        """
+        if self.events is None:
+            return [self]
+        batches = [Batch(self.events.take(slice(start, start + size))) for start in range(0, len(self.events), size)]
+        batches[0].rejected = self.rejected
+        if self.labels is not None and self.events_before is not None:
+            batch_of_label = np.maximum(self.events_before - 1, 0) // size
+            for index in np.unique(batch_of_label).tolist():
+                rows = batch_of_label == index
+                batches[index].labels = Labels(self.labels.ids[rows], self.labels.labels[rows])
+                batches[index].events_before = self.events_before[rows] - index * size
+        return batches
+
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Concatenate batches in their order of arrival."""

@@ -24,14 +24,8 @@ from .text_columns import DictionaryColumn, TextColumn
 
 MAX_REJECTED_TEXT = 4096
 """The most characters that are kept of a rejected record and of its reason."""
-COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+_OPERATORS = (operator.ge, operator.le, operator.eq, operator.ne, operator.gt, operator.lt)
+COMPARISONS = dict(zip((">=", "<=", "==", "!=", ">", "<"), _OPERATORS, strict=True))
 
 
 @dataclass(frozen=True)
@@ -255,7 +249,7 @@ class Schema:
         return self.convert_columns(columns, len(records), where.__getitem__, text=text, show=show)
 
     def encode(self, records: Sequence[Mapping[str, Any]], *, text: bool = False) -> Batch:
-        """Convert records that are to be scored; label, id, user and time are ignored.
+        """Convert records for scoring; label, id, user and time are ignored.
 
         A record that has none of the features is rejected even if all of them may be missing, because its columns must
         have other names.
@@ -353,37 +347,6 @@ class Schema:
                 {name: array[rows] for name, array in features.items()}, label[rows], ids, users, time
             )
         return batch
-
-    def convert_to_batches(
-        self, columns: Mapping[str, Values], count: int, where: Callable[[int], str], size: int
-    ) -> list[Batch]:
-        """Convert columns once and split the result into batches.
-
-        Rejected records are in the first batch. If there are separate labels, the rows are split before the conversion,
-        so that labels stay near the events around them.
-
-        Args:
-            columns: The values by name, see `convert_columns`.
-            count: The number of rows.
-            where: Returns the position of a row in its source, for rejected records.
-            size: The number of events per batch; with separate labels the number of rows.
-        """
-        converted = self.convert_columns(columns, count, where)
-        if converted.labels is not None:
-            return [
-                self.convert_columns(
-                    {name: values[start : start + size] for name, values in columns.items()},
-                    min(size, count - start),
-                    lambda row, start=start: where(start + row),  # type: ignore[misc]
-                )
-                for start in range(0, count, size)
-            ]
-        if converted.events is None:
-            return [converted]
-        starts = range(0, len(converted.events), size)
-        batches = [Batch(converted.events.take(slice(start, start + size))) for start in starts]
-        batches[0].rejected = converted.rejected
-        return batches
 
     def _label_problems(self, label: Array) -> dict[int, str]:
         """Return the problems of labels that are out of range or not binary; nan is a missing label."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ MISSING, NOT_A_RANGE = -1, -2
 
 
 class Quoting(IntEnum):
-    """Which values were quoted, which makes them text: none (CSV), all (columns of text), or some (JSON)."""
+    """The quoting of values, which makes them text: none (CSV), all (columns of text), or some (JSON)."""
 
     NONE, ALL, SOME = range(3)
 
@@ -48,7 +48,7 @@ class UnreadableValue:
 
 
 @dataclass(frozen=True)
-class TextColumn(Sequence[Any]):
+class TextColumn:
     """A column of values that are byte ranges of a buffer.
 
     Its elements are text, or in JSON also numbers and booleans, and None where a value is missing.
@@ -69,13 +69,7 @@ class TextColumn(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.begin)
 
-    @overload
-    def __getitem__(self, row: int) -> Any: ...
-    @overload
-    def __getitem__(self, row: slice) -> TextColumn: ...
-    def __getitem__(self, row: int | slice) -> Any:
-        if isinstance(row, slice):
-            return self.take(np.arange(len(self))[row])
+    def __getitem__(self, row: int) -> Any:
         begin = int(self.begin[row])
         if begin < 0:
             return self.other_values.get(row) if begin == NOT_A_RANGE else None
@@ -139,10 +133,10 @@ class TextColumn(Sequence[Any]):
 
 
 @dataclass(frozen=True)
-class DictionaryColumn(Sequence[Any]):
+class DictionaryColumn:
     """A dictionary-encoded column: each distinct value is stored, and converted, only once."""
 
-    dictionary: Sequence[Any]
+    dictionary: Sequence[Any] | TextColumn
     indices: Array
     """For each row, the index of its value in the dictionary."""
 
@@ -169,18 +163,8 @@ class DictionaryColumn(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, row: int) -> Any: ...
-    @overload
-    def __getitem__(self, row: slice) -> DictionaryColumn: ...
-    def __getitem__(self, row: int | slice) -> Any:
-        if not isinstance(row, slice):
-            return self.dictionary[self.indices[row]]
-        # A slice keeps only the entries that it uses, because all entries of a dictionary are converted.
-        used, indices = np.unique(self.indices[row], return_inverse=True)
-        if isinstance(self.dictionary, TextColumn):
-            return DictionaryColumn(self.dictionary.take(used), indices)
-        return DictionaryColumn(tuple(map(self.dictionary.__getitem__, used.tolist())), indices)
+    def __getitem__(self, row: int) -> Any:
+        return self.dictionary[self.indices[row]]
 
 
 def split_lines(

@@ -16,19 +16,7 @@ import numpy as np
 
 from ..conversion import convert
 from ..kind import UNITS, Kind
-from .word_lists import (
-    AMOUNT,
-    BOOLEANS,
-    CODE,
-    DIGIT_FORMATS,
-    EARLIEST_TIME,
-    ENTITY,
-    LATEST_TIME,
-    MISSING_MARKERS,
-    TIME,
-    TIME_FORMATS,
-    USER,
-)
+from . import word_lists as words
 
 NEARLY_UNIQUE = 0.9
 """From this fraction of distinct values on, a column is nearly unique and does not help to predict new events."""
@@ -89,25 +77,25 @@ class Column:
 
 
 def split_words(name: str) -> list[str]:
-    """Split the name of a column into words in lower case: userId, user_id and USER-ID have two words each."""
+    """Split the name of a column into words in lower case: userId, user_id and words.USER-ID have two words each."""
     return [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+", name)]
 
 
-def has_word(name: str, words: set[str]) -> bool:
+def has_word(name: str, candidates: set[str]) -> bool:
     """Whether a name is one of the words or contains one of them."""
-    return name.lower() in words or bool(words & set(split_words(name)))
+    return name.lower() in candidates or bool(candidates & set(split_words(name)))
 
 
 def is_amount(name: str) -> bool:
     """Whether the name of a column suggests that its numbers are amounts."""
-    return has_word(name, AMOUNT)
+    return has_word(name, words.AMOUNT)
 
 
 def is_identifier(name: str) -> bool:
     """Whether a name, such as user_id, zip or movie but not item_price, suggests that integers are ids."""
     *_, last = [word for word in split_words(name) if not word.isdigit()] or [""]
-    is_entity = name.lower() in ENTITY or last in ENTITY or last.removesuffix("s") in ENTITY
-    return has_word(name, CODE | USER) or last == "id" or (is_entity and not is_amount(name))
+    is_entity = name.lower() in words.ENTITY or last in words.ENTITY or last.removesuffix("s") in words.ENTITY
+    return has_word(name, words.CODE | words.USER) or last == "id" or (is_entity and not is_amount(name))
 
 
 def format_value(value: Any) -> str:
@@ -155,7 +143,7 @@ def text_column(name: str, values: list[Any]) -> Column:
 
 def _analyze_text(column: Column, is_text: bool) -> Column:
     texts = [str(value) for value in column.counts]
-    markers = frozenset(text for text in texts if text in MISSING_MARKERS)
+    markers = frozenset(text for text in texts if text in words.MISSING_MARKERS)
     rest = [text for text in texts if text not in markers]
     if not rest:
         return replace(column, type="empty")
@@ -163,7 +151,7 @@ def _analyze_text(column: Column, is_text: bool) -> Column:
     is_numeric = is_text and not convert(rest, Kind("time"), text=True)[1]
     if is_numeric:
         type_ = "integer" if all(re.fullmatch(r"-?\d+(\.0+)?", text) for text in rest) else "float"
-    elif any(set(map(str.lower, rest)) <= pair for pair in BOOLEANS):
+    elif any(set(map(str.lower, rest)) <= pair for pair in words.BOOLEANS):
         type_ = "bool"
     elif time_format := _detect_time_format(rest):
         type_ = "time"
@@ -193,18 +181,18 @@ def _find_texts_among_numbers(counts: Counter[Any], markers: frozenset[str], is_
 def _detect_numeric_time(column: Column) -> Column:
     """Recognize numbers as times if the name says so or if they increase, and if their size fits a recent time."""
     numbers = [float(value) for value in column.counts]
-    is_named = has_word(column.name, TIME)
+    is_named = has_word(column.name, words.TIME)
     is_increasing = len(numbers) > 1 and all(a <= b for a, b in pairwise(numbers))  # Counts keep the order of the rows.
     if not is_named and not is_increasing:
         return column
     if column.type == "integer" and is_named:
         digits = [str(value).removesuffix(".0") for value in column.counts]
         lengths = {len(text) for text in digits}
-        for time_format in DIGIT_FORMATS.get(lengths.pop(), ()) if len(lengths) == 1 else ():
+        for time_format in words.DIGIT_FORMATS.get(lengths.pop(), ()) if len(lengths) == 1 else ():
             if fits_time_format(digits, time_format):
                 return replace(column, type="time", time_format=time_format)
     for unit, scale in UNITS.items():
-        if all(EARLIEST_TIME <= number / scale < LATEST_TIME for number in numbers):
+        if all(words.EARLIEST_TIME <= number / scale < words.LATEST_TIME for number in numbers):
             return replace(column, type="time", time_format="" if unit == "s" else unit)
     return column
 
@@ -213,7 +201,7 @@ def _detect_time_format(texts: Sequence[str]) -> str:
     """Return the format of times that fits all texts, empty if there is none."""
     if not all(re.search(r"\d", text) for text in texts[:100]) or max(map(len, texts)) > 40:
         return ""
-    return next((one for one in ("iso", *TIME_FORMATS) if fits_time_format(texts, one)), "")
+    return next((one for one in ("iso", *words.TIME_FORMATS) if fits_time_format(texts, one)), "")
 
 
 def fits_time_format(texts: Sequence[str], time_format: str) -> bool:

@@ -69,16 +69,9 @@ def infer_schema(sample: Sample, options: ColumnOptions, location: str = "the da
     if not features:
         reasons = "; ".join(f"{one.column}: {one.reason}" for one in list(decisions.values())[:5])
         raise CannotInferError(f"{location} has no column from which to predict {label!r}: {reasons}")
-    schema = Schema(
-        features,
-        label,
-        id_.value,
-        user.value,
-        time.value,
-        separator=sample.separator,
-        header=sample.header,
-        missing=_missing_markers(columns, {*features, id_.column, user.column, time.column}, target),
-    )
+    missing = _missing_markers(columns, {*features, id_.column, user.column, time.column}, target)
+    roles = (id_.value, user.value, time.value)
+    schema = Schema(features, label, *roles, separator=sample.separator, header=sample.header, missing=missing)
     warnings = sample.warnings + find_warnings(schema, columns, sample)
     return InferredSchema(schema, list(decisions.values()), f"{location}: {sample.description}", warnings)
 
@@ -87,7 +80,7 @@ def _missing_markers(columns: Columns, used: set[str | None], target: Target) ->
     """Return the texts that stand for a missing value, by column.
 
     A marker that was found in one column applies to all columns that are not text, because their sample may have had no
-    missing values. In text it may be a value, as NA is a country. The label has only the markers of its own column.
+    missing values. In text it may be a value, as NA is a country. The label has only the markers of the same column.
     """
     everywhere = sorted({marker for column in columns.values() for marker in column.missing_markers})
     markers = {

@@ -1,24 +1,10 @@
 """Sources of events. Each source yields batches and knows its position in the data."""
 
-from .base import ColumnNames, Source
+from .base import Source
 from .kafka import KafkaSource
 from .lines import LinesSource
 from .parquet import ParquetSource
 from .redis_stream import RedisSource
-from .registry import SOURCES, open_source, resolve_uri, source_help
-from .sample import Sample, SamplingError
+from .registry import open_source, resolve_uri
 
-__all__ = [
-    "SOURCES",
-    "ColumnNames",
-    "KafkaSource",
-    "LinesSource",
-    "ParquetSource",
-    "RedisSource",
-    "Sample",
-    "SamplingError",
-    "Source",
-    "open_source",
-    "resolve_uri",
-    "source_help",
-]
+__all__ = ["KafkaSource", "LinesSource", "ParquetSource", "RedisSource", "Source", "open_source", "resolve_uri"]

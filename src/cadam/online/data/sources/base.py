@@ -63,6 +63,8 @@ class Source(ABC):
     """Suffixes of file names (in lower case) that imply one of the schemes."""
     help: ClassVar[str] = ""
     """One line per form of URI, with a description, for the help of the command line."""
+    location: str = "the source"
+    """The path, stream or topic that is read, for messages."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
@@ -77,24 +79,15 @@ class Source(ABC):
         """Continue from a position that `state_dict` returned."""
 
     @classmethod
-    def from_uri(
-        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
-    ) -> Source | None:
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> Source | None:
         """Open the source that a URI names, or return None if the URI is incomplete.
 
         Args:
             uri: A URI that begins with one of `schemes`.
             schema: The schema of the events.
-            batch_size: The number of events per batch.
-            follow: Whether to wait for more data at the end.
-            patience: The number of seconds to wait for a full batch. None: wait as long as it takes.
+            options: The options `batch_size`, `follow` and `patience` of `open_source`.
         """
         return None
-
-    @property
-    def location(self) -> str:
-        """The path, stream or topic that is read, for messages."""
-        return type(self).__name__
 
     @property
     def share(self) -> float | None:

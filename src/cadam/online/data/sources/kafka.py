@@ -22,9 +22,9 @@ PREFETCH_KILOBYTES = 65_536
 PARTITION_CHECK_SECONDS = 60.0
 """The time between checks for new partitions."""
 ELECTION_SECONDS = 30.0
-"""How long to wait for a topic without a leader, which is normal after a restart of its broker."""
+"""The time to wait for a topic without a leader, which is normal after a restart of its broker."""
 SAMPLE_SECONDS = 10.0
-"""How long a topic is read for a sample."""
+"""The time for which a topic is read for a sample."""
 IS_ANOTHER_TOPIC = "it is another topic of the same name, or it has lost messages"
 
 
@@ -78,7 +78,7 @@ class KafkaSource(Source):
             raise ImportError(NEEDS) from error
         check_batch_size(batch_size)
         self.servers, self.topic, self.schema, self.batch_size, self.follow = servers, topic, schema, batch_size, follow
-        self.patience, self.max_bytes, self.poll = patience, max_bytes, poll
+        self.patience, self.max_bytes, self.poll, self.location = patience, max_bytes, poll, topic
         self.offsets: dict[int, int] = {}
         """The offset of the next message by partition."""
         self._gap_count = 0
@@ -98,21 +98,14 @@ class KafkaSource(Source):
             raise ValueError(f"Kafka does not accept the settings ({names}): {_message_of(error)}") from error
 
     @classmethod
-    def from_uri(
-        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
-    ) -> KafkaSource | None:
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> KafkaSource | None:
         """Open ``kafka://HOST[:PORT]/TOPIC[?servers=...&setting=...]``."""
         parts = urlsplit(uri)
         topic, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
         if not parts.netloc or not topic:
             return None
         servers = ",".join(filter(None, [parts.netloc, query.pop("servers", None)]))
-        return cls(servers, topic, schema, batch_size=batch_size, follow=follow, patience=patience, settings=query)
-
-    @property
-    def location(self) -> str:
-        """The name of the topic."""
-        return self.topic
+        return cls(servers, topic, schema, settings=query, **options)
 
     def __iter__(self) -> Iterator[Batch | None]:
         import confluent_kafka as kafka

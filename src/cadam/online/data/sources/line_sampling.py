@@ -11,26 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .line_files import (
-    BYTE_ORDER_MARK,
-    CONVERT_TO_UTF8,
-    is_compressed,
-    open_binary,
-    parse_header,
-    split_fields,
-)
+from .line_files import BYTE_ORDER_MARK, CONVERT_TO_UTF8, is_compressed, open_binary, parse_header, split_fields
 from .records import parse_json_record
-from .sample import (
-    MAX_ROWS,
-    POSITIONS,
-    Sample,
-    SamplingError,
-    describe,
-    max_rows,
-    read_records,
-    sample_of_records,
-    spread,
-)
+from .sample import MAX_ROWS, POSITIONS, Sample, SamplingError, describe, max_rows, read_records, sample_records, spread
 
 MAX_BYTES = 48 << 20
 """The number of bytes that are read for a sample; a smaller file is read completely."""
@@ -191,7 +174,7 @@ def sample_json_lines(path: str) -> Sample:
     _count_not_utf8(path, [line for line in chosen if json.detect_encoding(line) == "utf-8"])
     records, invalid = read_records(chosen, parse_json_record)
     description = describe("JSON lines", sampled.total, len(records), sampled.positions)
-    sample = sample_of_records(records, sampled.total, description, is_text=False)
+    sample = sample_records(records, sampled.total, description, is_text=False)
     if invalid:
         sample.warnings.append(f"{invalid:,} of {len(chosen):,} lines are not JSON objects and will be rejected")
     return sample

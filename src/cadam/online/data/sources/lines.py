@@ -92,7 +92,8 @@ class LinesSource(Source):
         if format not in ("csv", "jsonl"):
             raise ValueError(f"format must be 'csv' or 'jsonl', got {format!r}")
         check_batch_size(batch_size)
-        self.path, self.schema, self.format = str(path), schema, format
+        self.path = self.location = str(path)
+        self.schema, self.format = schema, format
         if fields is None and format == "csv" and schema.header is not None:
             fields = list(schema.header)
         self.fields, self.batch_size, self.follow = fields, batch_size, follow
@@ -120,20 +121,13 @@ class LinesSource(Source):
         """The size of a last line that was left unread because it has no line break."""
 
     @classmethod
-    def from_uri(
-        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
-    ) -> LinesSource | None:
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> LinesSource | None:
         """Open ``csv:PATH`` or ``jsonl:PATH``."""
         scheme, _, path = uri.partition(":")
         if not path:
             return None
         format: Format = "csv" if scheme == "csv" else "jsonl"
-        return cls(path, schema, format, batch_size=batch_size, follow=follow, patience=patience)
-
-    @property
-    def location(self) -> str:
-        """The path of the file."""
-        return self.path
+        return cls(path, schema, format, **options)
 
     # Reading lines ---------------------------------------------------------------------------------------------------
 

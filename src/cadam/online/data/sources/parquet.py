@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..conversion import Values
 from ..events import Array, Batch, Rejected
 from ..schema import MAX_REJECTED_TEXT, Schema
 from ..text_columns import MISSING, DictionaryColumn, Quoting, TextColumn, UnreadableValue
@@ -66,7 +67,7 @@ class ParquetSource(Source):
         except ImportError as error:
             raise ImportError(NEEDS) from error
         check_batch_size(batch_size)
-        self.path, self.schema, self.batch_size = Path(path), schema, batch_size
+        self.path, self.location, self.schema, self.batch_size = Path(path), str(path), schema, batch_size
         self.follow, self.settled, self.poll = follow, settled, poll
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} does not exist")
@@ -84,17 +85,10 @@ class ParquetSource(Source):
         """The number of rows of the current file."""
 
     @classmethod
-    def from_uri(
-        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
-    ) -> ParquetSource | None:
-        """Open ``parquet:PATH``. Batches are always full, so `patience` has no effect."""
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> ParquetSource | None:
+        """Open ``parquet:PATH``. Its batches do not depend on time, so `patience` has no effect."""
         path = uri.partition(":")[2]
-        return cls(path, schema, batch_size=batch_size, follow=follow) if path else None
-
-    @property
-    def location(self) -> str:
-        """The path of the file or folder."""
-        return str(self.path)
+        return cls(path, schema, batch_size=options["batch_size"], follow=options["follow"]) if path else None
 
     def __iter__(self) -> Iterator[Batch | None]:
         while True:
@@ -205,9 +199,8 @@ class ParquetSource(Source):
 
     def _convert(self, table: Any, path: Path, first: int) -> list[Batch]:
         columns = {name: read_values(table.column(name)) for name in table.column_names}
-        return self.schema.convert_to_batches(
-            columns, table.num_rows, lambda row: f"{path}, row {first + row}", self.batch_size
-        )
+        batch = self.schema.convert_columns(columns, table.num_rows, lambda row: f"{path}, row {first + row}")
+        return batch.split(self.batch_size)
 
     def columns(self) -> ColumnNames:
         """Return the columns that the metadata of the files declares."""
@@ -313,7 +306,7 @@ def _sample_tables(file: Any, rows: int) -> list[Any]:
     return [pa.Table.from_batches([batch]) for batch in batches]
 
 
-def read_values(column: Any) -> Array | Sequence[Any]:
+def read_values(column: Any) -> Values:
     """Return the values of an Arrow column in a form that `convert` accepts.
 
     The result is an array if no value is missing and numpy has the type, a `TextColumn` or `DictionaryColumn` for text,
@@ -330,7 +323,7 @@ def read_values(column: Any) -> Array | Sequence[Any]:
         return [_python_value(scalar) for scalar in column]
 
 
-def _convert_type(column: Any) -> Array | Sequence[Any]:
+def _convert_type(column: Any) -> Values:
     import pyarrow as pa
     import pyarrow.compute as pc
 

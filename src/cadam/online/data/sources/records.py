@@ -11,7 +11,7 @@ from typing import Any
 
 from ..events import Batch, Rejected, concatenate_batches
 from ..schema import MAX_REJECTED_TEXT, Schema
-from .sample import Sample, read_records, sample_of_records
+from .sample import Sample, read_records, sample_records
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def convert_messages(messages: Sequence[Message], schema: Schema, max_bytes: int
 def sample_messages(messages: Sequence[Message], max_bytes: int, description: str) -> Sample:
     """Return a sample that consists of messages."""
     records, unreadable = read_records(messages, lambda message: message.parse(max_bytes))
-    sample = sample_of_records(records, None, description, is_text=all(message.text is None for message in messages))
+    sample = sample_records(records, None, description, is_text=all(message.text is None for message in messages))
     if unreadable:
         sample.warnings.append(f"{unreadable:,} of {len(messages):,} messages cannot be read and will be rejected")
     return sample

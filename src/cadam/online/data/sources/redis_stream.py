@@ -71,14 +71,12 @@ class RedisSource(Source):
         self.client = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
         self.stream, self.schema, self.batch_size, self.follow = stream, schema, batch_size, follow
         self.patience, self.max_bytes, self.poll, self.retry = patience, max_bytes, poll, retry
-        self.position = START
-        self._was_reached = self._gap_was_checked = False
+        self.position, self.location = START, stream
+        self._was_reached = self._was_checked = False
         self._trimmed_count = 0
 
     @classmethod
-    def from_uri(
-        cls, uri: str, schema: Schema, *, batch_size: int, follow: bool, patience: float | None
-    ) -> RedisSource | None:
+    def from_uri(cls, uri: str, schema: Schema, **options: Any) -> RedisSource | None:
         """Open ``redis://HOST[:PORT]/STREAM[?db=N]``."""
         parts = urlsplit(uri)
         stream, query = parts.path.lstrip("/"), dict(parse_qsl(parts.query))
@@ -87,12 +85,7 @@ class RedisSource(Source):
         url = f"{parts.scheme}://{parts.netloc}/{query.pop('db', '0')}"
         if query:
             raise ValueError(f"{uri}: unknown fields {', '.join(query)}")
-        return cls(url, stream, schema, batch_size=batch_size, follow=follow, patience=patience)
-
-    @property
-    def location(self) -> str:
-        """The key of the stream."""
-        return self.stream
+        return cls(url, stream, schema, **options)
 
     def __iter__(self) -> Iterator[Batch | None]:
         import redis
@@ -101,7 +94,7 @@ class RedisSource(Source):
         last, waiting_since, is_away = self.position, time.monotonic(), False
         while True:
             try:
-                self._check_for_gap()
+                self._check_for_new_stream()
                 page = self._read_page(last, min(PAGE_SIZE, self.batch_size - len(messages)))
                 if page and last != START:
                     self._check_for_trimming(last)
@@ -112,7 +105,7 @@ class RedisSource(Source):
                     ) from error
                 if not is_away:
                     logger.error("Redis is away, waiting for it: %s", error)
-                is_away, self._gap_was_checked = True, False
+                is_away, self._was_checked = True, False
                 yield None
                 time.sleep(self.retry)
                 continue
@@ -204,21 +197,11 @@ class RedisSource(Source):
             return Message(where, text=fields[b"json"])
         return Message(where, fields=fields)
 
-    def _check_for_gap(self) -> None:
-        """Once per connection, log if the stream was trimmed beyond the position or was created again."""
-        if self._gap_was_checked:
+    def _check_for_new_stream(self) -> None:
+        """Once per connection, log if the newest entry is older than the position."""
+        if self._was_checked or self.position == START:
             return
-        self._gap_was_checked = True
-        if self.position == START:
-            return
-        first = self._boundary_id(newest=False)
-        has_position = self.client.xrange(self.stream, self.position, self.position)
-        if not has_position and (first is None or _sort_key(first) > _sort_key(self.position)):
-            logger.warning(
-                "the first entry of the stream %s is %s, after the position %s: entries between them were removed "
-                "before they were read",
-                *(self.stream, first or "missing because the stream is empty", self.position),
-            )
+        self._was_checked = True
         newest = self._boundary_id(newest=True)
         if newest is not None and _sort_key(newest) < _sort_key(self.position):
             logger.error(
@@ -254,7 +237,7 @@ class RedisSource(Source):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position that `state_dict` returned."""
         check_state(state, source="redis", stream=self.stream)
-        self.position, self._gap_was_checked = state["position"], False
+        self.position, self._was_checked = state["position"], False
 
 
 def _sort_key(entry_id: str) -> tuple[int, int]:

@@ -81,9 +81,7 @@ def read_records(items: Iterable[Any], read: Callable[[Any], Mapping[str, Any]])
     return records, unreadable
 
 
-def sample_of_records(
-    records: Sequence[Mapping[str, Any]], total: int | None, description: str, is_text: bool
-) -> Sample:
+def sample_records(records: Sequence[Mapping[str, Any]], total: int | None, description: str, is_text: bool) -> Sample:
     """Return a sample of records, which may have different columns.
 
     Raises:
