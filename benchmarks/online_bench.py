@@ -34,7 +34,18 @@ from torch import Tensor, nn
 
 from cadam import CAdam
 from cadam.cli.bench_cases import DeepFM
-from cadam.online import Batch, Events, Labels, Learner, ParquetSource, Schema, Source, StreamMetrics, models
+from cadam.online import (
+    Batch,
+    Events,
+    LabelOptions,
+    Labels,
+    Learner,
+    ParquetSource,
+    Schema,
+    Source,
+    StreamMetrics,
+    models,
+)
 from cadam.online.models.model_file import LOG_LOSS
 
 ROWS, FIELDS, BATCH, TURN = 100_000, 39, 1024, 10
@@ -214,13 +225,14 @@ def memory(count: int, folder: Path, one_by_one: bool) -> dict[str, Any]:
     if one_by_one:
         model: nn.Module = models.build("fm", Schema({"item": "category:1000"}))
         optimizer = CAdam(model.named_parameters())
-        metrics = [StreamMetrics(100_000)]
-        learner = Learner(model, optimizer, LOG_LOSS, one_by_one=True, capacity=10_000, metrics=metrics, **places)
-        print(f"learning {learner.learning}")
+        metrics, labels = [StreamMetrics(100_000)], LabelOptions(capacity=10_000)
+        learner = Learner(model, optimizer, LOG_LOSS, per_event=True, labels=labels, metrics=metrics, **places)
+        print(f"learning {learner.training_mode}")
     else:
         model = Tiny()
         optimizer = CAdam(model.named_parameters())
-        learner = Learner(model, optimizer, loss, horizon=10_000, unmatched="negative", **places)
+        labels = LabelOptions(horizon=10_000, unmatched="negative")
+        learner = Learner(model, optimizer, loss, labels=labels, **places)
     start = time.perf_counter()
     learner.run(stream)
     first, last = stream.resident[0][1], stream.resident[-1][1]

@@ -41,8 +41,8 @@ import cadam
 from cadam.online import Learner, ParquetSource, Schema, models
 from cadam.online.data.sources import open_source
 from cadam.online.models.model_file import LOG_LOSS
-from cadam.online.per_event import CHUNK, EventByEvent
-from cadam.online.training_step import Training
+from cadam.online.per_event import CHUNK_SIZE, PerEventTraining
+from cadam.online.training_step import TrainingStep
 
 SIZE = "hash:262144"
 FIELDS = "batter,pitcher,park,batting_team,fielding_team,inning,home,slot,daynight"
@@ -141,20 +141,20 @@ def started(data: Data, model: str, optimizer: str, lr: float) -> tuple[torch.nn
 
 def from_file(data: Data, model: str, optimizer: str, lr: float) -> Timed:
     built, made = started(data, model, optimizer, lr)
-    learner = Learner(built, made, LOG_LOSS, one_by_one=True)
-    assert isinstance(learner.by_event, EventByEvent), learner.by_event
-    source = ParquetSource(data.parquet, data.schema, batch_size=CHUNK)
+    learner = Learner(built, made, LOG_LOSS, per_event=True)
+    assert isinstance(learner.by_event, PerEventTraining), learner.by_event
+    source = ParquetSource(data.parquet, data.schema, batch_size=CHUNK_SIZE)
     begin = time.perf_counter()
     learner.run(source)
     seconds = time.perf_counter() - begin
     assert learner.learned == data.events
-    return seconds, learner.progress.mean
+    return seconds, learner.log_loss.mean
 
 
 def read(data: Data, form: str) -> Timed:
     """From a file to encoded chunks."""
     path = data.folder / f"events.{form}"
-    source = open_source(f"{form}:{path}", data.schema, batch_size=CHUNK)
+    source = open_source(f"{form}:{path}", data.schema, batch_size=CHUNK_SIZE)
     begin = time.perf_counter()
     count = sum(len(batch.events) for batch in source if batch is not None and batch.events is not None)
     seconds = time.perf_counter() - begin
@@ -163,9 +163,9 @@ def read(data: Data, form: str) -> Timed:
 
 
 def learning_alone(data: Data, model: str, optimizer: str, lr: float) -> Timed:
-    batches = [batch.events for batch in ParquetSource(data.parquet, data.schema, batch_size=CHUNK)]
+    batches = [batch.events for batch in ParquetSource(data.parquet, data.schema, batch_size=CHUNK_SIZE)]
     built, made = started(data, model, optimizer, lr)
-    engine, seconds, loss = EventByEvent.of(built, made, LOG_LOSS), 0.0, 0.0
+    engine, seconds, loss = PerEventTraining.create(built, made, LOG_LOSS), 0.0, 0.0
     for events in batches:
         begin = time.perf_counter()
         scores, _ = engine.learn(events.features, events.labels)
@@ -176,10 +176,10 @@ def learning_alone(data: Data, model: str, optimizer: str, lr: float) -> Timed:
 
 def plain_torch(data: Data, model: str, optimizer: str, lr: float) -> Timed:
     built, made = started(data, model, optimizer, lr)
-    training, seconds, loss = Training(built, made, LOG_LOSS), 0.0, 0.0
+    training, seconds, loss = TrainingStep(built, made, LOG_LOSS), 0.0, 0.0
     for batch in ParquetSource(data.parquet, data.schema, batch_size=1):
         begin = time.perf_counter()
-        score = float(training.score(batch.events.features, 1)[0])
+        score = float(training.predict(batch.events.features, 1)[0])
         training.step(batch.events.columns())
         seconds += time.perf_counter() - begin
         loss += float(np.logaddexp(0, score) - batch.events.labels[0] * score)

@@ -27,7 +27,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 
-from cadam.online import Console, LinesSource, Schema, StreamMetrics
+from cadam.online import CheckpointOptions, Console, LabelOptions, LinesSource, Schema, StreamMetrics
 from cadam.online.distributed_learner import DistributedLearner, join, leave
 from cadam.online.stop_signals import stop_on_signals
 from cadam.torchrec import BagSharder
@@ -104,11 +104,9 @@ def main() -> None:
         model,
         cadam.CAdam(dense, lr=RATE),
         nn.functional.binary_cross_entropy_with_logits,
-        horizon=60.0,
-        unmatched="negative",
+        labels=LabelOptions(horizon=60.0, unmatched="negative"),
         metrics=[StreamMetrics(5_000, kinds=["auc", "calibration"])],
-        checkpoint=given.folder / "state",
-        checkpoint_every=5_000,
+        checkpoint=CheckpointOptions(given.folder / "state", every=5_000),
         log=given.folder / "log",
         reports=[Console()],
     )

@@ -24,7 +24,8 @@ from cadam.ab.report import palette
 from cadam.ab.results import Outcome, Results, RunSpec, tuning_seeds
 from cadam.ab.summary import Summary, comparison_row
 from cadam.ab.verdict import verdict_over_seeds
-from cadam.online.metrics.auc import auc, log_loss
+from cadam.online.metrics.auc import auc
+from cadam.online.metrics.log_loss import log_loss
 from cadam.statistics.comparison import compare
 from cadam.statistics.intervals import Array
 from cadam.statistics.learning_rates import RateChoice, choose_lr

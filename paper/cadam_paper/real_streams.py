@@ -22,7 +22,7 @@ from cadam.ab.results import Outcome, RunSpec
 from cadam.ab.study import Study
 from cadam.online.data.events import Array, Batch, Events
 from cadam.online.data.sources import Source
-from cadam.online.models import pairs
+from cadam.online.models import pairwise_interactions
 
 from .harness.ab_experiments import comparison_experiment, rates_experiment
 from .harness.experiment import Data, Experiment
@@ -83,7 +83,7 @@ class StreamDeepFM(nn.Module):
         embedded = self.table(ids)
         numbers = [features[name].unsqueeze(1) for name in self.numbers]
         deep = self.deep(torch.cat([embedded.flatten(1), *numbers], 1)).squeeze(1)
-        total: Tensor = pairs(embedded) + self.linear(ids).sum((1, 2)) + deep
+        total: Tensor = pairwise_interactions(embedded) + self.linear(ids).sum((1, 2)) + deep
         return total
 
 

@@ -12,7 +12,8 @@ from in_memory_clicks import InMemoryClicks
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from cadam.online.metrics import auc
+from cadam.online.metrics.auc import auc
+from cadam.online.metrics.log_loss import log_loss
 from cadam_paper.ctr import models, train
 from cadam_paper.ctr.generator import Generated
 from cadam_paper.ctr.train import Record, Task, read_stream, read_table
@@ -126,8 +127,8 @@ def test_scores_are_of_all_rows_in_clean_data() -> None:
     for part in ("validation", "test"):
         held = CLICKS.feed(part, 1000, device=CPU)
         logits = learner.model(held.ids).detach()
-        assert record.scores[part].auc == pytest.approx(auc.auc(logits, held.labels), abs=1e-6)
-        assert record.scores[part].log_loss == pytest.approx(auc.log_loss(logits, held.labels), abs=1e-6)
+        assert record.scores[part].auc == pytest.approx(auc(logits, held.labels), abs=1e-6)
+        assert record.scores[part].log_loss == pytest.approx(log_loss(logits, held.labels), abs=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "CAdam", "CAmsGrad", "Yogi", "AdaBelief", "RAdam"])
@@ -148,10 +149,10 @@ def test_the_stream_is_predicted_before_it_is_learned() -> None:
         logits.append(learner.predict(batch.ids))
         learner.learn(batch.ids, batch.labels)
     expected = torch.cat(logits)
-    assert record.scores["stream"].auc == auc.auc(expected, CLICKS.labels)
+    assert record.scores["stream"].auc == auc(expected, CLICKS.labels)
     assert record.windows is not None
     assert len(record.windows) == 6
-    assert record.windows[2] == auc.auc(expected[1000:1500], CLICKS.labels[1000:1500])
+    assert record.windows[2] == auc(expected[1000:1500], CLICKS.labels[1000:1500])
     assert record.windows[-1] > record.windows[0]
 
 

@@ -14,7 +14,7 @@ import cadam
 from cadam.cli import arguments, bench_cases, commands, main
 from cadam.online import models
 from cadam.online.data.sources import registry
-from cadam.online.metrics import stream
+from cadam.online.metrics.registry import METRICS
 
 HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "pandas")
 
@@ -92,7 +92,7 @@ def test_a_broken_command_of_another_package_leaves_ours(
 def test_names_in_the_help_are_those_of_the_implementation(capsys: pytest.CaptureFixture[str]) -> None:
     """The arguments are defined apart from the implementation, to keep the help light."""
     assert tuple(models.MODELS) == arguments.MODEL_NAMES
-    assert tuple(stream.KINDS) == arguments.METRIC_NAMES
+    assert tuple(METRICS) == arguments.METRIC_NAMES
     assert tuple(bench_cases.SUITES) == arguments.BENCHMARK_SUITES
     with pytest.raises(SystemExit):
         main.main(["run", "--help"])

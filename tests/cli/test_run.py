@@ -25,11 +25,12 @@ import cadam
 from cadam import online
 from cadam.cli import main, writable_paths
 from cadam.cli.exit_codes import NO_PACKAGE
-from cadam.online import Console, Learner, LinesSource, Prometheus, Scalars, Schema, measure, recompute
+from cadam.online import Console, Learner, LinesSource, PrometheusFile, Schema, TensorBoard, measure, recompute
 from cadam.online.data.limit import LimitedSource
 from cadam.online.data.validation import MismatchError, check_arguments, check_columns
 from cadam.online.models.model_file import OptimizerSpec
-from cadam.online.persistence.logs import PredictionLog
+from cadam.online.monitoring import prometheus_metrics
+from cadam.online.persistence.prediction_log import PredictionLog
 from tests.online.data.test_sources import write_csv, write_jsonl, write_parquet
 from tests.online.streams import SCHEMA, Replayed, build, events, learner, table
 
@@ -71,7 +72,7 @@ class Kept:
 
 def test_scalars_go_to_any_writer() -> None:
     kept = Kept()
-    ours = learner(reports=[Scalars(kept, every=500)])
+    ours = learner(reports=[TensorBoard(kept, every=500)])
     ours.run(stream(100))
     assert [step for _, step in kept.scalars["online/log_loss"]] == [500, 1000, 1500, 2000, 2000]
     assert kept.scalars["online/log_loss"][-1][0] == ours.metrics()["log_loss"]
@@ -83,7 +84,7 @@ def test_scalars_go_to_any_writer() -> None:
 
 def test_the_prometheus_file_is_whole_and_has_the_numbers(tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
-    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours = learner(reports=[PrometheusFile(tmp_path / "cadam.prom", seconds=0)])
     ours.run(stream(10))
     text = (tmp_path / "cadam.prom").read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["cadam.prom"]
@@ -104,7 +105,7 @@ def test_a_name_with_quotes_does_not_break_the_prometheus_file() -> None:
     optimizer = cadam.CAdam(zip(names, model.parameters(), strict=False))
     ours = Learner(model, optimizer, torch.nn.functional.binary_cross_entropy_with_logits)
     ours.learn(events(20))
-    text = Prometheus.text(ours)
+    text = prometheus_metrics.to_text(prometheus_metrics.families(ours))
     for name in (r"say \"so\"", r"back\\slash", r"two\nlines"):
         assert f'cadam_alignment_over_all{{parameter="{name}"}} ' in text
 
@@ -114,7 +115,7 @@ def test_a_prometheus_file_that_cannot_be_written_does_not_end_the_run(
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     (tmp_path / "cadam.prom").mkdir()
-    ours = learner(reports=[Prometheus(tmp_path / "cadam.prom", seconds=0)])
+    ours = learner(reports=[PrometheusFile(tmp_path / "cadam.prom", seconds=0)])
     ours.run(stream(10))
     assert ours.events == 200
     assert caplog.text.count("cannot be written") == 1
@@ -267,7 +268,7 @@ def test_a_run_does_not_resume_with_another_schema(
     assert run(*arguments) == (2 if message else 0)
     error = capsys.readouterr().err
     assert message in error
-    assert ("was learnt with another schema" in error) == bool(message)
+    assert ("trained with another schema" in error) == bool(message)
     if message:
         assert {path: path.read_bytes() for path in (tmp_path / "state").iterdir()} == kept, "nothing has changed"
 
@@ -278,14 +279,14 @@ def test_a_run_does_not_resume_with_another_schema(
         ({"--model": "nowhere.py:build"}, "nowhere.py does not exist"),
         ({"--model": "build"}, "no model is called 'build'; there are linear, fm, deepfm"),
         ({"--model": MODEL.replace(":build", ":missing")}, "has no function 'missing'"),
-        ({"--model": MODEL.replace(":build", ":nothing")}, "gave a NoneType"),
+        ({"--model": MODEL.replace(":build", ":nothing")}, "returned a NoneType"),
         ({"--data": "ftp://x"}, "is not a source"),
         ({"--data": "clicks.parquet"}, "did you mean parquet:clicks.parquet?"),
         ({"--data": "clicks.csv"}, "did you mean csv:clicks.csv?"),
         ({"--checkpoint": "/proc/cadam"}, "--checkpoint: /proc/cadam cannot be written to"),
         ({"--data": "csv:nowhere.csv"}, "is not a file"),
         ({"--optimizer": "adagrad"}, "no optimizer 'adagrad'"),
-        ({"--every": "0"}, "checkpoint_every must be at least 1"),
+        ({"--every": "0"}, "must be at least 1 event apart"),
         ({"--unmatched": "negative"}, "--unmatched negative needs --horizon"),
         ({"--unmatched": "negative", "--horizon": "inf", "--model": "nowhere.py:build"}, "needs --horizon"),
         ({"--metrics": "auroc"}, "no metric auroc; there are auc, gauc"),
@@ -673,7 +674,7 @@ def test_a_checkpoint_that_does_not_fit_is_reported_with_advice(
     same = ("--data", f"jsonl:{tmp_path / 'a.jsonl'}", "--checkpoint", tmp_path / "state", "--quiet")
     assert run(*same, "--events", 100) == 0
     for change, message in (
-        (("--optimizer", "adam"), "the state is of a learner with CAdam, here is Adam"),
+        (("--optimizer", "adam"), "a learner with CAdam, but this one has Adam"),
         (("--model", f"{tmp_path / 'other.py'}:build"), "size mismatch for items.weight"),
         (("--data", f"jsonl:{tmp_path / 'b.jsonl'}"), "b.jsonl is not the file"),
         (("--data", f"parquet:{tmp_path / 'a.parquet'}"), "the position is of a source with source 'jsonl'"),
@@ -801,7 +802,7 @@ def test_a_resumed_run_uses_the_optimizer_options_of_the_command_and_logs_change
     def group() -> dict[str, Any]:
         ours = learner(checkpoint=tmp_path / "state")
         assert ours.checkpoints is not None
-        found = ours.checkpoints.newest()
+        found = ours.checkpoints.load_newest()
         ours.close()
         assert found is not None
         return {**found[1]["optimizer"]["param_groups"][0], "state": found[1]["optimizer"]["state"]}
@@ -858,7 +859,7 @@ def test_optimizer_options_of_the_command_replace_those_of_a_warm_start(
     group = after.optimizer.param_groups[0]
     assert (group["eps"], group["betas"]) == (1e-6, (0.5, 0.9))
     assert after.checkpoints is not None
-    found = after.checkpoints.newest()
+    found = after.checkpoints.load_newest()
     assert found is not None
     assert found[1]["optimizer"]["param_groups"][0]["moments"] == "bfloat16"
     after.close()
@@ -872,7 +873,7 @@ def test_optimizer_options_of_the_command_replace_those_of_a_warm_start(
         ("cadam:lr=0.1", "the learning rate is given by --lr"),
         ("cadam:moment=int8", "unknown option 'moment'; did you mean 'moments'?"),
         ("cadam:params=1", "unknown option 'params'"),
-        ("cadam:eps=1:eps=2", "eps is there twice"),
+        ("cadam:eps=1:eps=2", "eps is given twice"),
         ("cadam:eps=small", "eps must be a number"),
         ("cadam:amsgrad=no", "Invalid amsgrad value: 'no' (True or False)"),
         ("cadam:amsgrad='False'", "Invalid amsgrad value: 'False' (True or False)"),
@@ -898,13 +899,15 @@ def test_an_invalid_optimizer_is_rejected_before_anything_is_written(
 
 
 def test_an_optimizer_is_named_in_any_case_and_its_options_in_any_order() -> None:
-    assert [str(OptimizerSpec.of(text)) for text in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
-    names = {str(OptimizerSpec.of(text)) for text in ("cadam:eps=1e-6:row_steps=True", "CADAM:row_steps=True:eps=1e-6")}
+    assert [str(OptimizerSpec.parse(text)) for text in ("adam", "CAdam", " cadamw")] == ["Adam", "CAdam", "CAdamW"]
+    names = {
+        str(OptimizerSpec.parse(text)) for text in ("cadam:eps=1e-6:row_steps=True", "CADAM:row_steps=True:eps=1e-6")
+    }
     assert names == {"CAdam:eps=1e-06:row_steps=True"}
     given = ("cadam : moments = int8", "cadam:betas=[0,0.9]", "csgdm:nesterov=true", "cadam:weight_decay=0", *names)
     for text in given:
         before = torch.get_rng_state()
-        spec = OptimizerSpec.of(text)
-        assert OptimizerSpec.of(str(spec)) == spec
+        spec = OptimizerSpec.parse(text)
+        assert OptimizerSpec.parse(str(spec)) == spec
         assert torch.equal(torch.get_rng_state(), before), "the model that follows would start elsewhere"
-    assert str(OptimizerSpec.of(given[1])) == "CAdam:betas=(0.0, 0.9)"
+    assert str(OptimizerSpec.parse(given[1])) == "CAdam:betas=(0.0, 0.9)"

@@ -33,7 +33,7 @@ from cadam.online import Batch, Events, Labels, Learner, LinesSource, StreamMetr
 from cadam.online.data.events import concatenate_columns
 from cadam.online.distributed_learner import DistributedLearner, join, leave
 from cadam.online.stop_signals import stop_on_signals
-from tests.online.streams import ITEMS, SCHEMA, USERS, Replayed, events, files, table
+from tests.online.streams import ITEMS, SCHEMA, USERS, Replayed, events, files, grouped, table
 
 WIDTH, RATE = 4, 0.05
 TABLES = {"users": USERS, "goods": ITEMS}
@@ -101,10 +101,10 @@ def learner(kind: str, dropout: float = 0.0, **options: Any) -> Learner:
     loss = nn.functional.binary_cross_entropy_with_logits
     if kind == "alone":
         plain = Plain(dropout)
-        return Learner(plain, CAdam(plain.named_parameters(), lr=RATE), loss, **options)
+        return Learner(plain, CAdam(plain.named_parameters(), lr=RATE), loss, **grouped(options))
     model = model_of(kind, dropout)
     dense = [(name, p) for name, p in model.named_parameters() if not hasattr(p, "_in_backward_optimizers")]
-    return DistributedLearner(model, CAdam(dense, lr=RATE), loss, **options)
+    return DistributedLearner(model, CAdam(dense, lr=RATE), loss, **grouped(options))
 
 
 def tensors(ours: Learner) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ def learn_rounds(
         "metrics": ours.metrics(),
         "events": ours.events,
         "resumed": ours.resumed,
-        "failed_saves": ours.saving.failed,
+        "failed_saves": ours.schedule.failures if ours.schedule else 0,
         "logged": logged,
     }
 

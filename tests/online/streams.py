@@ -12,9 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from cadam import CAdam
-from cadam.online import Events, Learner, Schema, Source
+from cadam.online import CheckpointOptions, Events, LabelOptions, Learner, LogOptions, Schema, Source
 
 USERS, ITEMS = 50, 20
+FIELDS = {
+    **{name: ("labels", name) for name in ("horizon", "unmatched", "capacity", "remember")},
+    "checkpoint": ("checkpoint", "folder"),
+    "checkpoint_every": ("checkpoint", "every"),
+    "checkpoint_seconds": ("checkpoint", "seconds"),
+    "keep": ("checkpoint", "keep"),
+    "log": ("log", "folder"),
+    "log_rows": ("log", "rows"),
+}
+"""Which options of `Learner` belong to which group of options."""
 SCHEMA = Schema(
     {"user": f"category:{USERS}", "item": f"category:{ITEMS}", "price": "number"},
     label="click",
@@ -47,7 +57,22 @@ def build(seed: int = 0) -> Small:
 def learner(model: nn.Module | None = None, storage: Mapping[str, Any] | None = None, **options: Any) -> Learner:
     model = model or build()
     optimizer = CAdam(model.named_parameters(), lr=0.01, **storage or {})
-    return Learner(model, optimizer, nn.functional.binary_cross_entropy_with_logits, **options)
+    return Learner(model, optimizer, nn.functional.binary_cross_entropy_with_logits, **grouped(options))
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `Learner` from a flat dict: ``horizon=5`` becomes ``labels=LabelOptions(horizon=5)``, and so on."""
+    groups: dict[str, dict[str, Any]] = {"labels": {}, "checkpoint": {}, "log": {}}
+    arguments: dict[str, Any] = {}
+    for name, value in options.items():
+        group, field = FIELDS.get(name, ("", name))
+        (groups[group] if group else arguments)[field] = value
+    arguments["labels"] = LabelOptions(**groups["labels"])
+    if "checkpoint" in options:
+        arguments["checkpoint"] = CheckpointOptions(**groups["checkpoint"])
+    if "log" in options:
+        arguments["log"] = LogOptions(**groups["log"])
+    return arguments
 
 
 def table(count: int, seed: int = 0, first: int = 0) -> dict[str, np.ndarray]:

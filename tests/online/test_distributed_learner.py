@@ -21,10 +21,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from cadam import CAdam, Ratio, online
-from cadam.distributed import process_group, table_protocol
+from cadam.checkpoint_files import write_tree
+from cadam.distributed import process_group, sharded_checkpoint, table_protocol
 from cadam.online import Batch, DamagedCheckpointError, recompute
 from cadam.online.distributed_learner import DistributedLearner
-from cadam.online.persistence.checkpoints import write
 from cadam.optim.alignment import Alignment
 from tests.online.ranks import SIZES, Plain, kill_and_compare, learn_rounds, learner, shares, stop_and_go_on
 from tests.online.streams import Replayed, events
@@ -49,10 +49,10 @@ def with_a_full_disk(kind: str, folder: Path) -> dict[str, Any]:
         tried.append(path)
         if dist.get_rank() == 1 and len(tried) == 2:
             raise OSError("no space left")
-        write(path, tree)
+        write_tree(path, tree)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_group, "write", full)
+        patch.setattr(sharded_checkpoint, "write_tree", full)
         return learn_rounds(kind, True, folder, checkpoint=folder / "state", checkpoint_every=100)
 
 
@@ -80,7 +80,7 @@ def test_two_ranks_equal_one_process_on_the_union(
 def same_as_one_process(two: dict[str, Any], alone: dict[str, Any], folder: Path) -> None:
     assert furthest(two["tensors"], alone["tensors"]) < 1e-5
     assert two["metrics"]["events"] == sum(map(sum, SIZES))
-    assert two["metrics"]["labelled"] == two["metrics"]["learned"] == two["metrics"]["events/total"] > 500
+    assert two["metrics"]["labeled"] == two["metrics"]["learned"] == two["metrics"]["events/total"] > 500
     assert two["events"] == sum(first for first, _ in SIZES)
     numbers = {name: value for name, value in two["metrics"].items() if not name.startswith("alignment")}
     of_one = {name: value for name, value in alone["metrics"].items() if not name.startswith("alignment")}
@@ -124,13 +124,13 @@ def resumed_from_the_newest_good_checkpoint(learnt: dict[str, Any], damage: str)
     assert furthest(found["tensors"], whole["tensors"]) == 0
     assert found["metrics"] == pytest.approx(whole["metrics"], rel=0, abs=0, nan_ok=True)
     assert len(found["aside"]) == (damage != "")
-    assert ("damaged checkpoint, the one before it is tried" in "".join(found["logged"])) == (damage != "")
+    assert ("damaged checkpoint, trying the previous one" in "".join(found["logged"])) == (damage != "")
 
 
 def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str, Any], Path]) -> None:
     full = learnt[0]["full"]
     assert full["failed_saves"] == 1
-    assert "learning goes on without: rank 1: no space left" in "".join(full["logged"])
+    assert "learning continues: rank 1: no space left" in "".join(full["logged"])
     assert furthest(full["tensors"], learnt[0]["late True"]["tensors"]) == 0
     kept = {path.name for path in (learnt[1] / "full" / "state").glob("checkpoint-*")}
     assert "checkpoint-000000000002" not in kept
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_none(learnt: tuple[dict[str,
 
 
 def refuse(folder: Path) -> str:
-    with pytest.raises(ValueError, match="the checkpoint is of 2 ranks") as caught:
+    with pytest.raises(ValueError, match="saved by 2 ranks") as caught:
         learn_rounds("ddp", True, folder, checkpoint=folder / "state")
     return str(caught.value)
 
@@ -156,7 +156,7 @@ def refuse_damaged(folder: Path) -> None:
     for content in contents:
         for path in (folder / "state").glob("checkpoint-*"):
             (path / "checkpoint.json").write_text(json.dumps(content))
-        with pytest.raises(DamagedCheckpointError, match="none of the 2 checkpoints"):
+        with pytest.raises(DamagedCheckpointError, match="all 2 checkpoints"):
             learn_rounds("ddp", True, folder, checkpoint=folder / "state")
     plain = Plain()
     with pytest.raises(TypeError, match="wrap it in DistributedDataParallel"):
@@ -172,7 +172,7 @@ def run_twice(folder: Path) -> float:
     import torch.distributed as dist
 
     ours = learner("ddp", checkpoint=folder / "state")
-    with pytest.raises(RuntimeError, match="another process keeps its checkpoints"):
+    with pytest.raises(RuntimeError, match="another process writes its checkpoints"):
         learner("ddp", checkpoint=folder / "state")
     for part in range(2):
         share = [] if dist.get_rank() else [Batch(events(8, seed=part, first=8 * part))]

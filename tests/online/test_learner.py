@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cadam
 from cadam.online import Console, DamagedCheckpointError, Events, Labels, Learner
-from cadam.online.labels.pending import Memory
+from cadam.online.labels.pending import ResolvedIds
 from tests.online.streams import Replayed, Small, build, events, files, learner, table, weights
 from tests.optim.exact import present
 
@@ -77,18 +77,18 @@ def test_the_clock_is_the_median_of_the_times(count: int) -> None:
 
 
 def test_finished_events_are_remembered_with_what_became_of_them() -> None:
-    memory = Memory(10)
+    memory = ResolvedIds(10)
     memory.add([1, 2, 3], True)
     memory.add([4, "a"], False)
     assert [memory.get(key) for key in (1, 4, "a", 5)] == [True, False, False, None]
-    again = Memory(10)
+    again = ResolvedIds(10)
     again.load_state_dict(memory.state_dict())
     again.add(range(100, 105), True)  # ten are remembered: the next are the recent ones
     again.add([200], True)
     assert [again.get(key) for key in (1, 4, "a", 104, 200)] == [True, False, False, True, True]
-    assert again.meets({7, 200})
-    assert again.meets({7, 4})
-    assert not again.meets({7, 8})
+    assert again.contains_any({7, 200})
+    assert again.contains_any({7, 4})
+    assert not again.contains_any({7, 8})
     again.add(range(300, 310), False)
     assert [again.get(key) for key in (1, 4, 200, 300)] == [None, None, True, False]
 
@@ -102,7 +102,7 @@ def test_what_the_last_batch_saved_is_not_saved_once_more(tmp_path: Path) -> Non
         again = learner(checkpoint=folder)
         assert again.resume()
         again.close()
-        assert (ours.saving.count, again.events) == (saves, 128)
+        assert (present(ours.schedule).saves, again.events) == (saves, 128)
 
 
 def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_the_order_given() -> None:
@@ -111,10 +111,10 @@ def test_labels_later_and_out_of_order_give_the_same_log_loss_and_are_learnt_in_
     scores = later.predict(events(100, labels=False))
     order = np.random.default_rng(1).permutation(100)
     later.observe(order[:40], table(100)["click"][order[:40]])
-    assert (later.metrics()["pending"], later.metrics()["labelled"]) == (60, 40)
+    assert (later.metrics()["pending"], later.metrics()["labeled"]) == (60, 40)
     later.observe(order[40:], table(100)["click"][order[40:]])
     assert later.metrics()["log_loss"] == pytest.approx(direct.metrics()["log_loss"], abs=1e-12)
-    ready = np.concatenate([part["feature/price"] for part in later.ready.parts])
+    ready = np.concatenate([part["feature/price"] for part in later.queue.parts])
     assert ready.tobytes() == table(100)["price"][order].tobytes()
     assert np.isfinite(scores).all()
     assert later.metrics()["pending"] == 0
@@ -313,7 +313,7 @@ def test_what_has_its_label_is_let_go_though_the_horizon_is_endless() -> None:
         ours.observe(
             range(start, start + 20 - (start == 10_000)), table(20, start, start)["click"][: 20 - (start == 10_000)]
         )
-    assert ours.pending.size == 16_384
+    assert ours.pending.ring_size == 16_384
     assert len(ours.pending.state_dict()["rows"]["id"]) == 20_000 - 10_019
     assert len(ours.pending.arrivals) == 500
     ours.observe([10_019], [1])
@@ -333,7 +333,7 @@ def test_capacity_bounds_what_waits() -> None:
     for start in range(0, 1000, 30):
         ours.predict(events(30, seed=start, first=start, labels=False))
     assert len(ours.pending) == 100
-    assert ours.pending.size == 1024
+    assert ours.pending.ring_size == 1024
     assert ours.metrics()["crowded_out"] == 1020 - 100
 
 
@@ -359,7 +359,7 @@ def test_events_with_and_without_ids_in_one_stream_are_refused_before_any_is_los
         ours = learner(checkpoint=tmp_path)
         assert ours.resume()
     now, before = ("without", "with") if ids_first else ("with", "without")
-    with pytest.raises(ValueError, match=f"events {now} ids after 8 {before}"):
+    with pytest.raises(ValueError, match=f"events {now} ids after 8 events {before}"):
         ours.learn(batches[1])
     ours.learn(Events({name: values[:0] for name, values in batches[1].features.items()}))  # none of either kind
     assert (ours.events, ours.learned, ours.metrics()["repeated_events"]) == (8, 8, 0)
@@ -472,7 +472,7 @@ def test_one_event_that_training_refuses_does_not_take_a_large_batch_with_it() -
         batch.features["price"][1234] = 7
         ours.learn(batch)
     numbers = ours.metrics()
-    assert (numbers["learned"], numbers["rejected"], ours.training.unlearned) == (3998, 2, 0)
+    assert (numbers["learned"], numbers["rejected"], ours.training.consecutive_unlearned) == (3998, 2, 0)
 
 
 def test_a_buffer_that_never_was_finite_is_no_divergence(tmp_path: Path) -> None:
@@ -557,7 +557,7 @@ def test_wrong_use_names_what_is_wrong() -> None:
         Events({"a": np.zeros(2)}, labels=np.zeros(3))
     with pytest.raises(TypeError, match="ids must be integers or text"):
         Labels(np.array([1.5]), np.array([1.0]))
-    with pytest.raises(TypeError, match="a score per event"):
+    with pytest.raises(TypeError, match="one score per event"):
         learner(nn.Linear(1, 2)).learn(Events({"input": np.zeros((4, 1), np.float32)}))
 
 
@@ -702,7 +702,7 @@ def test_another_optimizer_than_that_of_the_checkpoint_is_refused(tmp_path: Path
     ours.close()
     model = build()
     other = Learner(model, cadam.Adam(model.named_parameters()), ours.training.loss, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="a learner with CAdam, here is Adam"):
+    with pytest.raises(ValueError, match="a learner with CAdam, but this one has Adam"):
         other.run(Replayed([]))
 
 
@@ -729,7 +729,7 @@ def test_a_damaged_newest_checkpoint_is_found_out_and_the_one_before_it_used(
     newest.write_bytes(content)
     with caplog.at_level(logging.ERROR):
         resumed = run(tmp_path / "parts", [])
-    assert "damaged checkpoint, the one before it is tried" in caplog.text
+    assert "damaged checkpoint, trying the previous one" in caplog.text
     assert newest.name in caplog.text
     assert weights(whole) == weights(resumed)
     assert files(tmp_path / "whole" / "log") == files(tmp_path / "parts" / "log")
@@ -752,10 +752,10 @@ def test_any_damage_is_found_and_no_good_checkpoint_is_an_error(
     path.write_bytes(damaged.get(damage, content))
     for _ in range(2):  # at every attempt: it never starts anew by itself
         again = learner(checkpoint=tmp_path)
-        with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
+        with pytest.raises(DamagedCheckpointError, match="all 1 checkpoints"):
             again.run(Replayed([]))
         again.close()
-    assert "damaged checkpoint, and there is none before it" in caplog.text
+    assert "damaged checkpoint, and there is no older one" in caplog.text
 
 
 def test_two_learners_do_not_share_a_folder(tmp_path: Path) -> None:

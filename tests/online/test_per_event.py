@@ -24,8 +24,9 @@ from torch import nn
 import cadam
 from cadam.online import Batch, Events, Labels, Learner, Schema, models
 from cadam.online.models.model_file import LOG_LOSS
-from cadam.online.per_event import EventByEvent
-from cadam.online.training_step import Training
+from cadam.online.per_event import PerEventTraining
+from cadam.online.training_step import TrainingStep
+from tests.online.streams import grouped
 
 SCHEMA = Schema(
     {
@@ -80,17 +81,17 @@ def started(model: str, optimizer: str, **options: Any) -> tuple[nn.Module, cada
 
 def by_torch(model: nn.Module, optimizer: cadam.Optimizer, given: Events) -> np.ndarray:
     """Scores before learning, one event at a time through autograd."""
-    training, scores = Training(model, optimizer, LOG_LOSS), np.empty(len(given), np.float32)
+    training, scores = TrainingStep(model, optimizer, LOG_LOSS), np.empty(len(given), np.float32)
     for row in range(len(given)):
         one = given.take(slice(row, row + 1))
-        scores[row] = training.score(one.features, 1)[0]
-        training.step(one.columns())
+        scores[row] = training.predict(one.features, 1)[0]
+        training.train(one.columns())
     return scores
 
 
-def compiled(model: nn.Module, optimizer: cadam.Optimizer) -> EventByEvent:
-    made = EventByEvent.of(model, optimizer, LOG_LOSS)
-    assert isinstance(made, EventByEvent), made
+def compiled(model: nn.Module, optimizer: cadam.Optimizer) -> PerEventTraining:
+    made = PerEventTraining.create(model, optimizer, LOG_LOSS)
+    assert isinstance(made, PerEventTraining), made
     return made
 
 
@@ -109,7 +110,7 @@ def chances(scores: np.ndarray) -> np.ndarray:
 def check_same_as_torch(model: str, optimizer: str, count: int, **options: Any) -> None:
     given, ours, torchs = cached(count), started(model, optimizer, **options), started(model, optimizer, **options)
     assert given.labels is not None
-    scores, learned = compiled(*ours).learn(given.features, given.labels)
+    scores, learned = compiled(*ours).train(given.features, given.labels)
     assert learned == count
     expected = by_torch(*torchs, given)
     apart, chances_apart = np.abs(scores - expected).max(), np.abs(chances(scores) - chances(expected)).max()
@@ -152,10 +153,10 @@ def test_twenty_thousand_events_are_learnt_as_by_torch(model: str, optimizer: st
 def test_chunks_change_no_bit(size: int) -> None:
     given, whole, cut = events(300), started("fm", "CAdam"), started("fm", "CAdam")
     assert given.labels is not None
-    scores, _ = compiled(*whole).learn(given.features, given.labels)
+    scores, _ = compiled(*whole).train(given.features, given.labels)
     parts = [given.take(slice(start, start + size)) for start in range(0, 300, size)]
     engine = compiled(*cut)
-    again = np.concatenate([engine.learn(part.features, part.labels)[0] for part in parts if part.labels is not None])
+    again = np.concatenate([engine.train(part.features, part.labels)[0] for part in parts if part.labels is not None])
     assert np.array_equal(again, scores)
     mine, other = state(*whole), state(*cut)
     assert all(torch.equal(mine[name], other[name]) for name in mine)
@@ -163,9 +164,9 @@ def test_chunks_change_no_bit(size: int) -> None:
 
 def learner(model: str = "fm", *, own_path: bool = False, **options: Any) -> Learner:
     built, optimizer = started(model, "CAdam")
-    made = Learner(built, optimizer, LOG_LOSS, one_by_one=True, **options)
+    made = Learner(built, optimizer, LOG_LOSS, per_event=True, **grouped(options))
     if own_path:
-        made.by_event = "by torch: it is asked for"
+        made.per_event = "with torch: requested by the test"
     return made
 
 
@@ -174,7 +175,7 @@ def test_a_learner_counts_logs_and_measures_as_with_torch(tmp_path: Path) -> Non
     for own_path in (False, True):
         one = learner(own_path=own_path, log=tmp_path / str(own_path), log_rows=50)
         for start in range(0, 200, 30):
-            one.take(given.take(slice(start, start + 30)))
+            one.process(given.take(slice(start, start + 30)))
         one.finish()
         assert one.log is not None
         one.log.flush()
@@ -197,13 +198,13 @@ def test_an_event_that_is_not_for_it_gets_what_torch_gives_it() -> None:
     for own_path in (False, True):
         one = learner(own_path=own_path)
         for start in range(0, 90, 45):
-            one.take(given.take(slice(start, start + 45)))
+            one.process(given.take(slice(start, start + 45)))
         found.append(one)
     ours, theirs = found
     assert (ours.rejected, ours.learned, len(ours.pending)) == (theirs.rejected, theirs.learned, len(theirs.pending))
     assert ours.rejections.reasons == theirs.rejections.reasons
     assert ours.rejected == len(ours.pending) == 1
-    assert ours.progress.mean == pytest.approx(theirs.progress.mean, rel=1e-5)
+    assert ours.log_loss.mean == pytest.approx(theirs.log_loss.mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
@@ -212,21 +213,21 @@ def test_an_infinite_number_ends_in_the_same_error_as_with_torch(value: float) -
     for own_path in (False, True):
         given, one = events(60), learner(own_path=own_path)
         given.features["xy"][10, 0] = value
-        with pytest.raises(FloatingPointError, match=r"normalised\.mean is no longer finite") as error:
-            one.take(given)
+        with pytest.raises(FloatingPointError, match=r"normalizer\.mean is no longer finite") as error:
+            one.process(given)
         messages.append((str(error.value), one.learned, one.rejected))
     assert messages[0] == messages[1]
 
 
 def test_a_run_can_go_from_one_way_to_the_other_at_any_event() -> None:
     given, mixed, whole = events(200), learner(), learner()
-    mixed.take(given.take(slice(0, 100)))
-    mixed.by_event = "by torch: from here on"
-    mixed.take(given.take(slice(100, 150)))
-    mixed.by_event = whole.by_event and compiled(mixed.model, mixed.optimizer)  # type: ignore[arg-type]
-    mixed.take(given.take(slice(150, 200)))
-    whole.take(given)
-    assert mixed.progress.mean == pytest.approx(whole.progress.mean, rel=1e-6)
+    mixed.process(given.take(slice(0, 100)))
+    mixed.per_event = "with torch: from here on"
+    mixed.process(given.take(slice(100, 150)))
+    mixed.per_event = whole.per_event and compiled(mixed.model, mixed.optimizer)  # type: ignore[arg-type]
+    mixed.process(given.take(slice(150, 200)))
+    whole.process(given)
+    assert mixed.log_loss.mean == pytest.approx(whole.log_loss.mean, rel=1e-6)
     for one, other in zip(mixed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -237,32 +238,32 @@ def test_a_checkpoint_of_one_way_is_gone_on_from_by_the_other(first: str, tmp_pa
     for number, part in enumerate(parts):
         one = learner(own_path=(first == "torch") == (number != 1), checkpoint=tmp_path / "state")
         assert one.resume() is (number > 0)
-        one.take(given.take(part))
+        one.process(given.take(part))
         one.save()
         one.close()
     whole = learner()
-    whole.take(given)
+    whole.process(given)
     assert (one.steps, one.learned) == (whole.steps, whole.learned) == (240, 240)
-    assert one.progress.mean == pytest.approx(whole.progress.mean, rel=1e-6)
+    assert one.log_loss.mean == pytest.approx(whole.log_loss.mean, rel=1e-6)
     ours, theirs = state(one.model, one.optimizer), state(whole.model, whole.optimizer)  # type: ignore[arg-type]
     assert all(torch.allclose(ours[name].double(), theirs[name].double(), rtol=1e-4, atol=1e-5) for name in theirs)
     assert one.total_alignment() == whole.total_alignment()
 
 
 def test_what_learns_is_said_with_the_reason() -> None:
-    assert learner("linear").learning == "one event at a time, compiled"
-    assert learner("deepfm").learning.startswith("one event at a time, by torch: the model is DeepFM")
+    assert learner("linear").training_mode == "one event at a time, compiled"
+    assert learner("deepfm").training_mode.startswith("one event at a time, with torch: the model is DeepFM")
     built, optimizer = started("fm", "CAdam")
-    assert Learner(built, optimizer, LOG_LOSS).learning == "by torch, in batches"
+    assert Learner(built, optimizer, LOG_LOSS).training_mode == "with torch, in batches"
 
     def own(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return (scores - labels).square().mean()
 
-    assert "the loss is not" in Learner(built, optimizer, own, one_by_one=True).learning
+    assert "the loss is not" in Learner(built, optimizer, own, per_event=True).training_mode
     groups = cadam.CAdam([{"params": [param]} for param in built.parameters()])
-    assert "more than one group" in Learner(built, groups, LOG_LOSS, one_by_one=True).learning
+    assert "more than one group" in Learner(built, groups, LOG_LOSS, per_event=True).training_mode
     plain = torch.optim.SGD(built.parameters(), lr=0.1)
-    assert "SGD is not of cadam" in Learner(built, plain, LOG_LOSS, one_by_one=True).learning
+    assert "SGD is not an optimizer of cadam" in Learner(built, plain, LOG_LOSS, per_event=True).training_mode
 
 
 @pytest.mark.parametrize(
@@ -272,10 +273,10 @@ def test_light_moments_go_through_torch(options: dict[str, Any]) -> None:
     given, found = cached(60), []
     for one_by_one in (True, False):
         built, optimizer = started("fm", "CAdam", **options)
-        one = Learner(built, optimizer, LOG_LOSS, one_by_one=one_by_one, batch_size=1)
+        one = Learner(built, optimizer, LOG_LOSS, per_event=one_by_one, batch_size=1)
         for row in range(60):
-            one.take(given.take(slice(row, row + 1)))
-        assert next(iter(options)) in one.learning or not one_by_one
+            one.process(given.take(slice(row, row + 1)))
+        assert next(iter(options)) in one.training_mode or not one_by_one
         found.append(state(built, optimizer))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
 
@@ -284,8 +285,8 @@ def test_a_table_that_32_bits_cannot_number_goes_through_torch(monkeypatch: pyte
     from cadam.online import per_event_kernel as engine
 
     built, optimizer = started("fm", "CAdam")
-    monkeypatch.setattr(engine, "MOST_ROWS", 100)
-    assert "numbers rows with 32 bits" in Learner(built, optimizer, LOG_LOSS, one_by_one=True).learning
+    monkeypatch.setattr(engine, "MAX_ROWS", 100)
+    assert "at most 100 rows are supported" in Learner(built, optimizer, LOG_LOSS, per_event=True).training_mode
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64])
@@ -301,8 +302,8 @@ def test_features_of_another_type_or_length_get_what_torch_gives_them(kind: type
                 features[change] = features[change][:, :1].copy()
             one = learner(own_path=own_path)
             try:
-                one.take(Events(features, given.labels))
-                found.append((one.learned, one.rejected, one.progress.mean))
+                one.process(Events(features, given.labels))
+                found.append((one.learned, one.rejected, one.log_loss.mean))
             except (RuntimeError, TypeError) as error:
                 found.append(type(error))
         assert found[0] == pytest.approx(found[1], nan_ok=True) if isinstance(found[0], tuple) else found[0] == found[1]
@@ -346,10 +347,10 @@ def test_what_is_asked_of_model_or_optimizer_later_is_heeded(change: Any) -> Non
     given, found = events(60), []
     for own_path in (False, True):
         one = learner(own_path=own_path)
-        one.take(given.take(slice(0, 30)))
+        one.process(given.take(slice(0, 30)))
         change(one)
-        one.take(given.take(slice(30, 60)))
-        found.append((one.progress.mean, [param.detach().clone() for param in one.model.parameters()]))
+        one.process(given.take(slice(30, 60)))
+        found.append((one.log_loss.mean, [param.detach().clone() for param in one.model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in zip(found[0][1], found[1][1], strict=True))
 
@@ -404,7 +405,7 @@ def test_events_with_ids_and_late_labels_are_learnt_in_their_order(kind: str, tm
         folder = tmp_path / f"{size} {own_path}"
         one = learner(own_path=own_path, log=folder, capacity=60, remember=40)
         for batch in batches_of(rows, given, size):
-            one.take(batch)
+            one.process(batch)
         one.finish()
         assert one.log is not None
         one.log.flush()
@@ -415,7 +416,7 @@ def test_events_with_ids_and_late_labels_are_learnt_in_their_order(kind: str, tm
         assert other_log == log
         ours, theirs = state(first.model, first.optimizer), state(one.model, one.optimizer)  # type: ignore[arg-type]
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-        assert repr(one.pending.state_dict()["done"]) == repr(first.pending.state_dict()["done"])
+        assert repr(one.pending.state_dict()["resolved"]) == repr(first.pending.state_dict()["resolved"])
     by_autograd, their_log = others[2]
     assert by_autograd.metrics() == pytest.approx(first.metrics(), rel=1e-5, abs=1e-6, nan_ok=True)
     assert their_log["id"] == log["id"]
@@ -493,7 +494,7 @@ def _state(folder: Path) -> dict[str, torch.Tensor]:
     from cadam.online.persistence.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder, 3)
-    found = checkpoints.newest()
+    found = checkpoints.load_newest()
     checkpoints.close()
     assert found is not None
     content: dict[str, torch.Tensor] = dict(found[1]["model"])

@@ -19,7 +19,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 import cadam
-from cadam.distributed.process_group import everywhere
+from cadam.distributed.process_group import all_gather_objects
 from cadam.torchrec import BagSharder, SequenceSharder
 
 BATCH = 24  # can be divided among one to four ranks
@@ -95,7 +95,7 @@ def keyed(setting: Setting, share: Batch) -> KeyedJaggedTensor:
 
 
 class Head(nn.Module):
-    """The dense part: one linear layer, which starts the same everywhere."""
+    """The dense part: one linear layer, which starts the same all_gather_objects."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -208,7 +208,9 @@ def state_of(model: DistributedModelParallel) -> dict[str, Tensor]:
             result[key.split(".")[-2]] = whole(value)
     mine = model.fused_optimizer.state_dict()["state"]
     state: dict[str, Any] = {}
-    for of_rank in everywhere({name: parts_of(value) for table in mine.values() for name, value in table.items()}):
+    for of_rank in all_gather_objects(
+        {name: parts_of(value) for table in mine.values() for name, value in table.items()}
+    ):
         for name, parts in of_rank.items():
             state.setdefault(name, []).extend(parts)
     return {**result, **{name: assembled(parts) for name, parts in state.items()}}
@@ -230,7 +232,7 @@ def assembled(parts: Sequence[tuple[tuple[int, ...], Tensor]]) -> Tensor:
 
 
 def whole(value: Any) -> Tensor:
-    return assembled([part for of_rank in everywhere(parts_of(value)) for part in of_rank])
+    return assembled([part for of_rank in all_gather_objects(parts_of(value)) for part in of_rank])
 
 
 def sharded(setting: Setting) -> Trainer:

@@ -27,7 +27,7 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
-from cadam.distributed.process_group import everywhere
+from cadam.distributed.process_group import all_gather_objects
 from cadam.torchrec import BagSharder, Tables, apply_changes, changed_rows, iter_tables, load, save, track_changes
 from tests.process_groups import run
 from tests.torchrec.model import Setting, Table, distributed, state_of
@@ -97,7 +97,7 @@ def serve_through_evictions() -> list[int]:
         output, _ = model(KeyedJaggedTensor(["user"], ids, lengths=torch.ones(4, dtype=torch.int64)))
         output["user"].sum().backward()
         if step % 5 == 0:
-            apply_changes(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+            apply_changes(copy, [change for of_rank in all_gather_objects(changed_rows(model)) for change in of_rank])
             wrong.append(int((copy["users"] != state_of(model)["users"]).any(1).sum()))
     return wrong
 

@@ -26,8 +26,8 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 
 from cadam.atomic_write import flush_and_rename
-from cadam.distributed import process_group
-from cadam.distributed.process_group import everywhere
+from cadam.distributed import sharded_checkpoint
+from cadam.distributed.process_group import all_gather_objects
 from cadam.torchrec import (
     BagSharder,
     SavedRun,
@@ -118,12 +118,12 @@ def keep_and_refuse(folder: str) -> dict[str, Any]:
         save(folder, 5, trainer.model, trainer.dense, 5)
     save(folder, 6, trainer.model, trainer.dense, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_group, "flush_and_rename", settle_files_only)
+        patch.setattr(sharded_checkpoint, "flush_and_rename", settle_files_only)
         with pytest.raises(OSError, match="no space left"):
             save(folder, 6, trainer.model, trainer.dense, 7)
     again_saved = load(folder, again.model, again.dense)
-    with pytest.raises(RuntimeError, match="another process keeps its checkpoints"):
-        process_group.RankCheckpoints(folder, hold=True)
+    with pytest.raises(RuntimeError, match="another process writes its checkpoints"):
+        sharded_checkpoint.ShardedCheckpoints(folder, lock=True)
     left = sorted(path.name for path in list_checkpoints(folder))
     return {"kept": kept, "newest": newest, "same": same, "again": again_saved, "left": left}
 
@@ -213,12 +213,12 @@ def load_different_options(folder: str) -> str:
     trainer.train(1)
     trees: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_group.RankCheckpoints, "save", lambda self, number, tree: trees.append(tree))
+        patch.setattr(sharded_checkpoint.ShardedCheckpoints, "save", lambda self, number, tree: trees.append(tree))
         save(folder, 1, trainer.model, trainer.dense)
     (tree,) = trees
     (shops,) = (options for name, options in tree["shared"]["options of tables"].items() if "shops" in name)
     shops["eps"] = 1e-4
-    process_group.RankCheckpoints(folder).save(1, tree)
+    sharded_checkpoint.ShardedCheckpoints(folder).save(1, tree)
     with pytest.raises(ValueError, match="saved with different") as error:
         load(folder, trainer.model, trainer.dense)
     return str(error.value)
@@ -246,7 +246,7 @@ def serve(sharding: str, sequences: bool = False, **storage: Any) -> tuple[float
         trainer.train(steps)
         now = {name: trainer.result()[name] for name in names}
         stale = furthest(copy, now)
-        changes = [change for of_rank in everywhere(changed_rows(trainer.model)) for change in of_rank]
+        changes = [change for of_rank in all_gather_objects(changed_rows(trainer.model)) for change in of_rank]
         apply_changes(copy, changes)
         sent = sum(len(change.rows) for change in changes)
     total = sum(table.rows for table in trainer.setting.tables)
@@ -301,7 +301,7 @@ def serve_one_feature(sharding: str) -> list[float]:
         generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
         ids = torch.randint(20, (4,), generator=generator)
         model(KeyedJaggedTensor(["user"], ids, lengths=torch.ones(4, dtype=torch.int64))).backward()
-        apply_changes(copy, [change for of_rank in everywhere(changed_rows(model)) for change in of_rank])
+        apply_changes(copy, [change for of_rank in all_gather_objects(changed_rows(model)) for change in of_rank])
         distances.append(furthest(copy, {name: value for name, value in state_of(model).items() if name in "abc"}))
     return distances
 

@@ -29,7 +29,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 
-from cadam.distributed.process_group import everywhere
+from cadam.distributed.process_group import all_gather_objects
 from cadam.torchrec import BagSharder, Tables, iter_tables, versions
 from cadam.torchrec import tables as tables_module
 from tests.process_groups import run
@@ -76,7 +76,7 @@ def train(settings: dict[str, Setting], steps: int) -> dict[str, dict[str, Tenso
         trainer = sharded(setting)
         trainer.train(steps)
         results[name] = trainer.result()
-        alignments = everywhere(cadam.torchrec.alignment(trainer.model).over_ranks())
+        alignments = all_gather_objects(cadam.torchrec.alignment(trainer.model).over_ranks())
         assert all(alignment == alignments[0] for alignment in alignments)
         ratio = alignments[0].total
         results[name]["alignment"] = torch.tensor([ratio.aligned, ratio.touched, ratio.seen])

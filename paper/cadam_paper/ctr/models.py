@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from cadam.online.models import pairs
+from cadam.online.models import pairwise_interactions
 
 EMBEDDING_STD = 1e-4
 
@@ -99,7 +99,7 @@ class DeepFM(WideDeep):
 
     def forward(self, ids: Tensor) -> Tensor:
         embedded = self.table(ids)
-        score: Tensor = self.score(embedded) + pairs(embedded) + self.wide(ids).sum((1, 2)) + self.bias
+        score: Tensor = self.score(embedded) + pairwise_interactions(embedded) + self.wide(ids).sum((1, 2)) + self.bias
         return score
 
 

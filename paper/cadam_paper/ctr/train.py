@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import cadam
-from cadam.online.metrics import auc as metrics
+from cadam.online.metrics.auc import auc
+from cadam.online.metrics.log_loss import log_loss
 from cadam.optim.alignment import Ratio
 from cadam.statistics.intervals import Array
 
@@ -229,7 +230,7 @@ def numerics(task: Task, device: torch.device) -> Iterator[None]:
 
 
 def scored(logits: Tensor, labels: Tensor) -> Scores:
-    return Scores(metrics.auc(logits, labels), metrics.log_loss(logits, labels))
+    return Scores(auc(logits, labels), log_loss(logits, labels))
 
 
 def read_table(task: Task, clicks: Clicks, device: torch.device, *, graph: bool = True) -> Record:
@@ -251,4 +252,4 @@ def read_stream(task: Task, clicks: Clicks, device: torch.device, windows: int, 
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)
         logits, labels = learner.test(feed, learn=True, graph=graph)
         parts = zip(logits.tensor_split(windows), labels.tensor_split(windows), strict=True)
-        return learner.record({"stream": scored(logits, labels)}, np.array([metrics.auc(*part) for part in parts]))
+        return learner.record({"stream": scored(logits, labels)}, np.array([auc(*part) for part in parts]))

@@ -26,10 +26,11 @@ from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.learner import Learner, Loss
-from ..online.metrics.stream import clicks, measure, user_auc
+from ..online.metrics.gauc import user_auc
+from ..online.metrics.stream import as_clicks, measure
 from ..online.models.model_file import LOG_LOSS, OptimizerSpec
-from ..online.per_event import CHUNK
-from ..online.run_config import builder
+from ..online.per_event import CHUNK_SIZE
+from ..online.run_config import model_builder
 from .evidence import CHANCE_METRIC
 from .results import Outcome, RunSpec
 from .stream_cache import StreamCache
@@ -47,7 +48,7 @@ class Recorder:
     def update(self, scores: Array, labels: Array, users: Array | None, time: Array) -> None:
         """Store the predictions of labeled events."""
         user_column = np.zeros(len(scores), dtype=np.int64) if users is None else users
-        self.parts.append({"scores": scores, "labels": clicks(labels, "GAUC and AUC"), "users": user_column})
+        self.parts.append({"scores": scores, "labels": as_clicks(labels, "GAUC and AUC"), "users": user_column})
 
     def results(self) -> Mapping[str, float]:
         """Return the number of stored predictions."""
@@ -115,8 +116,8 @@ def read_task(spec: RunSpec) -> Task:
     schema = Schema(**settings["schema"])
     categories = {name: kind.size for name, kind in schema.kinds.items() if kind.size}
     is_per_event = settings["batch_size"] == 1 and schema.id is None
-    size = CHUNK if is_per_event else settings["batch_size"]
-    build, loss = builder(spec.model, schema, settings)
+    size = CHUNK_SIZE if is_per_event else settings["batch_size"]
+    build, loss = model_builder(spec.model, schema, settings)
     # The hash of the data is part of the key, so that changed data are read again.
     source = _open_stream(spec.data, json.dumps(settings["schema"]), size, str(settings.get("data")))
     return Task(source, settings["events"], categories, build, loss)
@@ -192,8 +193,8 @@ def run_arm(spec: RunSpec, task: Task | None = None) -> Outcome:
     try:
         with seeded(spec.seed):
             model = task.build()
-            optimizer = OptimizerSpec.of(spec.optimizer).build(model, spec.lr)
-            learner = Learner(model, optimizer, task.loss, one_by_one=is_per_event, metrics=[recorder])
+            optimizer = OptimizerSpec.parse(spec.optimizer).build(model, spec.lr)
+            learner = Learner(model, optimizer, task.loss, per_event=is_per_event, metrics=[recorder])
             learner.run(LimitedSource(source, events) if is_per_event else source, events=events)
             learner.finish()
     except FloatingPointError:  # the run diverged

@@ -42,10 +42,11 @@ from ..online.data.events import Batch
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.data.validation import check_columns, check_uri
-from ..online.metrics.stream import clicks
+from ..online.metrics.stream import as_clicks
 from ..online.models.model_file import OptimizerSpec
-from ..online.monitoring import reject_limit
-from ..online.per_event import EventByEvent
+from ..online.monitoring.reject_limit import EVENTS_PER_CHECK, rejected_share
+from ..online.monitoring.rejection_reasons import format_reasons, generalize_reason, suggest_fix
+from ..online.per_event import PerEventTraining
 from ..statistics.learning_rates import NoLearningRateError
 from .ab_arguments import MAX_REJECTED, add_study_arguments
 from .arguments import default_batch_size
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             check_page_name(options.output)
         with redirect_stdout(messages):
             comparison = prepare(options)
-        folder = FOLDER / f"{run_config.stem(comparison.study.data)}-{comparison.identity}"
+        folder = FOLDER / f"{run_config.short_name(comparison.study.data)}-{comparison.identity}"
         output = options.output or folder / "report.html"
         check_replaces_nothing(output, comparison)
         check_file(output, "--output")
@@ -276,21 +277,21 @@ def prepare(options: argparse.Namespace) -> Comparison:
     Raises:
         ValueError: If an option or the data does not fit.
     """
-    uri = run_config.data_of(options)
+    uri = run_config.data_uri(options)
     if uri.partition(":")[2] == "-":
         raise ValueError("standard input can be read only once, and an A/B reads its stream many times: use a file")
     arms, grid = _parse_arms(options.arms), tuple(dict.fromkeys(map(_parse_rate, options.lr.split(","))))
     if not 0 <= options.matters < math.inf:
         raise ValueError(f"--matters must be 0 or more, and finite, got {options.matters:g}")
     check_uri(uri)
-    config = run_config.read(options)
+    config = run_config.read_config(options)
     schema = config.schema
     simulated = _simulated_changes(options, schema)
     source = open_source(uri, schema, batch_size=options.batch_size, patience=None)
     check_columns(source, schema)
-    model = config.build()
+    model = config.build_model()
     for arm in arms if options.batch_size == 1 else ():
-        compiled = EventByEvent.of(model, OptimizerSpec.of(arm).build(model, grid[0]), config.loss)
+        compiled = PerEventTraining.create(model, OptimizerSpec.parse(arm).build(model, grid[0]), config.loss)
         if isinstance(compiled, str):
             print(f"{arm} learns {compiled}; that is hundreds of times slower than compiled code")
     events = _count_events(source, uri, schema, options)
@@ -325,7 +326,7 @@ def prepare(options: argparse.Namespace) -> Comparison:
 
 def _parse_arms(text: str) -> tuple[str, ...]:
     # A comma inside an option, as in betas=(0.9,0.99), is followed by a number.
-    arms = tuple(str(OptimizerSpec.of(arm)) for arm in re.split(r",(?!\s*[-.\d])", text))
+    arms = tuple(str(OptimizerSpec.parse(arm)) for arm in re.split(r",(?!\s*[-.\d])", text))
     if len(arms) < 2:
         raise ValueError(f"--arms needs two or more optimizers, got {text!r}")
     if repeated := [arm for arm, count in Counter(arms).items() if count > 1]:
@@ -389,26 +390,26 @@ def _count_events(source: Source, uri: str, schema: Schema, options: argparse.Na
         if not isinstance(batch, Batch):
             continue
         events += 0 if batch.events is None else len(batch.events)
-        reasons.update(reject_limit.alike(record.reason) for record in batch.rejected)
+        reasons.update(generalize_reason(record.reason) for record in batch.rejected)
         if batch.rejected and not first_reject:
             first_reject = f"the first, {batch.rejected[0].where}: {batch.rejected[0].reason}"
         for part in (batch.events, batch.labels):
             if part is not None and part.labels is not None:
-                clicks(part.labels[~np.isnan(part.labels)], f"GAUC, which decides the A/B on {uri}")
+                as_clicks(part.labels[~np.isnan(part.labels)], f"GAUC, which decides the A/B on {uri}")
         label_check.update(batch)
-        if events + reasons.total() >= reject_limit.FIRST and reasons.total() > events:
+        if events + reasons.total() >= EVENTS_PER_CHECK and reasons.total() > events:
             break  # most events are rejected, so the rest is not worth reading
     if reasons and not events:
         raise TooManyRejectedError(f"none of {reasons.total():,} events of {uri} can be used; {first_reject}")
     if rejected := reasons.total():
-        share = reject_limit.share(rejected, events)
+        share = rejected_share(rejected, events)
         text = f"{rejected:,} of {events + rejected:,} events ({share:.1%}) of {uri} cannot be used"
         if share > options.max_rejected:
-            advice = reject_limit.cure(reasons, schema)
+            advice = suggest_fix(reasons, schema)
             raise TooManyRejectedError(
-                f"{text}: {reject_limit.reasons(reasons)}; {first_reject}. {advice[:1].upper()}{advice[1:]}"
+                f"{text}: {format_reasons(reasons)}; {first_reject}. {advice[:1].upper()}{advice[1:]}"
             )
-        print(f"{text} and are left out: {reject_limit.reasons(reasons)}; {first_reject}")
+        print(f"{text} and are left out: {format_reasons(reasons)}; {first_reject}")
     if options.events is not None:
         events = min(events, -(-options.events // options.batch_size) * options.batch_size)
     sizes = {"batch_size": options.batch_size, "tuning_share": options.tuning_share, "blocks": options.blocks}

@@ -211,6 +211,20 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing file with other content")
 
 
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cadam export`."""
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the --checkpoint folder of a run, which may still be running"
+    )
+    parser.add_argument(
+        "output", type=Path, metavar="MODEL.pt2", help="MODEL.pt and MODEL.schema.json are written beside it"
+    )
+    parser.add_argument(
+        "--model", metavar="FILE:FUNCTION", help="the function that builds the model, if its file has moved"
+    )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="the schema, if the folder has none")
+
+
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam bench`."""
     parser.add_argument(

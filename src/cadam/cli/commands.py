@@ -71,8 +71,8 @@ COMMANDS = (
     Command(
         "export",
         "Export the model of a run's checkpoint with torch.export, its weights as .pt, and its schema.",
-        "cadam.online.persistence.export:add_arguments",
-        "cadam.online.persistence.export:run",
+        "cadam.cli.arguments:add_export_arguments",
+        "cadam.cli.export:run",
     ),
     Command(
         "bench",

@@ -21,19 +21,27 @@ from typing import Any
 
 import torch
 
+from ..checkpoint_files import DamagedCheckpointError
 from ..online import run_config
 from ..online.data.limit import LimitedSource
 from ..online.data.schema import Schema
 from ..online.data.sources import Source, open_source
 from ..online.data.validation import check_columns, check_uri
+from ..online.labels.join import LabelOptions
 from ..online.learner import Learner
-from ..online.metrics.running import Metric
-from ..online.metrics.stream import KINDS, StreamMetrics
+from ..online.metrics.metric import Metric
+from ..online.metrics.registry import METRICS
+from ..online.metrics.stream import StreamMetrics
 from ..online.models.model_file import LOG_LOSS, OptimizerSpec, UsageError
-from ..online.monitoring import reject_limit, status_page
-from ..online.monitoring.reports import Console, Prometheus, Scalars
-from ..online.per_event import CHUNK
-from ..online.persistence.checkpoints import DamagedCheckpointError
+from ..online.monitoring.baseline_check import BaselineCheck
+from ..online.monitoring.console import Console
+from ..online.monitoring.prometheus_file import PrometheusFile
+from ..online.monitoring.reject_limit import DEFAULT_MAX_REJECTED, RejectLimit, rejected_share
+from ..online.monitoring.rejection_reasons import format_reasons, suggest_fix
+from ..online.monitoring.status_page import StatusPage
+from ..online.monitoring.tensorboard import TensorBoard
+from ..online.per_event import CHUNK_SIZE
+from ..online.persistence.checkpoint_schedule import CheckpointOptions
 from ..online.persistence.warm_start import with_options
 from ..online.stop_signals import stop_on_signals
 from ..rules.moment_storage import STORAGE_DEFAULTS
@@ -50,7 +58,7 @@ class Job:
 
     options: argparse.Namespace
     """The options as they were parsed. They are not changed."""
-    config: run_config.Given
+    config: run_config.RunConfig
     """The data, the schema and the model."""
     checkpoint: Path
     """The folder of the checkpoints."""
@@ -60,13 +68,15 @@ class Job:
     source: Source
     schema: Schema
     """The schema of the events. With `--metrics`, labels must be 0 or 1."""
-    guard: reject_limit.Guard
+    reject_limit: RejectLimit
     """Stops the learner when too many events are rejected."""
+    baseline_check: BaselineCheck
+    """Warns if the model is not better than a constant."""
 
     @property
     def is_hopeless(self) -> bool:
         """Whether the run was stopped because too many events of a finite stream were rejected."""
-        return bool(self.guard.stopped) and not self.options.follow
+        return bool(self.reject_limit.stop_reason) and not self.options.follow
 
 
 def run(options: argparse.Namespace) -> int:
@@ -128,13 +138,13 @@ def prepare(options: argparse.Namespace) -> Job:
         ImportError: a package that an option needs is missing.
     """
     _check_numbers(options)
-    uri = run_config.data_of(options)
+    uri = run_config.data_uri(options)
     check_uri(uri)
-    optimizer = OptimizerSpec.of(options.optimizer)
+    optimizer = OptimizerSpec.parse(options.optimizer)
     metrics = _metrics(options)
-    checkpoint = options.checkpoint or Path("runs", run_config.stem(uri))
-    config = run_config.read(options, checkpoint, options.quiet)
-    has_custom_model = ":" in config.model
+    checkpoint = options.checkpoint or Path("runs", run_config.short_name(uri))
+    config = run_config.read_config(options, checkpoint, options.quiet)
+    has_custom_model = config.has_own_model
     default_lr = 1e-3 if has_custom_model else 3e-3
     lr = default_lr if options.lr is None else options.lr
     batch_size = options.batch_size or default_batch_size(has_custom_model)
@@ -144,32 +154,29 @@ def prepare(options: argparse.Namespace) -> Job:
     if any("gauc" in metric.kinds for metric in metrics) and schema.user is None:
         raise UsageError("--metrics gauc: the schema names no user")
     # Per-event training reads many events at once: the compiled loop then learns from them one by one.
-    read_size = CHUNK if batch_size == 1 and options.horizon == math.inf else batch_size
+    read_size = CHUNK_SIZE if batch_size == 1 and options.horizon == math.inf else batch_size
     patience = None if math.isinf(options.patience) else options.patience
     source = open_source(uri, schema, batch_size=read_size, follow=options.follow, patience=patience)
     check_columns(source, schema)
 
     torch.manual_seed(options.seed)
-    model = config.build()
-    guard = reject_limit.Guard(options.max_rejected, options.follow)
+    model = config.build_model()
+    reject_limit, baseline_check = RejectLimit(options.max_rejected, options.follow), BaselineCheck()
     learner = Learner(
         model,
         optimizer.build(model, lr),
         config.loss,
-        horizon=options.horizon,
-        unmatched=options.unmatched,
-        one_by_one=batch_size == 1,
+        labels=LabelOptions(options.horizon, options.unmatched),
+        per_event=batch_size == 1,
         metrics=list[Metric](metrics),
-        checkpoint=checkpoint,
-        checkpoint_every=options.every,
-        keep=options.keep,
+        checkpoint=CheckpointOptions(checkpoint, options.every, keep=options.keep),
         log=options.log,
         rejected=options.rejected,
-        reports=[*_reports(options), guard],
+        reports=[*_reports(options), reject_limit, baseline_check],
     )
     if batch_size == 1:
-        logger.info("learning: %s", learner.learning)
-    return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, guard)
+        logger.info("learning: %s", learner.training_mode)
+    return Job(options, config, checkpoint, lr, optimizer, learner, source, schema, reject_limit, baseline_check)
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
@@ -210,11 +217,11 @@ def _reports(options: argparse.Namespace) -> list[Callable[[Learner], None]]:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("--tensorboard needs TensorBoard: pip install tensorboard") from error
-        reports.append(Scalars(SummaryWriter(str(options.tensorboard))))
+        reports.append(TensorBoard(SummaryWriter(str(options.tensorboard))))
     if options.prometheus:
-        reports.append(Prometheus(options.prometheus))
+        reports.append(PrometheusFile(options.prometheus))
     if options.status:
-        reports.append(status_page.StatusPage(options.status, f"cadam run: {options.data or options.place}"))
+        reports.append(StatusPage(options.status, f"cadam run: {options.data or options.place}"))
     return reports
 
 
@@ -233,7 +240,7 @@ def restore(job: Job) -> None:
         UsageError: the checkpoint, the warm start or an existing log does not fit the command.
     """
     learner, options = job.learner, job.options
-    newest = None if learner.checkpoints is None else learner.checkpoints.newest()
+    newest = None if learner.checkpoints is None else learner.checkpoints.load_newest()
     warm_start_files = ", ".join(map(str, options.warm_start or ()))
     if newest is not None:
         path, state = newest
@@ -253,7 +260,7 @@ def restore(job: Job) -> None:
             raise UsageError(f"--warm-start {warm_start_files} does not fit: {_shorten(error)}") from error
     if learner.log is not None:
         try:
-            learner.log.check()
+            learner.log.check_folder()
         except FileExistsError as error:
             raise UsageError(f"--log: {error}") from error
 
@@ -285,9 +292,9 @@ def _checkpoint_errors(job: Job, compare_config: bool = False) -> Iterator[None]
     try:
         yield
     except (ValueError, RuntimeError, KeyError, FileNotFoundError) as error:
-        difference = job.config.other_than(job.checkpoint) if compare_config else ""
+        difference = job.config.describe_difference(job.checkpoint) if compare_config else ""
         reasons = [difference] if difference else []
-        if not difference or ":" in job.config.model:
+        if not difference or job.config.has_own_model:
             reasons.append(_shorten(error))
         raise UsageError(
             f"the checkpoint in {job.checkpoint} does not fit this command: {': '.join(reasons)}; "
@@ -318,7 +325,7 @@ def _check_metrics(saved: Sequence[Mapping[str, Any]], job: Job) -> None:
     """Check that `--metrics` and `--window` fit the checkpoint. Which metrics are shown may change."""
     options, checkpoint = job.options, f"the checkpoint in {job.checkpoint}"
     if saved and (options.metrics is None or options.window != saved[0]["window"]):
-        names = options.metrics or f"A,B with any of {', '.join(KINDS)}"
+        names = options.metrics or f"A,B with any of {', '.join(METRICS)}"
         raise UsageError(
             f"{checkpoint} has metrics: give --metrics {names} and --window {saved[0]['window']}, or another "
             "--checkpoint to start again"
@@ -354,11 +361,11 @@ def finish(job: Job, has_new_events: bool) -> int:
     if failure := _find_failure(learner):
         _print_error(failure)
         return FAILED
-    if job.guard.stopped:
+    if job.reject_limit.stop_reason:
         advice = "the checkpoint is saved, and the same command resumes from there"
         if job.is_hopeless:
             advice = "no checkpoint was kept: once the cause is fixed, the same command reads everything again"
-        _print_rejections(job, f"stopped: {job.guard.stopped}; {advice}")
+        _print_rejections(job, f"stopped: {job.reject_limit.stop_reason}; {advice}")
         return FAILED
     if not options.quiet:
         _print_summary(job)
@@ -374,15 +381,15 @@ def _delete_checkpoints(learner: Learner) -> None:
 
 def _find_failure(learner: Learner) -> str:
     """Describe what failed during the run; empty if nothing did."""
-    if not learner.saving.saved:
+    if learner.schedule is not None and not learner.schedule.last_save_succeeded:
         return (
             f"the last checkpoint, at {learner.events:,} events, could not be written; the same command resumes from "
             "the one before it"
         )
-    if learner.log is not None and learner.log.unwritten:
+    if learner.log is not None and learner.log.unwritten_rows:
         return (
-            f"{learner.log.unwritten:,} rows of the prediction log could not be written; they are in the checkpoint, "
-            "and the same command writes them once there is space"
+            f"{learner.log.unwritten_rows:,} rows of the prediction log could not be written; they are in the "
+            "checkpoint, and the same command writes them once there is space"
         )
     if learner.learned or learner.stopped:
         return ""
@@ -397,16 +404,16 @@ def _find_failure(learner: Learner) -> str:
 def _print_rejections(job: Job, message: str) -> None:
     """Print a message about rejected events with their reasons and what to do about them."""
     learner = job.learner
-    reasons = reject_limit.reasons(learner.rejections.reasons)
+    reasons = format_reasons(learner.rejections.reasons)
     file = "" if learner.reject_file is None else f". All are in {learner.reject_file.path}"
     _print_error(f"{message}. Reasons: {reasons}{file}")
-    print(f"what to do: {reject_limit.cure(learner.rejections.reasons, job.schema)}", file=sys.stderr)
+    print(f"what to do: {suggest_fix(learner.rejections.reasons, job.schema)}", file=sys.stderr)
 
 
 def _print_summary(job: Job) -> None:
     """Print the last line of a successful run, and a warning if the model predicts no better than a constant."""
     learner = job.learner
-    if learner.training.loss is LOG_LOSS and (warning := job.guard.constant(learner)):
+    if learner.training.loss is LOG_LOSS and (warning := job.baseline_check.warning(learner)):
         print(f"warning: {warning}", file=sys.stderr)
     end = "the stream has ended" if job.options.events is None else "done"
     print(
@@ -421,25 +428,25 @@ def _unlearned_events(job: Job) -> str:
     learner = job.learner
     text = ""
     if learner.rejected:
-        share = reject_limit.share(learner.rejected, learner.events)
-        text = f", and {learner.rejected:,} rejected ({share:.2%}: {reject_limit.reasons(learner.rejections.reasons)})"
+        share = rejected_share(learner.rejected, learner.events)
+        text = f", and {learner.rejected:,} rejected ({share:.2%}: {format_reasons(learner.rejections.reasons)})"
     waiting, counts = len(learner.pending), learner.pending.counts
     if job.schema.id is not None:
         return f"{text}; {waiting:,} wait for a label" if waiting else text
-    unlabeled = waiting + counts.crowded_out + (counts.expired if learner.join.unmatched == "drop" else 0)
+    unlabeled = waiting + counts.crowded_out + (counts.expired if learner.join.options.unmatched == "drop" else 0)
     return f"{text}; {unlabeled:,} had no label and were not learned from" if unlabeled else text
 
 
 def _check_rejected_share(job: Job) -> int:
     """Return FAILED, with advice, if a finite stream had more rejected events than `--max-rejected`."""
     learner, options = job.learner, job.options
-    limit = reject_limit.MAX_REJECTED if options.max_rejected is None else options.max_rejected
-    if options.follow or reject_limit.share(learner.rejected, learner.events) <= limit:
+    limit = DEFAULT_MAX_REJECTED if options.max_rejected is None else options.max_rejected
+    if options.follow or rejected_share(learner.rejected, learner.events) <= limit:
         return DONE
     _print_rejections(job, f"more than {limit:.1%} of the events were rejected")
-    schema = f"the schema is {options.schema or job.checkpoint / run_config.SCHEMA}; "
+    schema = f"the schema is {options.schema or job.checkpoint / run_config.SCHEMA_FILE}; "
     print(
-        f"{'' if ':' in job.config.model else schema}once schema or data are fixed, remove the checkpoints "
+        f"{'' if job.config.has_own_model else schema}once schema or data are fixed, remove the checkpoints "
         f"(rm {shlex.quote(str(job.checkpoint))}/checkpoint-*): the same command then reads everything again",
         file=sys.stderr,
     )

@@ -15,14 +15,14 @@ from .exit_codes import DONE, NO_PACKAGE, USAGE
 def run(options: argparse.Namespace) -> int:
     """Print the inferred schema with the reason for each column, and write it to `--output`."""
     try:
-        uri = run_config.data_of(options)
+        uri = run_config.data_uri(options)
         check_uri(uri)
         writable_paths.check_file(options.output, "--output")
-        inferred = run_config.inferred(uri, options)
+        inferred = run_config.infer_schema(uri, options)
     except (ValueError, OSError, ImportError) as error:
         print(f"cadam schema: {error}", file=sys.stderr)
         return NO_PACKAGE if isinstance(error, ImportError) else USAGE
-    run_config.show(inferred)
+    run_config.print_inferred(inferred)
     text = inferred.schema.to_json(ignored=inferred.ignored())
     if options.output.exists() and not options.force and options.output.read_bytes() != text.encode():
         print(

@@ -1,6 +1,7 @@
-"""What the ranks' learner needs of a model that updates its embedding tables in backward, as TorchRec's do.
+"""The interface between the distributed learner and models that update embedding tables during the backward pass.
 
-This package knows no such model: whoever makes them implements `TableOptimizer`, and registers how they are counted.
+TorchRec's sharded models are of this kind. This package does not import TorchRec: `cadam.torchrec` implements
+`TableOptimizer` and registers how the alignment of its tables is counted.
 """
 
 from __future__ import annotations
@@ -14,30 +15,45 @@ from ..optim.alignment import Alignment
 
 
 class TableOptimizer(Protocol):
-    """The optimizer of a model's tables, which the model has as `fused_optimizer`."""
+    """The optimizer of a model's embedding tables, available as the attribute `fused_optimizer` of the model."""
 
     @property
-    def param_groups(self) -> Any: ...
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def param_groups(self) -> Any:
+        """The options of the tables, as in `torch.optim.Optimizer`."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state of all tables."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of all tables."""
+        ...
 
 
-Count = Callable[[nn.Module], Alignment]
-_counts: list[Count] = []
+AlignmentCounter = Callable[[nn.Module], Alignment]
+_alignment_counters: list[AlignmentCounter] = []
 
 
-def register_alignment(count: Count) -> None:
-    """Let the learner count the alignment of tables on this rank so; of other models' tables it must find none."""
-    if count not in _counts:
-        _counts.append(count)
+def register_alignment(counter: AlignmentCounter) -> None:
+    """Register a function that counts the alignment of a model's tables on this rank.
+
+    Args:
+        counter: is called with any model that has a table optimizer, and must return an empty count for tables of a
+            kind that it does not know.
+    """
+    if counter not in _alignment_counters:
+        _alignment_counters.append(counter)
 
 
 def table_optimizer(model: nn.Module) -> TableOptimizer | None:
-    """What a model updates its tables with in backward; None if it has no such."""
-    found: TableOptimizer | None = getattr(model, "fused_optimizer", None)
-    return found
+    """Return the optimizer that updates a model's tables during backward, or None if there is none."""
+    optimizer: TableOptimizer | None = getattr(model, "fused_optimizer", None)
+    return optimizer
 
 
 def table_alignments(model: nn.Module) -> list[Alignment]:
-    """What is counted of a model's tables on this rank."""
-    return [count(model) for count in _counts] if table_optimizer(model) is not None else []
+    """Count the alignment of a model's tables on this rank, once per registered counter."""
+    if table_optimizer(model) is None:
+        return []
+    return [counter(model) for counter in _alignment_counters]

@@ -1,20 +1,27 @@
-"""Online learning: predict the events of a stream, learn when their labels come, lose none and repeat none."""
+"""Online learning: predict the events of a stream, join their labels, and learn each event once."""
 
+from ..checkpoint_files import DamagedCheckpointError
 from ..statistics.confidence_sequence import ConfidenceSequence
 from .data.events import Batch, Events, Labels, Rejected
 from .data.schema import Schema
 from .data.simulation import LabelDelay, LabelNoise, SuddenChange
 from .data.sources import KafkaSource, LinesSource, ParquetSource, RedisSource, Source, open_source
+from .labels.join import LabelOptions
 from .learner import Learner
-from .metrics.running import LogLoss, Metric
+from .metrics.log_loss import LogLoss
+from .metrics.metric import Metric
 from .metrics.stream import StreamMetrics, measure, recompute
-from .monitoring.reports import Console, Prometheus, Scalars
+from .monitoring.console import Console
+from .monitoring.prometheus_file import PrometheusFile
 from .monitoring.status_page import StatusPage
-from .persistence.checkpoints import DamagedCheckpointError
+from .monitoring.tensorboard import TensorBoard
+from .persistence.checkpoint_schedule import CheckpointOptions
 from .persistence.export import LoadedModel, load_model
+from .persistence.prediction_log import LogOptions
 
 __all__ = [
     "Batch",
+    "CheckpointOptions",
     "ConfidenceSequence",
     "Console",
     "DamagedCheckpointError",
@@ -22,22 +29,24 @@ __all__ = [
     "KafkaSource",
     "LabelDelay",
     "LabelNoise",
+    "LabelOptions",
     "Labels",
     "Learner",
     "LinesSource",
     "LoadedModel",
     "LogLoss",
+    "LogOptions",
     "Metric",
     "ParquetSource",
-    "Prometheus",
+    "PrometheusFile",
     "RedisSource",
     "Rejected",
-    "Scalars",
     "Schema",
     "Source",
     "StatusPage",
     "StreamMetrics",
     "SuddenChange",
+    "TensorBoard",
     "load_model",
     "measure",
     "open_source",

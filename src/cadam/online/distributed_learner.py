@@ -1,10 +1,10 @@
-"""The learner on many ranks: each reads its own share of the stream, and all of them train one model."""
+"""The learner on several ranks: each rank reads its own share of the stream, and all ranks train one model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..distributed.process_group import (
-    RankCheckpoints,
-    everywhere,
-    join,
-    leave,
-    load_tensors,
-    saved_options,
-    tensors_of,
-)
+from ..distributed.process_group import all_gather_objects, join, leave
+from ..distributed.sharded_checkpoint import ShardedCheckpoints, load_tensors, saved_options, tensors_of
 from ..distributed.table_protocol import table_alignments, table_optimizer
 from ..optim.alignment import Ratio
 from ..optim.ddp import gather_rows
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, concatenate_columns, select_features
 from .learner import Batches, Learner, Loss
-from .metrics.running import NONE
-from .monitoring import reject_limit
+from .metrics.alignment_counts import NO_COUNTS
+from .monitoring.reject_limit import rejected_share
+from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointStore
+from .persistence.prediction_log import LogOptions
+from .persistence.warm_start import Saved
 
 __all__ = ["DistributedLearner", "join", "leave"]
 
@@ -37,27 +33,31 @@ logger = logging.getLogger("cadam.online")
 
 
 class DistributedLearner(Learner):
-    """`Learner` on every rank of a job, over one model: a DistributedModelParallel or a DistributedDataParallel.
+    """`Learner` on every rank of a job that trains one model, a DistributedModelParallel or DistributedDataParallel.
 
-    The ranks go in rounds. In each a rank takes a batch of its own source, nothing if it has none left, and joins
-    labels with events of its own share; so an event and its label must come to the same rank. All ranks take every
-    step together, over the mean loss of the events of all of them: `loss` must be a mean over events.
+    The ranks work in rounds. In each round a rank processes a batch of its own source, or nothing if its source has
+    ended, and joins labels with the events of its own share. An event and its label must therefore reach the same rank.
+    All ranks take every training step together, over the mean loss of the events of all ranks, so `loss` must be a mean
+    over events.
 
-    So every method that predicts, learns, saves, resumes or runs must be called on all ranks. They stop together: when
-    all sources have ended, after so many `events` of all ranks, or when `stop` was called on one of them.
+    Every method that predicts, learns, saves, resumes or runs must be called on all ranks. They stop together: when all
+    sources have ended, after a number of events of all ranks, or when `stop` was called on one rank.
 
-    Metrics are told of the events of all ranks, rank by rank in each round, and are the same on each; so is what
-    `metrics` gives. `reports` are called on rank 0.
+    Metrics are updated with the events of all ranks, and `metrics` returns the same values on each rank. Reports are
+    called on rank 0 only.
 
-    Arguments are those of `Learner`, but for:
+    The arguments are those of `Learner`, with these differences:
 
     Args:
-        model: whose ranks exchange gradients; it must take batches without events.
-        optimizer: of all parameters that the model does not update in backward.
-        checkpoint: a folder that all ranks see. A checkpoint is one for the job; it can be resumed by as many ranks.
-        checkpoint_every: events between checkpoints, of one rank.
-        log: a folder with the log of each rank in a folder of its own.
-        rejected: a folder with a file for each rank.
+        model: a model that exchanges gradients between ranks, and accepts batches without events.
+        optimizer: an optimizer of all parameters that the model does not update during backward.
+        loss: computes the mean loss from scores and labels.
+        checkpoint: a folder that all ranks can access. A checkpoint belongs to the whole job, and the same number of
+            ranks can resume from it. The interval between checkpoints counts the events of one rank.
+        log: a folder; each rank writes its log to a subfolder.
+        rejected: a folder; each rank writes a file to it.
+        reports: reports that get the counts of all ranks.
+        options: further arguments of `Learner`.
     """
 
     def __init__(
@@ -66,9 +66,8 @@ class DistributedLearner(Learner):
         optimizer: torch.optim.Optimizer,
         loss: Loss,
         *,
-        checkpoint: Path | str | None = None,
-        keep: int = 3,
-        log: Path | str | None = None,
+        checkpoint: CheckpointOptions | Path | str | None = None,
+        log: LogOptions | Path | str | None = None,
         rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
         **options: Any,
@@ -77,7 +76,7 @@ class DistributedLearner(Learner):
             raise RuntimeError("there is no process group: call join first")
         if not isinstance(model, DistributedDataParallel) and table_optimizer(model) is None:
             raise TypeError(
-                f"the ranks would train a {type(model).__name__} each: wrap it in DistributedDataParallel or in "
+                f"each rank would train its own {type(model).__name__}: wrap it in DistributedDataParallel or in "
                 "TorchRec's DistributedModelParallel"
             )
         if isinstance(model, DistributedDataParallel):
@@ -85,207 +84,234 @@ class DistributedLearner(Learner):
                 gather_rows(model)
             except ValueError as error:
                 logger.warning("torch's own sum of sparse gradients may crash this job: %s", error)
-        self.group = dist.new_group(backend="gloo")  # for objects: they need not pass through a GPU
+        # Objects are sent over gloo, because NCCL would copy them to a GPU first.
+        self.group = dist.new_group(backend="gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
+            checkpoint = CheckpointOptions(checkpoint)
         if rejected is None and checkpoint is not None:
-            rejected = Path(checkpoint) / "rejected"
+            rejected = Path(checkpoint.folder) / "rejected"
+        if log is not None:
+            log = log if isinstance(log, LogOptions) else LogOptions(log)
+            log = replace(log, folder=Path(log.folder) / f"rank-{self.rank}")
         super().__init__(
             model,
             optimizer,
             self._share_of_loss,
-            log=None if log is None else Path(log) / f"rank-{self.rank}",
+            checkpoint=checkpoint,
+            log=log,
             rejected=None if rejected is None else Path(rejected) / f"rank-{self.rank}.jsonl",
-            reports=[Shown(report) for report in reports] if self.rank == 0 else [],
+            reports=[_JobReport(report) for report in reports] if self.rank == 0 else [],
             **options,
         )
-        if checkpoint is not None:
-            self.saving.checkpoints = RankCheckpoints(checkpoint, keep, self.group, hold=True)
-        self._mean_loss, self._of_all = loss, 0
-        self._nothing: Columns | None = None  # the features of no events
-        self._settled: list[Columns] = []
-        self._asked = self._due = self._begun = False
-        self.totals, self._ratios = self._counts(), {}  # type: dict[str, float], dict[str, Ratio]
-        self._ratio = NONE
+        self._mean_loss = loss
+        self._events_of_step = 0
+        """The number of events of all ranks in the current training step."""
+        self._empty_features: Columns | None = None
+        """Features of zero events, for a rank that takes part in a round without events; None until they are known."""
+        self._resolved: list[Columns] = []
+        """Labeled events of this rank that the metrics have not been updated with."""
+        self._save_due = self._has_started = False
+        self.totals = self._own_counts()
+        """Counts over all ranks."""
+        self._alignment: dict[str, Ratio] = {}
+        self._total_alignment = NO_COUNTS
 
-    # Predict, observe, learn ---------------------------------------------------------------------------------
+    def _open_checkpoints(self, options: CheckpointOptions) -> CheckpointStore:
+        return ShardedCheckpoints(options.folder, options.keep, self.group, lock=True)
 
-    def take(self, batch: Events | Labels | Batch) -> None:
+    # Predict, observe, learn --------------------------------------------------------------------------------------
+
+    def process(self, batch: Events | Labels | Batch) -> None:
+        """Process a batch together with the other ranks; see `Learner.process`."""
         events = batch if isinstance(batch, Events) else batch.events if isinstance(batch, Batch) else None
         features = events.features if events is not None and len(events) else None
-        if self._any(features is not None, features) and features is None:
-            assert self._nothing is not None
-            self._take_events(Events(self._nothing))  # the other ranks cannot predict without this one
-        super().take(batch)
+        if self._is_any(features is not None, features) and features is None:
+            assert self._empty_features is not None
+            self._process_events(Events(self._empty_features))  # the other ranks cannot predict without this one
+        super().process(batch)
 
-    def _any(self, here: bool, features: Columns | None) -> bool:
-        """Whether it is so on any rank; if it is, all know from then on what features of no events look like."""
-        every = everywhere((here, self._nothing is not None), self.group)
-        found = any(here for here, _ in every)
-        if found and not all(known for _, known in every):
-            known = None if features is None else {name: values[:0] for name, values in features.items()}
-            self._nothing = next(given for given in everywhere(known, self.group) if given is not None)
-        return found
+    def _is_any(self, condition: bool, features: Columns | None) -> bool:
+        """Whether a condition is true on any rank. If it is, all ranks know the shapes of the features afterwards.
 
-    def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
-        """A model that refuses a batch ends the job: a rank cannot look for the event without the others."""
-        return self.training.score(events.features, len(events)), {}
+        Args:
+            condition: the condition on this rank.
+            features: features of events of this rank; None if it has none.
+        """
+        answers = all_gather_objects((condition, self._empty_features is not None), self.group)
+        is_any = any(condition for condition, _ in answers)
+        if is_any and not all(is_known for _, is_known in answers):
+            empty = None if features is None else {name: values[:0] for name, values in features.items()}
+            self._empty_features = next(one for one in all_gather_objects(empty, self.group) if one is not None)
+        return is_any
 
-    def _count(self, columns: Columns) -> None:
-        """Once all ranks do so, in `_count_together`."""
-        self._settled.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
+    def _predict_scores(self, events: Events) -> tuple[Array, dict[int, str]]:
+        """Predict events. If the model refuses a batch, the job ends: one rank cannot search for the event alone."""
+        return self.training.predict(events.features, len(events)), {}
 
-    def _learn(self, all_of_it: bool = False) -> None:
-        """As many steps as the rank with the most events ready has; the others go along without events."""
-        ready, ends = self.ready.columns(), self.ready.ends(all_of_it)
-        features = select_features(ready)
-        if self._any(bool(ends), features or None):
-            sizes = everywhere([end - start for start, end in zip([0, *ends], ends, strict=False)], self.group)
+    def _update_metrics(self, columns: Columns) -> None:
+        """Keep labeled events until `_combine_ranks` updates the metrics with those of all ranks."""
+        self._resolved.append({n: columns[n] for n in ("score", "label", "user", "time") if n in columns})
+
+    def _train(self, include_short: bool = False) -> None:
+        """Take as many steps as the rank with the longest queue needs; other ranks take part without events."""
+        columns, ends = self.queue.columns(), self.queue.step_ends(include_short)
+        if self._is_any(bool(ends), select_features(columns) or None):
+            sizes = all_gather_objects(np.diff([0, *ends]).tolist(), self.group)
             start = 0
             for step in range(max(map(len, sizes))):
-                self._of_all = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
+                self._events_of_step = sum(of_rank[step] for of_rank in sizes if step < len(of_rank))
                 end = ends[step] if step < len(ends) else start
-                part = {n: v[start:end] for n, v in ready.items()} if end > start else self._no_columns()
-                self.training.step(part)
+                part = {n: v[start:end] for n, v in columns.items()} if end > start else self._empty_columns()
+                self.training.train(part)
                 start = end
-            self.ready.drop(start)
-        self._count_together()
+            self.queue.remove_first(start)
+        self._combine_ranks()
 
-    def _no_columns(self) -> Columns:
-        assert self._nothing is not None
-        return {"label": np.empty(0, np.float32), **{FEATURE_PREFIX + n: v for n, v in self._nothing.items()}}
+    def _empty_columns(self) -> Columns:
+        assert self._empty_features is not None
+        return {"label": np.empty(0, np.float32), **{FEATURE_PREFIX + n: v for n, v in self._empty_features.items()}}
 
     def _share_of_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """This rank's part in the mean over the events of all ranks, times the ranks, by which gradients are divided.
+        """Compute this rank's share of the mean loss over the events of all ranks.
 
-        A rank without events has a gradient of zero, which it must send all the same.
+        It is multiplied by the number of ranks, because the gradients are divided by it when they are averaged. A rank
+        without events has a gradient of zero, which it must send nevertheless.
         """
         if not len(labels):
             return scores.sum() * 0.0
-        return self._mean_loss(scores, labels) * (len(labels) * self.world / self._of_all)
+        return self._mean_loss(scores, labels) * (len(labels) * self.world / self._events_of_step)
 
-    # Over all ranks ------------------------------------------------------------------------------------------
+    # Counts and metrics of all ranks ------------------------------------------------------------------------------
 
-    def _counts(self) -> dict[str, float]:
-        return {
-            "events": self.events,
-            "learned": self.learned,
-            "pending": len(self.pending),
-            "rejected": self.rejected,
-            **vars(self.pending.counts),
-        }
+    def _own_counts(self) -> dict[str, float]:
+        counts = {"events": self.events, "learned": self.learned, "rejected": self.rejected}
+        return {**counts, "pending": len(self.pending), **vars(self.pending.counts)}
 
-    def _count_together(self) -> None:
-        """Tell the metrics of what was settled on all ranks, and add up what they count."""
-        settled = concatenate_columns(self._settled) if self._settled else None
-        every = everywhere((settled, self._counts(), *self._own_alignment()), self.group)
-        self._settled = []
-        parts = [settled for settled, *_ in every if settled is not None]
+    def _combine_ranks(self) -> None:
+        """Update the metrics with the labeled events of all ranks, and add up the counts of all ranks."""
+        resolved = concatenate_columns(self._resolved) if self._resolved else None
+        self._resolved = []
+        of_ranks = all_gather_objects((resolved, self._own_counts(), *self._own_alignment()), self.group)
+        parts = [columns for columns, *_ in of_ranks if columns is not None]
         if parts:
-            super()._count(concatenate_columns(parts))
-        self.totals = {name: sum(counts[name] for _, counts, *_ in every) for name in self._counts()}
-        self._ratios, self._ratio = {}, sum((total for *_, total in every), NONE)
-        for _, _, ratios, _ in every:
+            super()._update_metrics(concatenate_columns(parts))
+        self.totals = {name: sum(counts[name] for _, counts, _, _ in of_ranks) for name in self._own_counts()}
+        self._total_alignment = sum((total for _, _, _, total in of_ranks), NO_COUNTS)
+        self._alignment = {}
+        for _, _, ratios, _ in of_ranks:
             for name, ratio in ratios.items():
-                self._ratios[name] = self._ratios.get(name, NONE) + ratio
+                self._alignment[name] = self._alignment.get(name, NO_COUNTS) + ratio
 
     def _own_alignment(self) -> tuple[dict[str, Ratio], Ratio]:
-        """What this rank has counted since the stream began: per parameter and table, and in total."""
+        """Return this rank's alignment counts since the stream began, per parameter and table, and in total."""
         ratios, total = super().alignment(), super().total_alignment()
         for of_tables in table_alignments(self.model):
             total += of_tables.total
             for name, ratio in of_tables.parameters.items():
-                ratios[name] = ratio + self.alignment_counts.before.get(name, NONE)
+                ratios[name] = ratio + self.alignment_counts.earlier.get(name, NO_COUNTS)
         return ratios, total
 
     def alignment(self) -> dict[str, Ratio]:
-        """Alignment counts per parameter and table over all ranks since the stream began; copies count once each."""
-        return dict(self._ratios)
+        """Return the alignment of each parameter and table over all ranks; each replica of a parameter counts."""
+        return dict(self._alignment)
 
     def total_alignment(self) -> Ratio:
-        """As `alignment`, over all parameters and tables."""
-        return self._ratio
+        """Return the alignment over all parameters, tables and ranks since the stream began."""
+        return self._total_alignment
 
     def metrics(self) -> dict[str, float]:
-        """As `Learner.metrics`, over all ranks; the same on each."""
-        numbers = {**super().metrics(), **self.totals}
-        return {**numbers, "rejected_share": reject_limit.share(numbers["rejected"], numbers["events"])}
+        """Return all metrics over all ranks; see `Learner.metrics`."""
+        values = {**super().metrics(), **self.totals}
+        return {**values, "rejected_share": rejected_share(values["rejected"], values["events"])}
 
     def health(self) -> dict[str, float]:
-        """As `Learner.health`, of this rank; but events a second are those of all, if they are as fast as this one."""
+        """Return measurements of this rank. Events per second are extrapolated to all ranks."""
         health = super().health()
         return {**health, "events_a_second": health["events_a_second"] * self.world}
 
-    # The loop ------------------------------------------------------------------------------------------------
+    # The loop -----------------------------------------------------------------------------------------------------
 
     def run(self, source: Batches, *, events: int | None = None) -> Learner:
-        """As `Learner.run`, with this rank's share of the stream; `events` counts those of all ranks."""
-        self._begun = any(everywhere(self.events > 0 or self.resumed, self.group))
+        """Learn from this rank's share of the stream; see `Learner.run`.
+
+        Args:
+            source: this rank's share of the stream.
+            events: the total number of events of all ranks after which to stop.
+        """
+        self._has_started = any(all_gather_objects(self.events > 0 or self.resumed, self.group))
         try:
-            return super().run(Rounds(self, source, events))
+            return super().run(_SynchronizedSource(self, source, events))
         finally:
-            self._begun = False
+            self._has_started = False
 
     def stop(self) -> None:
-        """Let `run` end on all ranks after the next round; one of them calling it is enough."""
-        self._asked = True
+        """Let `run` end on all ranks after the next round. It is enough to call this method on one rank."""
+        self._stop_requested = True
 
-    def _heed(self) -> None:
-        """All ranks do so together, in `agree`."""
+    def _check_stop_requested(self) -> None:
+        """Do nothing: `agree` lets all ranks stop in the same round."""
 
-    def _save_is_due(self) -> bool:
-        return self._due
+    def _is_save_due(self) -> bool:
+        return self._save_due
 
-    def agree(self, *, ended: bool, some: bool) -> tuple[bool, bool]:
-        """Before a round: whether all ranks have ended, and whether any has a batch; and what follows the round."""
-        mine = (ended, some, self._asked, super()._save_is_due())
-        ends, somes, asked, due = zip(*everywhere(mine, self.group), strict=True)
-        self._due = any(due)
-        if any(asked):
-            self.stopped, self._asked = True, False
-        return all(ends), any(somes)
+    def agree(self, *, has_ended: bool, has_batch: bool) -> tuple[bool, bool]:
+        """Agree with the other ranks on the next round: whether to stop after it, and whether to save then.
 
-    # State ---------------------------------------------------------------------------------------------------
+        Returns:
+            Whether the sources of all ranks have ended, and whether any rank has a batch.
+        """
+        answer = (has_ended, has_batch, self._stop_requested, super()._is_save_due())
+        ended, batches, stops, saves = zip(*all_gather_objects(answer, self.group), strict=True)
+        self._save_due = any(saves)
+        if any(stops):
+            self.stopped, self._stop_requested = True, False
+        return all(ended), any(batches)
+
+    # State --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What `RankCheckpoints` saves of this rank."""
+        """Return the state of this rank in the form that `ShardedCheckpoints` saves."""
         own = super().state_dict()
         del own["model"]
         ratios, total = self._own_alignment()
-        own["alignment"] = {n: list(astuple(r)) for n, r in ratios.items()}
+        own["alignment"] = {name: list(astuple(ratio)) for name, ratio in ratios.items()}
         own["total_alignment"] = list(astuple(total))
-        own["options_of_tables"] = [saved_options(group) for group in self._table_groups()]
+        own["table_options"] = [saved_options(group) for group in self._table_groups()]
         return {"tensors": tensors_of(self.model), "shared": {"optimizer": own.pop("optimizer")}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of as many ranks, as `RankCheckpoints.newest` gives it."""
+        """Continue from a checkpoint that `ShardedCheckpoints.load_newest` returned.
+
+        Raises:
+            ValueError: if another number of ranks has saved it.
+        """
         if state["ranks"] != self.world:
             raise ValueError(
-                f"the checkpoint is of {state['ranks']} ranks, each with its share of the stream, and here are "
-                f"{self.world}: start {state['ranks']}"
+                f"the checkpoint was saved by {state['ranks']} ranks, each with its share of the stream, but now there "
+                f"are {self.world}: start {state['ranks']} ranks"
             )
         load_tensors(state["folder"], self.model, self.group)
-        model = self.model.state_dict()
-        super().load_state_dict({**state["own"], **state["shared"], "model": model})
-        for group, saved in zip(self._table_groups(), state["own"]["options_of_tables"], strict=True):
+        super().load_state_dict({**state["own"], **state["shared"], "model": self.model.state_dict()})
+        for group, saved in zip(self._table_groups(), state["own"]["table_options"], strict=True):
             group.update(saved)
-        self._count_together()
+        self._combine_ranks()
 
     def resume(self) -> bool:
-        """As `Learner.resume`; but a rank that saw nothing yet, where others did, runs on with them."""
-        return self._begun or super().resume()
+        """Continue from the newest checkpoint, unless another rank has already started; see `Learner.resume`."""
+        return self._has_started or super().resume()
 
     def _table_groups(self) -> list[dict[str, Any]]:
-        of_tables = table_optimizer(self.model)
-        return [] if of_tables is None else list(of_tables.param_groups)
+        optimizer = table_optimizer(self.model)
+        return [] if optimizer is None else list(optimizer.param_groups)
 
-    def warm_start(
-        self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
-    ) -> None:
-        raise NotImplementedError("load what is to be taken over into the model and the optimizer, on all ranks")
+    def warm_start(self, checkpoint: Saved, options: Mapping[str, Any] | None = None) -> None:
+        """Raise NotImplementedError: load the state into the model and the optimizer on all ranks instead."""
+        raise NotImplementedError("load the trained state into the model and the optimizer, on all ranks")
 
 
-class Rounds:
-    """A rank's source, read in step with the others': each round gives every rank a batch, an empty one if need be."""
+class _SynchronizedSource:
+    """A rank's source, read in rounds: in each round every rank gets a batch, which may be empty."""
 
     def __init__(self, learner: DistributedLearner, source: Batches, events: int | None) -> None:
         self.learner, self.source, self.events = learner, source, events
@@ -295,41 +321,45 @@ class Rounds:
             self.backlog = source.backlog
 
     def __iter__(self) -> Iterator[Events | Labels | Batch | None]:
-        own, ended = iter(self.source), False
+        batches, has_ended = iter(self.source), False
         while self.events is None or self.learner.totals["events"] < self.events:
             batch = None
-            if not ended:
+            if not has_ended:
                 try:
-                    batch = next(own)
+                    batch = next(batches)
                 except StopIteration:
-                    ended = True
-            over, some = self.learner.agree(ended=ended, some=batch is not None)
-            if over:
+                    has_ended = True
+            all_ended, any_batch = self.learner.agree(has_ended=has_ended, has_batch=batch is not None)
+            if all_ended:
                 return
-            yield batch if batch is not None or not some else Batch()
+            yield Batch() if batch is None and any_batch else batch
 
 
-class Shown:
-    """A report that sees a learner with the counts of all ranks."""
+class _JobReport:
+    """A report that gets a learner with the counts of all ranks."""
 
     def __init__(self, report: Callable[[Learner], None]) -> None:
         self.report = report
 
     def __call__(self, learner: Any) -> None:
-        self.report(Whole(learner))  # type: ignore[arg-type]
+        self.report(_JobView(learner))  # type: ignore[arg-type]
 
     def end(self, learner: Any) -> None:
         if hasattr(self.report, "end"):
-            self.report.end(Whole(learner))
+            self.report.end(_JobView(learner))
+
+    def close(self) -> None:
+        if hasattr(self.report, "close"):
+            self.report.close()
 
 
-class Whole:
-    """A learner as reports know it, with `events`, `rejected` and `pending` of all ranks."""
+class _JobView:
+    """A learner whose `events`, `rejected` and `pending` are those of all ranks."""
 
     def __init__(self, learner: DistributedLearner) -> None:
         self._learner, totals = learner, learner.totals
         self.events, self.rejected = int(totals["events"]), int(totals["rejected"])
-        self.pending = range(int(totals["pending"]))  # its length is asked for
+        self.pending = range(int(totals["pending"]))  # reports only use its length
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)

@@ -1,4 +1,14 @@
-"""The loop of online learning: predict, record, join the label when it comes, learn, and never count an event twice."""
+"""The online learner: prequential evaluation (test-then-train) of a model on a stream.
+
+`Learner.run` is the loop. For every batch that the source produces, it
+
+1. predicts the events, before any of their labels is used,
+2. joins labels with the events they belong to, whenever they arrive,
+3. updates the metrics with the predictions whose labels are known, and trains the model on these events,
+4. calls the reports, and saves a checkpoint if one is due.
+
+See Gama et al., On evaluating stream learning algorithms (2013), https://doi.org/10.1007/s10994-012-5320-9.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +28,79 @@ from torch import nn
 
 from ..optim.alignment import Ratio
 from .data.events import FEATURE_PREFIX, Array, Batch, Columns, Events, Labels, Rejected, as_key_array
-from .labels.join import LabelJoin, Settled, Unmatched
-from .labels.pending import Pending
-from .labels.training_queue import Ready
-from .metrics.running import AlignmentCounts, LogLoss, Metric
-from .monitoring import reject_limit
-from .per_event import EventByEvent
-from .persistence.checkpoint_schedule import Saving, random_state, set_random_state
+from .labels.join import LabelJoin, LabelOptions, Outcome, Resolved
+from .labels.pending import PendingEvents
+from .labels.training_queue import TrainingQueue
+from .metrics.alignment_counts import AlignmentCounts
+from .metrics.log_loss import LogLoss
+from .metrics.metric import Metric
+from .monitoring.reject_limit import rejected_share
+from .per_event import PerEventTraining
+from .persistence.checkpoint_schedule import CheckpointOptions, CheckpointSchedule, CheckpointStore
 from .persistence.checkpoints import Checkpoints
-from .persistence.logs import DROPPED, PredictionLog, RejectFile, Rejections
-from .persistence.warm_start import check_complete, join_optimizers, read_trained, with_options
-from .training_step import Loss, Training
+from .persistence.prediction_log import LogOptions, PredictionLog
+from .persistence.random_state import get_random_state, set_random_state
+from .persistence.reject_file import RejectFile, Rejections
+from .persistence.warm_start import Saved, warm_start
+from .training_step import Loss, TrainingStep
 
 __all__ = ["Batches", "Learner", "Loss"]
 
 logger = logging.getLogger("cadam.online")
 
-NO_LAG = 1e6  # seconds, beyond which events are not of now
+MAX_LAG = 1e6
+"""If the newest event is further than this many seconds from now, the stream is not live and has no lag."""
+MAX_REJECTED_TEXT = 4096
+"""How many characters of a rejected event are kept."""
 
 Batches = Iterable["Events | Labels | Batch | None"]
-ALONE, WAITS, LEARNT = range(3)
-"""Of an event among others that come together: it goes through torch, has no label yet, or has one."""
+"""What a source produces. None means that nothing has arrived; then only reports and checkpoints are due."""
+
+
+class _Path(IntEnum):
+    """How an event is processed in per-event training."""
+
+    TORCH = 0
+    """With torch, because the compiled code does not support the event, or the join may have to reject it."""
+    PREDICT = 1
+    """With compiled code; it has no label yet, so it is only predicted."""
+    TRAIN = 2
+    """With compiled code; it is predicted and learned."""
 
 
 class Learner:
-    """Learns from a stream: each event is predicted before anything is learnt from it, and learnt from once.
+    """Predicts the events of a stream and learns each of them once, after its prediction.
 
-    The model is called with the features by name, ``model(**features)``, and gives a score per event; `loss` takes
-    scores and labels. Labels may come with the events, later, out of order, before them, twice or never.
+    The model is called with the features by name, ``model(**features)``, and returns one score per event; `loss` takes
+    scores and labels. Labels may arrive with their events, later, earlier, out of order, repeatedly or never.
 
     Args:
-        horizon: how long a prediction waits for its label, in seconds of the events' time; in events if they have none.
-        unmatched: what an event without a label becomes after the horizon: ``"drop"``, or ``"negative"``, label 0,
-            which needs a finite horizon.
-        capacity: how many events wait at most; beyond it the oldest expire as if past the horizon.
-        remember: how many finished events are remembered, so that what comes twice is known.
-        batch_size: learn in steps of this many events; by default from whatever has just got its labels.
-        one_by_one: learn from each event before the next is predicted, also where a source gives many at one go. The
-            ready-made models linear and FM are then learnt by compiled code; `learning` says whether, and why not.
-        metrics: told of every labelled prediction; see `Metric`.
-        checkpoint: a folder for checkpoints; `run` resumes from the newest by itself.
-        checkpoint_every: events between checkpoints; `checkpoint_seconds` is the longest time between them. Where they
-            fall changes nothing but how much is computed again after a crash.
-        keep: how many checkpoints are kept.
-        log: a folder for the prediction log, in Parquet parts of `log_rows` rows.
+        model: any torch model.
+        optimizer: an optimizer of its parameters.
+        loss: computes the mean loss from scores and labels.
+        labels: how long events wait for their labels, and what happens to those without one.
+        batch_size: events per training step; by default a step uses all events that have just been labeled.
+        per_event: whether to learn each event before the next one is predicted. The ready-made models linear and FM
+            are then trained by compiled code; `training_mode` tells whether this is the case.
+        metrics: metrics that are updated with every labeled prediction, in addition to the log loss.
+        checkpoint: where and how often checkpoints are saved; a folder is enough. `run` resumes from the newest one.
+        log: where the prediction log is written; a folder is enough.
         rejected: a file for rejected events (default: ``rejected.jsonl`` beside the checkpoints).
-        reports: called with the learner after each batch: `Console`, `Scalars`, `Prometheus` or any function. Their
-            method `end`, if they have one, is called when `run` ends.
+        reports: functions that are called with the learner after each batch, such as `Console` or `StatusPage`. Their
+            method `end`, if they have one, is called when `run` ends, and `close` by `Learner.close`.
+
+    Example::
+
+        model = models.build("deepfm", schema)
+        learner = Learner(
+            model,
+            CAdam(model.named_parameters(), lr=3e-3),
+            nn.functional.binary_cross_entropy_with_logits,
+            labels=LabelOptions(horizon=3600, unmatched="negative"),
+            checkpoint="state",
+            reports=[Console()],
+        )
+        learner.run(open_source("clicks.csv", schema))
     """
 
     def __init__(
@@ -72,558 +109,638 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         loss: Loss,
         *,
-        horizon: float = math.inf,
-        unmatched: Unmatched = "drop",
-        capacity: int = 1_000_000,
-        remember: int = 100_000,
+        labels: LabelOptions | None = None,
         batch_size: int | None = None,
-        one_by_one: bool = False,
+        per_event: bool = False,
         metrics: Sequence[Metric] = (),
-        checkpoint: Path | str | None = None,
-        checkpoint_every: int = 1_000_000,
-        checkpoint_seconds: float = 30.0,
-        keep: int = 3,
-        log: Path | str | None = None,
-        log_rows: int = 50_000,
+        checkpoint: CheckpointOptions | Path | str | None = None,
+        log: LogOptions | Path | str | None = None,
         rejected: Path | str | None = None,
         reports: Sequence[Callable[[Learner], None]] = (),
     ) -> None:
-        self.training = Training(model, optimizer, loss)
-        if one_by_one and batch_size not in (None, 1):
-            raise ValueError(f"one_by_one learns from one event in a step, and batch_size is {batch_size}")
-        self.by_event = EventByEvent.of(model, optimizer, loss) if one_by_one else None
-        if one_by_one and horizon != math.inf:
-            self.by_event = "by torch: a horizon may end an event's wait for its label between any two events"
-        self.join = LabelJoin(horizon, unmatched, capacity, remember)
-        self.ready = Ready(1 if one_by_one else batch_size)
-        self.progress, self.own_metrics, self.reports = LogLoss(), list(metrics), list(reports)
+        if per_event and batch_size not in (None, 1):
+            raise ValueError(f"per_event learns one event per step, but batch_size is {batch_size}")
+        self.training = TrainingStep(model, optimizer, loss)
+        self.per_event: PerEventTraining | str | None = None
+        """Compiled per-event training, the reason why torch is used instead, or None for training in batches."""
+        self.join = LabelJoin(labels or LabelOptions())
+        if per_event:
+            self.per_event = PerEventTraining.create(model, optimizer, loss)
+            if self.join.options.horizon != math.inf:
+                self.per_event = "with torch: with a horizon, events may expire between any two events"
+        self.queue = TrainingQueue(1 if per_event else batch_size)
+        self.log_loss, self.extra_metrics, self.reports = LogLoss(), list(metrics), list(reports)
         self.alignment_counts = AlignmentCounts(optimizer)
-        checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
-        self.saving = Saving(checkpoints, checkpoint_every, checkpoint_seconds)
-        self.log = PredictionLog(log, log_rows) if log is not None else None
-        if rejected is None and checkpoint is not None:
-            rejected = Path(checkpoint) / "rejected.jsonl"
+        if checkpoint is not None and not isinstance(checkpoint, CheckpointOptions):
+            checkpoint = CheckpointOptions(checkpoint)
+        self.schedule: CheckpointSchedule | None = None
+        if checkpoint is not None:
+            self.schedule = CheckpointSchedule(self._open_checkpoints(checkpoint), checkpoint)
+            rejected = rejected or Path(checkpoint.folder) / "rejected.jsonl"
+        if log is not None and not isinstance(log, LogOptions):
+            log = LogOptions(log)
+        self.log = PredictionLog(log.folder, log.rows) if log is not None else None
         self.rejections = Rejections(rejected)
 
         self.events = 0
-        self.counts_before: Mapping[str, float] = {}
-        """What was counted before the process began to run: `counts`, and what was rejected by reason."""
+        self.counts_at_start: Mapping[str, float] = {}
+        """The counts when this process started to run: those of `counts`, and rejected events by reason."""
         self.started, self.resumed, self.resumed_at = time.monotonic(), False, 0
-        self.stopped = self._asked = False  # whether the last run was stopped; whether somebody has asked for it
+        self.stopped = self._stop_requested = False
         self._source: Any = None
-        self._position: Any = None  # of a source, from a checkpoint
-        self._with_ids: bool | None = None  # whether the events bring ids; not known before the first
+        self._saved_position: Any = None
+        """The position of the source in a checkpoint, until `run` passes it to the source."""
+        self._has_ids: bool | None = None
+        """Whether the events have ids; unknown before the first event."""
 
-    # Predict, observe, learn ---------------------------------------------------------------------------------
+    # The loop -----------------------------------------------------------------------------------------------------
 
-    def predict(self, events: Events) -> Array:
-        """Scores of events, which from now on wait for their labels. Labels among them are not looked at.
+    def run(self, source: Batches, *, events: int | None = None) -> Learner:
+        """Learn from a source until it ends, until `stop` is called, or until `events` events were seen in total.
 
-        The score of an event that the model cannot take is nan; it is rejected.
+        A learner that has not seen any event resumes from its newest checkpoint. The state is saved at the end.
+
+        Args:
+            source: produces batches. With checkpoints it needs `state_dict` and `load_state_dict`, like `Source`.
+            events: the total number of events after which to stop, including those before a resume.
+
+        Returns:
+            This learner.
+
+        Raises:
+            TypeError: if there are checkpoints and the source has no `load_state_dict`.
+            FloatingPointError: if the model diverges.
+            DamagedCheckpointError: if all checkpoints are damaged.
         """
-        if self.by_event is not None:
-            return self.learn(replace(events, labels=None))
-        scores, columns, _ = self._predict(events)
-        columns.pop("label", None)
-        self._settle(self.join.wait(columns))
-        self._learn()
-        return scores
+        self._start(source)
+        is_saved = False
+        if not self._is_done(events):
+            for batch in source:
+                if batch is not None:
+                    self.process(batch)
+                for report in self.reports:
+                    report(self)
+                is_saved = self._is_save_due() and self.save() is not None
+                if self._is_done(events):
+                    break
+        self._end(is_saved)
+        return self
 
-    def observe(self, ids: Any, labels: Any) -> None:
-        """Labels of events, by id, and learn from those that now have one.
-
-        They are learnt from in the order of the labels given. The second label of an event is ignored and counted; one
-        whose event has not come yet is kept for the horizon.
-        """
-        self._observe(Labels(as_key_array(ids, "ids"), labels))
-        self._learn()
-
-    def learn(self, events: Events) -> Array:
-        """Predict events, then learn from those whose labels they bring; the others wait. Gives the scores."""
-        scores = self._take_events(events)
-        self._learn()
-        return scores
-
-    def take(self, batch: Events | Labels | Batch) -> None:
-        """Whatever a source gives: predict its events, join its labels, learn, reject what cannot be used."""
+    def process(self, batch: Events | Labels | Batch) -> None:
+        """Process what a source produced: predict events, join labels, train, and record rejected events."""
         if isinstance(batch, Events):
             batch = Batch(batch)
         elif isinstance(batch, Labels):
             batch = Batch(labels=batch)
         if batch.rejected:
             self.rejections.add(batch.rejected)
-        for events, labels in batch.in_order() if self.by_event is not None else ((batch.events, batch.labels),):
+        for events, labels in batch.in_order() if self.per_event is not None else [(batch.events, batch.labels)]:
             if events is not None and len(events):
-                self._take_events(events)
+                self._process_events(events)
             if labels is not None and len(labels):
-                self._observe(labels)
-            self._learn()
+                self._match_labels(labels)
+            self._train()
+        if self.schedule is not None:
+            self.schedule.has_unsaved_events = True
 
-    def finish(self) -> None:
-        """The stream has ended for good: no label will come any more, and the last steps may be short."""
-        self._settle(self.join.end())
-        self._learn(all_of_it=True)
+    def stop(self) -> None:
+        """Let `run` end after the current batch. Signal handlers and other threads may call this method."""
+        self._stop_requested = True
 
-    def _take_events(self, events: Events) -> Array:
-        if self.by_event is None:
-            return self._take_together(events)
-        scores, kinds = np.empty(len(events), dtype=np.float32), self._kinds(events)
-        start = 0
-        for end in (*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(events)):
-            while start < end:
-                taken = 0
-                if kinds[start] != ALONE:
-                    taken = self._take_compiled(events.take(slice(start, end)), kinds[start], scores[start:end])
-                    start += taken
-                if not taken:
-                    scores[start] = self._take_together(events.take(slice(start, start + 1)))[0]
-                    self._learn()
-                    start += 1
-        return scores
-
-    def _kinds(self, events: Events) -> Array:
-        """What compiled code can do with each event: `ALONE`, `WAITS` or `LEARNT`.
-
-        An event that waits is only predicted. One that came before, or after its label, is for the join to decide on.
-        """
-        if not isinstance(self.by_event, EventByEvent):
-            return np.full(len(events), ALONE)
-        labels = np.full(len(events), np.nan) if events.labels is None else events.labels
-        kinds = np.where(np.isnan(labels), WAITS, LEARNT)
-        fit = self.by_event.fits(events.features) & ~np.isinf(labels)
-        if events.time is not None:
-            fit &= np.isfinite(events.time)
-        if events.ids is not None:
-            fit &= self.pending.unheard_of(events.ids.tolist())
-        return np.where(fit, kinds, ALONE)
-
-    def _take_compiled(self, events: Events, kind: int, scores: Array) -> int:
-        """Predict events of a kind and, if they are `LEARNT`, learn from each before the next: how many of the first.
-
-        Time is what it would be if they had come one after the other.
-        """
-        assert isinstance(self.by_event, EventByEvent)
-        self._check_ids(events.ids is not None)
-        if kind == LEARNT:
-            assert events.labels is not None
-            found, done = self.by_event.learn(events.features, events.labels)
-        else:
-            found = self.by_event.scores(events.features)
-            done = int(np.argmin(np.append(np.isfinite(found), False)))
-        if not done:
-            return 0
-        scores[:done] = found[:done]
-        columns = self._numbered(events.take(slice(done)).columns(), done)
-        columns["score"] = scores[:done]
-        self.events += done
-        self.training.unscored = 0
-        for moment in (columns["time"][0], columns["time"].max(), columns["time"][-1]):
-            self.join.tick(np.array([moment]))
-        if kind == LEARNT:
-            self.training.count(done, done)
-        for settled, outcome in self.join.take(columns, None):
-            self._note(settled, outcome)
-        return done
-
-    def _take_together(self, events: Events) -> Array:
-        scores, columns, brought = self._predict(events)
-        self._settle(self.join.take(columns, brought))
-        return scores
-
-    def _predict(self, events: Events) -> tuple[Array, Columns, Labels | None]:
-        """Scores of all events, the columns of those that can be used and are new, and the labels of the others."""
-        count = len(events)
-        if count:
-            self._check_ids(events.ids is not None)
-        scores, failed = self._scores(events)
-        columns = self._numbered(events.columns(), count)
-        columns["score"] = scores
-        self.events += count
-        if _all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
-            times, self.training.unscored = columns["time"], 0
-        else:
-            scored, timed = np.isfinite(scores), np.isfinite(columns["time"])
-            times, usable = columns["time"][timed], scored & timed
-            self.training.unscored = 0 if scored.any() else self.training.unscored + count
-            if "label" in columns:  # nan: not known yet
-                usable &= ~np.isinf(columns["label"])
-            if not usable.all():
-                self._refuse(columns, np.flatnonzero(~usable), failed)
-                columns = {name: values[usable] for name, values in columns.items()}
-        if len(times):
-            self.join.tick(times)
-        if events.ids is None:
-            return scores, columns, None
-        return scores, *self.join.new(columns)
-
-    def _numbered(self, columns: Columns, count: int) -> Columns:
-        """With ids and times: numbers, where there are none."""
-        numbers = np.arange(self.events, self.events + count)
-        return {"id": numbers, "time": numbers.astype(np.float64), **columns}
-
-    def _check_ids(self, given: bool) -> None:
-        """That all events have ids or none: a number given here and an id may be equal without being one event's."""
-        if self._with_ids is None:
-            self._with_ids = given
-        elif self._with_ids != given:
-            before, now = ("without", "with") if given else ("with", "without")
-            raise ValueError(
-                f"events {now} ids after {self.events:,} {before}: those without are numbered, and their numbers would "
-                "be taken for ids; give ids to all events or to none"
-            )
-
-    def _scores(self, events: Events) -> tuple[Array, dict[int, str]]:
-        return self.training.scores(events, first=self.training.unscored == self.events)
-
-    def _refuse(self, columns: Columns, rows: Array, failed: dict[int, str]) -> None:
-        """Reject events whose score, time or label is not finite; where the model is to blame, that is an error."""
-        self.training.check_scored(failed)
-        rejected = []
-        for row in rows.tolist():
-            text = str(_event(columns, row))
-            wrong = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
-            reason = failed.get(row, f"its {wrong} is {columns[wrong][row]}")
-            rejected.append(Rejected(reason, f"id {columns['id'][row]}", text[:4096], len(text)))
-        self.rejections.add(rejected)
-
-    def _observe(self, labels: Labels) -> None:
-        known = np.isfinite(labels.labels)
-        if not known.all():
-            bad = np.flatnonzero(~known)
-            self.rejections.add(
-                [Rejected("its label is not finite", f"id {labels.ids[i]}", "", 0) for i in bad.tolist()]
-            )
-            labels = Labels(labels.ids[known], labels.labels[known])
-        self._settle(self.join.match(labels))
-
-    def _settle(self, settled: Iterator[Settled]) -> None:
-        """It is decided what became of events: log, count, and keep for learning."""
-        for columns, outcome in settled:
-            self._note(columns, outcome)
-            if outcome != DROPPED:
-                self.ready.add(columns)
-
-    def _note(self, columns: Columns, outcome: int) -> None:
-        """Log predictions, and tell the metrics of those that have a label."""
-        if self.log is not None:
-            self.log.add(columns, outcome)
-        if outcome != DROPPED:
-            self._count(columns)
-
-    def _count(self, columns: Columns) -> None:
-        """Tell the metrics of predictions and their labels."""
-        for metric in (self.progress, *self.own_metrics):
-            metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
-
-    def _learn(self, all_of_it: bool = False) -> None:
-        """Steps over the events that are ready, in the order in which they got ready."""
-        ends = self.ready.ends(all_of_it)
-        if not ends:
-            return
-        columns, start = self.ready.columns(), 0
-        for end in ends:
-            if start == end - 1:  # compiled code may already have taken it
-                start += self._learn_compiled(columns, start)
-            if start >= end:
-                continue
-            part = {name: values[start:end] for name, values in columns.items()}
-            start = end
-            error = self.training.learn(part, self._not_learnt)
-            if error is not None and not self.steps:
-                raise error  # a model that cannot be trained on any of its first events is wrong itself
-        self.ready.drop(start)
-
-    def _learn_compiled(self, columns: Columns, start: int) -> int:
-        """Learn from events that are ready, one by one from the first of them on: how many."""
-        if not isinstance(self.by_event, EventByEvent):
-            return 0
-        rest = Events.from_columns({name: values[start:] for name, values in columns.items()})
-        fit = self.by_event.fits(rest.features)
-        rest = rest.take(slice(int(np.argmin(np.append(fit, False)))))
-        if not len(rest):
-            return 0
-        assert rest.labels is not None
-        _, done = self.by_event.learn(rest.features, rest.labels)
-        if done:
-            self.training.count(done, done)
-        return done
-
-    def _not_learnt(self, columns: Columns, error: Exception) -> None:
-        """Reject an event that the model cannot be trained on."""
-        text = str(_event(columns, 0))
-        reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
-        self.rejections.add([Rejected(reason, f"after step {self.steps}", text[:4096], len(text))])
-
-    # The loop ------------------------------------------------------------------------------------------------
-
-    def run(self, source: Batches, *, events: int | None = None) -> Learner:
-        """Learn from a source until it ends, `stop` is called or so many `events` were seen in all.
-
-        Resumes from the newest checkpoint, if there is one and this learner has seen nothing yet. At the end the state
-        is saved.
-        """
-        if self.checkpoints is not None and not hasattr(source, "load_state_dict"):
+    def _start(self, source: Batches) -> None:
+        """Resume from the newest checkpoint, or save the initial state."""
+        if self.schedule is not None and not hasattr(source, "load_state_dict"):
             raise TypeError(f"{type(source).__name__} has no state_dict and load_state_dict, so it cannot be resumed")
         self.stopped = False
-        new = not self.events and not self.resumed and not self.resume()
-        self._source, self.saving.when = source, time.monotonic()
-        if self._position is not None:
-            source.load_state_dict(self._position)  # type: ignore[attr-defined]
-            self._position = None
+        is_new = not self.events and not self.resumed and not self.resume()
+        self._source = source
+        if self._saved_position is not None:
+            source.load_state_dict(self._saved_position)  # type: ignore[attr-defined]
+            self._saved_position = None
         if self.log is not None:
-            self.log.check()
-        if new and self.checkpoints is not None:
-            self.save()  # a crash from here on finds where log and reject file began
-        self.started, self.resumed_at, saved = time.monotonic(), self.events, False
+            self.log.check_folder()
+        if self.schedule is not None:
+            self.schedule.time_of_save = time.monotonic()
+            if is_new:
+                self.save()  # after a crash, the log and the reject file are cut to their sizes in this checkpoint
+        self.started, self.resumed_at = time.monotonic(), self.events
         reasons = {f"rejected/{reason}": count for reason, count in self.rejections.reasons.items()}
-        self.counts_before = {**self.counts(), **reasons}
-        self._heed()
-        if not self.stopped and (events is None or self.events < events):
-            for batch in source:
-                if batch is not None:
-                    self.take(batch)
-                    self.saving.unsaved = True
-                for report in self.reports:
-                    report(self)
-                saved = self.checkpoints is not None and self._save_is_due() and self.save() is not None
-                self._heed()
-                if self.stopped or (events is not None and self.events >= events):
-                    break
+        self.counts_at_start = {**self.counts(), **reasons}
+
+    def _is_done(self, limit: int | None) -> bool:
+        self._check_stop_requested()
+        return self.stopped or (limit is not None and self.events >= limit)
+
+    def _check_stop_requested(self) -> None:
+        if self._stop_requested:
+            self.stopped, self._stop_requested = True, False
+
+    def _is_save_due(self) -> bool:
+        return self.schedule is not None and self.schedule.is_due(self.events)
+
+    def _end(self, is_saved: bool) -> None:
+        """Call the last reports, write the rest of the log, and save the state."""
         for report in self.reports:
             if hasattr(report, "end"):
                 report.end(self)
         if self.log is not None:
             self.log.flush()
-        if self.checkpoints is not None and not saved:
+        if self.schedule is not None and not is_saved:
             self.save()
-        self._asked = False
-        return self
+        self._stop_requested = False
 
-    def _save_is_due(self) -> bool:
-        return self.saving.is_due(self.events)
+    # Predict, observe, learn --------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """Let `run` end after the batch it is at, or before its first; for signal handlers and other threads, too."""
-        self._asked = True
+    def predict(self, events: Events) -> Array:
+        """Predict events, which wait for their labels from now on. Labels among them are ignored.
 
-    def _heed(self) -> None:
-        """Take note of `stop`."""
-        if self._asked:
-            self.stopped, self._asked = True, False
+        Args:
+            events: new events.
 
-    # What it has and counts ---------------------------------------------------------------------------------
+        Returns:
+            One score per event. Events that the model cannot process are rejected and have the score nan.
+        """
+        if self.per_event is not None:
+            return self.learn(replace(events, labels=None))
+        scores, columns, _ = self._predict_batch(events)
+        columns.pop("label", None)
+        self._resolve(self.join.add_unlabeled(columns))
+        self._train()
+        return scores
+
+    def observe(self, ids: Any, labels: Any) -> None:
+        """Observe labels, and learn the events that they belong to in the order of the labels.
+
+        A second label of an event is ignored and counted. A label whose event has not arrived yet is kept.
+
+        Args:
+            ids: the ids of the events.
+            labels: one label per id.
+        """
+        self._match_labels(Labels(as_key_array(ids, "ids"), labels))
+        self._train()
+
+    def learn(self, events: Events) -> Array:
+        """Predict events, then learn those that have labels. The others wait for their labels.
+
+        Args:
+            events: new events, with or without labels.
+
+        Returns:
+            One score per event, predicted before learning. Rejected events have the score nan.
+        """
+        scores = self._process_events(events)
+        self._train()
+        return scores
+
+    def finish(self) -> None:
+        """End the stream: resolve all pending events, and learn the rest of the queue with a smaller step."""
+        self._resolve(self.join.expire_all())
+        self._train(include_short=True)
+
+    def _process_events(self, events: Events) -> Array:
+        """Predict events and resolve those whose outcome is known."""
+        if self.per_event is not None:
+            return self._process_per_event(events)
+        return self._process_batch(events)
+
+    def _process_batch(self, events: Events) -> Array:
+        scores, columns, labels_of_repeated = self._predict_batch(events)
+        self._resolve(self.join.add_events(columns, labels_of_repeated))
+        return scores
+
+    def _predict_batch(self, events: Events) -> tuple[Array, Columns, Labels | None]:
+        """Predict events and reject those that cannot be used.
+
+        Returns:
+            The scores of all events, the columns of the new events, and the labels of the repeated ones.
+        """
+        count = len(events)
+        if count:
+            self._check_ids(events.ids is not None)
+        scores, failures = self._predict_scores(events)
+        columns = self._with_id_and_time(events.columns(), count)
+        columns["score"] = scores
+        self.events += count
+        if _is_all_finite(*(columns[name] for name in ("score", "time", "label") if name in columns)):
+            times, self.training.consecutive_unscored = columns["time"], 0
+        else:
+            has_score, has_time = np.isfinite(scores), np.isfinite(columns["time"])
+            times, is_usable = columns["time"][has_time], has_score & has_time
+            unscored = self.training.consecutive_unscored + count
+            self.training.consecutive_unscored = 0 if has_score.any() else unscored
+            if "label" in columns:  # nan means that the label is not known yet
+                is_usable &= ~np.isinf(columns["label"])
+            if not is_usable.all():
+                self._reject_rows(columns, np.flatnonzero(~is_usable), failures)
+                columns = {name: values[is_usable] for name, values in columns.items()}
+        if len(times):
+            self.join.advance_clock(times)
+        if events.ids is None:
+            return scores, columns, None
+        return scores, *self.join.split_repeated(columns)
+
+    def _predict_scores(self, events: Events) -> tuple[Array, dict[int, str]]:
+        return self.training.predict_robustly(events, is_first=self.training.consecutive_unscored == self.events)
+
+    def _with_id_and_time(self, columns: Columns, count: int) -> Columns:
+        """Use the number of an event as its id and its time, if it has none."""
+        numbers = np.arange(self.events, self.events + count)
+        return {"id": numbers, "time": numbers.astype(np.float64), **columns}
+
+    def _check_ids(self, has_ids: bool) -> None:
+        """Raise if only some events have ids: the number of an event could be equal to the id of another one."""
+        if self._has_ids is None:
+            self._has_ids = has_ids
+        elif self._has_ids != has_ids:
+            earlier, now = ("without", "with") if has_ids else ("with", "without")
+            raise ValueError(
+                f"events {now} ids after {self.events:,} events {earlier}: events without ids are numbered, and the "
+                "numbers could be mistaken for ids. Give ids to all events or to none"
+            )
+
+    def _reject_rows(self, columns: Columns, rows: Array, failures: dict[int, str]) -> None:
+        """Reject events whose score, time or label is not finite; raise if the model is the cause."""
+        self.training.check_scores(failures)
+        rejected = []
+        for row in rows.tolist():
+            name = next(n for n in ("score", "time", "label") if n in columns and not np.isfinite(columns[n][row]))
+            reason = failures.get(row, f"its {name} is {columns[name][row]}")
+            rejected.append(_rejected(reason, f"id {columns['id'][row]}", columns, row))
+        self.rejections.add(rejected)
+
+    def _match_labels(self, labels: Labels) -> None:
+        """Join labels with their events, and reject labels that are not finite."""
+        is_finite = np.isfinite(labels.labels)
+        if not is_finite.all():
+            ids = labels.ids[~is_finite].tolist()
+            self.rejections.add([Rejected("its label is not finite", f"id {key}", "", 0) for key in ids])
+            labels = Labels(labels.ids[is_finite], labels.labels[is_finite])
+        self._resolve(self.join.match_labels(labels))
+
+    def _resolve(self, resolved: Iterator[Resolved]) -> None:
+        """Record resolved events, and queue those with a label for training."""
+        for columns, outcome in resolved:
+            self._record(columns, outcome)
+            if outcome != Outcome.DROPPED:
+                self.queue.add(columns)
+
+    def _record(self, columns: Columns, outcome: Outcome) -> None:
+        """Log resolved predictions, and update the metrics with those that have a label."""
+        if self.log is not None:
+            self.log.add(columns, outcome)
+        if outcome != Outcome.DROPPED:
+            self._update_metrics(columns)
+
+    def _update_metrics(self, columns: Columns) -> None:
+        for metric in (self.log_loss, *self.extra_metrics):
+            metric.update(columns["score"], columns["label"], columns.get("user"), columns["time"])
+
+    def _train(self, include_short: bool = False) -> None:
+        """Take training steps on the queued events, in the order in which they were labeled."""
+        ends = self.queue.step_ends(include_short)
+        if not ends:
+            return
+        columns, start = self.queue.columns(), 0
+        for end in ends:
+            if end - start == 1:
+                start += self._train_queue_per_event(columns, start)
+            if start >= end:  # compiled code has learned this event, and maybe the following ones
+                continue
+            part = {name: values[start:end] for name, values in columns.items()}
+            start = end
+            error = self.training.train_robustly(part, self._reject_untrainable)
+            if error is not None and not self.steps:
+                raise error  # the model cannot learn any of its first events, so the model is the cause
+        self.queue.remove_first(start)
+
+    def _reject_untrainable(self, columns: Columns, error: Exception) -> None:
+        reason = f"the model cannot be trained on it: {type(error).__name__}: {error}"
+        self.rejections.add([_rejected(reason, f"after step {self.steps}", columns, 0)])
+
+    # Per-event training -------------------------------------------------------------------------------------------
+
+    def _process_per_event(self, events: Events) -> Array:
+        """Predict each event, and learn it before the next one is predicted.
+
+        Consecutive events that compiled code can process in the same way are passed to it together.
+        """
+        scores, paths = np.empty(len(events), dtype=np.float32), self._choose_paths(events)
+        start = 0
+        for end in (*(np.flatnonzero(np.diff(paths)) + 1).tolist(), len(events)):
+            while start < end:
+                done = 0
+                if paths[start] != _Path.TORCH:
+                    done = self._process_compiled(events.take(slice(start, end)), paths[start], scores[start:end])
+                    start += done
+                if not done:
+                    scores[start] = self._process_batch(events.take(slice(start, start + 1)))[0]
+                    self._train()
+                    start += 1
+        return scores
+
+    def _choose_paths(self, events: Events) -> Array:
+        """Choose a `_Path` for each event. Repeated events and events with early labels are left to the join."""
+        if not isinstance(self.per_event, PerEventTraining):
+            return np.full(len(events), _Path.TORCH)
+        labels = np.full(len(events), np.nan) if events.labels is None else events.labels
+        paths = np.where(np.isnan(labels), _Path.PREDICT, _Path.TRAIN)
+        is_supported = self.per_event.find_supported(events.features) & ~np.isinf(labels)
+        if events.time is not None:
+            is_supported &= np.isfinite(events.time)
+        if events.ids is not None:
+            is_supported &= self.pending.find_unknown(events.ids.tolist())
+        return np.where(is_supported, paths, _Path.TORCH)
+
+    def _process_compiled(self, events: Events, path: int, scores: Array) -> int:
+        """Process events with compiled code.
+
+        Args:
+            events: events with the same path.
+            path: `_Path.PREDICT` or `_Path.TRAIN`.
+            scores: receives the scores.
+
+        Returns:
+            How many events were processed. The next event, if there is one, needs torch.
+        """
+        assert isinstance(self.per_event, PerEventTraining)
+        self._check_ids(events.ids is not None)
+        if path == _Path.TRAIN:
+            assert events.labels is not None
+            new_scores, done = self.per_event.train(events.features, events.labels)
+        else:
+            new_scores = self.per_event.predict(events.features)
+            done = _count_leading(np.isfinite(new_scores))
+        if not done:
+            return 0
+        scores[:done] = new_scores[:done]
+        columns = self._with_id_and_time(events.take(slice(done)).columns(), done)
+        columns["score"] = scores[:done]
+        self.events += done
+        self.training.consecutive_unscored = 0
+        # The first, largest and last time set the clock to where it would be if the events had arrived one by one.
+        for moment in (columns["time"][0], columns["time"].max(), columns["time"][-1]):
+            self.join.advance_clock(np.array([moment]))
+        if path == _Path.TRAIN:
+            self.training.count_steps(done, done)
+        for resolved, outcome in self.join.add_events(columns, None):
+            self._record(resolved, outcome)
+        return done
+
+    def _train_queue_per_event(self, columns: Columns, start: int) -> int:
+        """Learn queued events one by one with compiled code, from position `start` on, and return how many."""
+        if not isinstance(self.per_event, PerEventTraining):
+            return 0
+        events = Events.from_columns({name: values[start:] for name, values in columns.items()})
+        events = events.take(slice(_count_leading(self.per_event.find_supported(events.features))))
+        if not len(events):
+            return 0
+        assert events.labels is not None
+        _, learned = self.per_event.train(events.features, events.labels)
+        if learned:
+            self.training.count_steps(learned, learned)
+        return learned
+
+    # Properties and metrics ---------------------------------------------------------------------------------------
 
     @property
     def model(self) -> nn.Module:
+        """The model."""
         return self.training.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer."""
         return self.training.optimizer
 
     @property
-    def learning(self) -> str:
-        """What learns, and why it is not compiled code."""
-        if self.by_event is None:
-            return "by torch, in batches"
-        return f"one event at a time, {self.by_event if isinstance(self.by_event, str) else 'compiled'}"
+    def training_mode(self) -> str:
+        """A description of how the model is trained, and of the reason if compiled code is not used."""
+        if self.per_event is None:
+            return "with torch, in batches"
+        return f"one event at a time, {self.per_event if isinstance(self.per_event, str) else 'compiled'}"
 
     @property
     def learned(self) -> int:
-        """Events that were learnt from."""
-        return self.training.learned
+        """The number of events that the model was trained on."""
+        return self.training.learned_events
 
     @property
     def steps(self) -> int:
+        """The number of training steps."""
         return self.training.steps
 
     @property
-    def pending(self) -> Pending:
+    def pending(self) -> PendingEvents:
         """The events that wait for their labels."""
         return self.join.pending
 
     @property
     def rejected(self) -> int:
-        """How many events were rejected."""
+        """The number of rejected events."""
         return self.rejections.count
 
     @property
     def reject_file(self) -> RejectFile | None:
+        """The file of rejected events."""
         return self.rejections.file
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
-        return self.saving.checkpoints
+    def checkpoints(self) -> CheckpointStore | None:
+        """The checkpoints in their folder."""
+        return None if self.schedule is None else self.schedule.store
 
     def counts(self) -> dict[str, float]:
-        """What only grows, since the stream began."""
-        own = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
-        return {**own, **vars(self.pending.counts)}
+        """Return the counts since the stream began, by name."""
+        counts = {"events": self.events, "learned": self.learned, "steps": self.steps, "rejected": self.rejected}
+        return {**counts, **vars(self.pending.counts)}
 
     def metrics(self) -> dict[str, float]:
-        """Numbers by name: the same for the same stream, however often the run was stopped and resumed."""
-        share = reject_limit.share(self.rejected, self.events)
-        numbers = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
-        for metric in (self.progress, *self.own_metrics):
-            numbers.update(metric.results())
-        alignment = self.alignment()
-        if alignment:
-            by_parameter = {f"/{name}": ratio for name, ratio in alignment.items()}
-            for name, ratio in {"": self.total_alignment(), **by_parameter}.items():
-                numbers[f"alignment_over_all{name}"] = ratio.over_all
-                numbers[f"alignment_over_touched{name}"] = ratio.over_touched
-        return numbers
+        """Return all metrics by name. They do not depend on how often the run was stopped and resumed."""
+        share = rejected_share(self.rejected, self.events)
+        values = {**self.counts(), "pending": len(self.pending), "rejected_share": share}
+        for metric in (self.log_loss, *self.extra_metrics):
+            values.update(metric.results())
+        if alignment := self.alignment():
+            by_name = {"": self.total_alignment(), **{f"/{name}": ratio for name, ratio in alignment.items()}}
+            for name, ratio in by_name.items():
+                values[f"alignment_over_all{name}"] = ratio.over_all
+                values[f"alignment_over_touched{name}"] = ratio.over_touched
+        return values
 
     def alignment(self) -> dict[str, Ratio]:
-        """Alignment counts per parameter since the stream began; empty if the optimizer does not count them."""
+        """Return the alignment of each parameter since the stream began; empty if the optimizer does not count it."""
         return self.alignment_counts.by_parameter()
 
     def total_alignment(self) -> Ratio:
-        """As `alignment`, over all parameters: also over those that share a name, of which it has only one."""
+        """Return the alignment over all parameters since the stream began."""
         return self.alignment_counts.total()
 
     def health(self) -> dict[str, float]:
-        """How the process does: events a second since it started or resumed, seconds behind the events' time.
+        """Return measurements of this process: events per second since it started, and how far it is behind.
 
-        A stream of long ago, or whose time is no clock, has no lag: nan.
+        The lag is the time between the newest event and now. It is nan if the stream is not live.
         """
         seconds = max(time.monotonic() - self.started, 1e-9)
-        backlog = getattr(self._source, "backlog", lambda: None)()
         lag = time.time() - self.join.clock.latest
         health = {
             "events_a_second": (self.events - self.resumed_at) / seconds,
-            "lag_in_seconds": lag if abs(lag) < NO_LAG else math.nan,
-            "failed_checkpoints": self.saving.failed,
+            "lag_in_seconds": lag if abs(lag) < MAX_LAG else math.nan,
+            "failed_checkpoints": 0 if self.schedule is None else self.schedule.failures,
         }
+        backlog = getattr(self._source, "backlog", lambda: None)()
         if backlog is not None:
             health["backlog"] = backlog
         return health
 
     def share_read(self) -> float | None:
-        """How much of its data the source has given; None where that is not known, or has no end."""
+        """Return the share of its data that the source has produced, or None if it is unknown."""
         share: float | None = getattr(self._source, "share", None)
         return share
 
-    # State ---------------------------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that makes this learner go on as if it had never stopped."""
+        """Return everything that is needed to continue as if the learner had never stopped."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": type(self.optimizer).__name__,
-            "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._position,
+            "source": self._source.state_dict() if hasattr(self._source, "state_dict") else self._saved_position,
             "pending": self.pending.state_dict(),
-            "ready": self.ready.state_dict(),
-            "metrics": [metric.state_dict() for metric in (self.progress, *self.own_metrics)],
+            "queue": self.queue.state_dict(),
+            "metrics": [metric.state_dict() for metric in (self.log_loss, *self.extra_metrics)],
             "log": self.log.state_dict() if self.log is not None else None,
             "rejected": self.reject_file.state_dict() if self.reject_file is not None else None,
-            "alignment": {n: list(astuple(r)) for n, r in self.alignment().items()},
+            "alignment": {name: list(astuple(ratio)) for name, ratio in self.alignment().items()},
             "total_alignment": list(astuple(self.total_alignment())),
-            "random": random_state(),
-            "with_ids": self._with_ids,
+            "random": get_random_state(),
+            "has_ids": self._has_ids,
             "reject_reasons": dict(self.rejections.reasons),
-            "counts": {name: getattr(owner, own) for name, (owner, own) in self._owners().items()},
+            "counts": {name: getattr(owner, attribute) for name, (owner, attribute) in self._saved_counts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Files written since are taken back to where they were."""
-        if len(state["metrics"]) != 1 + len(self.own_metrics):
-            raise ValueError(f"the state has {len(state['metrics']) - 1} metrics, here are {len(self.own_metrics)}")
-        name, here = state["optimizer_name"], type(self.optimizer).__name__
-        if name != here:
-            raise ValueError(f"the state is of a learner with {name}, here is {here}")
+        """Continue from a state. The log and the reject file are cut to where they were in that state.
+
+        Raises:
+            ValueError: if the state belongs to another optimizer, or to a learner with other metrics.
+        """
+        if len(state["metrics"]) != 1 + len(self.extra_metrics):
+            raise ValueError(
+                f"the state has {len(state['metrics']) - 1} metrics, but this learner has {len(self.extra_metrics)}"
+            )
+        saved_name, name = state["optimizer_name"], type(self.optimizer).__name__
+        if saved_name != name:
+            raise ValueError(f"the state belongs to a learner with {saved_name}, but this one has {name}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.pending.load_state_dict(state["pending"])
-        self.ready.load_state_dict(state["ready"])
-        for metric, saved in zip((self.progress, *self.own_metrics), state["metrics"], strict=True):
+        self.queue.load_state_dict(state["queue"])
+        for metric, saved in zip((self.log_loss, *self.extra_metrics), state["metrics"], strict=True):
             metric.load_state_dict(saved)
-        for file, name in ((self.log, "log"), (self.reject_file, "rejected")):
-            if file is not None and state[name] is not None:
-                file.load_state_dict(state[name])
-        self.alignment_counts.before = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
-        self.alignment_counts.total_before = Ratio(*state["total_alignment"])
-        for name, (owner, own) in self._owners().items():
-            setattr(owner, own, state["counts"][name])
-        self._with_ids = state["with_ids"]
+        for file, key in ((self.log, "log"), (self.reject_file, "rejected")):
+            if file is not None and state[key] is not None:
+                file.load_state_dict(state[key])
+        self.alignment_counts.earlier = {name: Ratio(*counts) for name, counts in state["alignment"].items()}
+        self.alignment_counts.earlier_total = Ratio(*state["total_alignment"])
+        for name, (owner, attribute) in self._saved_counts().items():
+            setattr(owner, attribute, state["counts"][name])
+        self._has_ids = state["has_ids"]
         self.rejections.reasons = Counter(state["reject_reasons"])
-        self.rejections.at_start = self.rejections.count
-        self._position, self.saving.at = state["source"], self.events
+        self.rejections.count_at_start = self.rejections.count
+        self._saved_position = state["source"]
+        if self.schedule is not None:
+            self.schedule.events_at_save = self.events
         set_random_state(state["random"])
 
-    def _owners(self) -> dict[str, tuple[Any, str]]:
-        """Where each count of a state lives: whose attribute it is."""
-        clock, training = self.join.clock, self.training
-        return {
-            "events": (self, "events"),
-            **{name: (training, name) for name in ("learned", "steps", "unscored", "unlearned")},
-            "rejected": (self.rejections, "count"),
-            "clock": (clock, "now"),
-            "ahead": (clock, "ahead"),
-            "doubted": (clock, "doubted"),
-            "last_time": (clock, "latest"),
-            "saves": (self.saving, "count"),
-        }
+    def _saved_counts(self) -> dict[str, tuple[Any, str]]:
+        """Map the name of each saved count to the object and the attribute that hold it."""
+        counts: dict[str, tuple[Any, str]] = {"events": (self, "events"), "rejected": (self.rejections, "count")}
+        for name in ("learned_events", "steps", "consecutive_unscored", "consecutive_unlearned"):
+            counts[name] = (self.training, name)
+        for name in ("now", "latest", "events_ahead", "first_unconfirmed"):
+            counts[f"clock/{name}"] = (self.join.clock, name)
+        if self.schedule is not None:
+            counts["saves"] = (self.schedule, "saves")
+        return counts
+
+    def _open_checkpoints(self, options: CheckpointOptions) -> CheckpointStore:
+        return Checkpoints(options.folder, options.keep)
 
     def save(self) -> Path | None:
-        """Write a checkpoint. If the disk does not take it, say so and go on: the one before it stays the newest."""
-        if self.checkpoints is not None:
-            self.training.check_finite()
-        return self.saving.save(self.events, self.state_dict)
+        """Save a checkpoint. If it cannot be written, this is logged, and the previous one remains the newest.
+
+        Returns:
+            The path of the checkpoint, or None if it could not be written.
+
+        Raises:
+            ValueError: if the learner has no folder for checkpoints.
+            FloatingPointError: if the model has diverged.
+        """
+        if self.schedule is None:
+            raise ValueError("this learner has no folder for checkpoints: pass checkpoint=")
+        self.training.check_finite()
+        return self.schedule.save(self.events, self.state_dict)
 
     def resume(self) -> bool:
-        """Go on from the newest good checkpoint; False if there is none."""
-        found = self.checkpoints.newest() if self.checkpoints is not None else None
-        if found is None:
+        """Continue from the newest good checkpoint.
+
+        Returns:
+            Whether there was a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: if all checkpoints are damaged.
+        """
+        newest = self.checkpoints.load_newest() if self.checkpoints is not None else None
+        if newest is None:
             return False
-        path, state = found
+        path, state = newest
         self.load_state_dict(state)
         self.resumed = True
         logger.info("resumed from %s at %d events", path, self.events)
         return True
 
-    def warm_start(
-        self, checkpoint: Mapping[str, Any] | Path | str | Sequence[Any], options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Start from a model trained elsewhere: ``{"model": state dict, "optimizer": state dict}``, or a file of it.
+    def warm_start(self, checkpoint: Saved, options: Mapping[str, Any] | None = None) -> None:
+        """Start from a model that was trained elsewhere: ``{"model": state dict, "optimizer": state dict}``.
 
-        The optimizer's may be that of torch.optim.Adam; without it the moments start anew. Of a model with sparse
-        tables it may be a list, SparseAdam's and Adam's; see `join_optimizers`. In place of one file there may be
-        several: the model's state dict, and each optimizer's. The learning rate is not taken over: it stays what this
-        optimizer was made with. Nor is what `options` has: that holds in place of the checkpoint's.
+        The state of torch.optim.Adam fits an optimizer of cadam. If the model was trained with two optimizers, such as
+        SparseAdam and Adam, their state dicts can be given as a list. The learning rates do not change.
+
+        Args:
+            checkpoint: such a dict, a file of it, or several files: the model's state dict, and each optimizer's.
+                Without an optimizer the moments start at zero.
+            options: options of the optimizer that take precedence over the saved ones.
+
+        Raises:
+            ValueError: if the optimizers do not fit; nothing has changed then.
+            RuntimeError: if the model does not fit; nothing has changed then.
         """
-        trained = read_trained(checkpoint)
-        groups = self.optimizer.param_groups
-        state = join_optimizers(trained.optimizers, self.model, groups) if len(trained.optimizers) > 1 else None
-        if len(trained.optimizers) == 1:
-            check_complete(trained.optimizers[0], sum(len(group["params"]) for group in groups))
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
-        rates = [group["lr"] for group in groups]
-        try:
-            self.model.load_state_dict(trained.model)  # what fits is written before an error says what does not
-            for one in [state] if state is not None else trained.optimizers:
-                self.optimizer.load_state_dict(with_options(one, options or {}))
-        except Exception:
-            self.model.load_state_dict(before)  # all of it is taken over, or nothing
-            raise
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = lr
+        warm_start(self.model, self.optimizer, checkpoint, options)
 
     def close(self) -> None:
-        """Release files and the checkpoint folder, and end reports that have something to end."""
-        for one in (self.reject_file, self.checkpoints, *self.reports):
-            if one is not None and hasattr(one, "close"):
-                one.close()
+        """Close the reject file, the reports and the checkpoint folder."""
+        for resource in (self.reject_file, self.checkpoints, *self.reports):
+            if resource is not None and hasattr(resource, "close"):
+                resource.close()
 
 
-def _all_finite(*columns: Array) -> bool:
-    """Whether every value is, by one look at each column: a sum that is not finite may also be one that overflows."""
+def _is_all_finite(*columns: Array) -> bool:
+    """Whether every value is finite, tested by one sum per column.
+
+    False is also possible if a sum overflows; then the caller checks the values one by one.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return len(columns[0]) > 0 and all(math.isfinite(values.sum(dtype=np.float64)) for values in columns)
 
 
-def _event(columns: Columns, row: int) -> dict[str, Any]:
-    """An event for people: its values as Python has them."""
+def _count_leading(mask: Array) -> int:
+    """Return the number of True values before the first False."""
+    return int(np.argmin(np.append(mask, False)))
+
+
+def _rejected(reason: str, where: str, columns: Columns, row: int) -> Rejected:
+    """Describe a rejected event with its values."""
     values = {name.removeprefix(FEATURE_PREFIX): column[row] for name, column in columns.items()}
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+    text = str({name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()})
+    return Rejected(reason, where, text[:MAX_REJECTED_TEXT], len(text))

@@ -1,7 +1,7 @@
-"""Event by event on the CPU: a chunk of events is predicted and learnt from, one after the other, in one call of C.
+"""Per-event training on the CPU: C code predicts and learns the events of a chunk one after the other in one call.
 
-The models are sums over the fields of an event, see native/src/per_event_models.c; updates are those of the row and
-dense kernels.
+The models are sums over the fields of an event, see native/src/per_event_models.c. The updates are those of the sparse
+and dense kernels of the optimizer.
 """
 
 from __future__ import annotations
@@ -16,54 +16,81 @@ from torch import Tensor
 from ..engines.base import KernelBatch, ParamSlot, Words
 from ..engines.cpu.dense import MAX_BUFFERS, MAX_COEFFICIENTS, kernel, kernel_refusal
 
-PARTS = ("linear", "table", "bias", "slopes", "vectors")
-"""The parameters of a model: the first two are tables, of weights and of embeddings."""
-MOST_STEPS = 2.0**24
-"""Steps are counted in float32, which does not go further."""
-MOST_ROWS = 2**32
+TABLES = ("linear", "table")
+"""The parameters with one row per id: linear weights and embeddings."""
+PARTS = (*TABLES, "bias", "slopes", "vectors")
+"""All parameters of a model, by their names in `Inputs`."""
+MAX_STEP = 2.0**24
+"""The largest step count: it is stored as float32, which cannot represent 2**24 + 1."""
+MAX_ROWS = 2**32
+"""The kernels store row numbers in 32 bits."""
+OUT_OF_MEMORY = -2
+"""The value that the C functions return if they cannot allocate memory."""
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+_PART = np.dtype([("param", "i8"), ("state", "i8", MAX_BUFFERS), ("row_steps", "i8"), ("rows", "i8"), ("width", "i8")])
+"""The C struct `part`: addresses of a parameter and of its optimizer state, and its shape. All 0 if it is missing."""
+_INPUT_FIELDS = ("kernel", "entries", "fields", "numbers", "field_of", "alike_from", "bin_starts", "bins")
+_STATISTICS = ("count", "mean", "variance")
+_MODEL = np.dtype(
+    [
+        *((name, _PART) for name in PARTS),
+        *((name, "i8") for name in (*_INPUT_FIELDS, *_STATISTICS)),
+        ("memory", "f8"),
+    ]
+)
+"""The C struct `model`: all parameters and the layout of the inputs."""
+_EVENTS = np.dtype([(name, "i8") for name in ("n", "rows", "weights", "numbers", "labels", "coefficients", "scores")])
+"""The C struct `events`: the number of events, and the addresses of their arrays."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What an event is made of, as the kernels want it."""
+    """How the features of an event are arranged for the kernels.
+
+    An entry is one id of an event, that is, one row of the tables. An id feature has one entry and a list has several.
+    The entries of numbers, which name the bins of the numbers, come last.
+    """
 
     field_of: np.ndarray[Any, np.dtype[np.int32]]
-    """By entry (a row that an event names): its field. Those of the numbers come last."""
+    """The field of each entry."""
     alike_from: np.ndarray[Any, np.dtype[np.int32]]
-    """By entry: the first one that may name the same row."""
+    """For each entry, the first entry that may have the same row."""
     fields: int
-    """Without those of the numbers."""
+    """The number of fields, without numbers."""
     bin_starts: Words
-    """By number: the first row of its bins."""
+    """The first row of the bins of each number."""
     bins: int
+    """The number of bins of a number."""
     count: Tensor
+    """The number of observations of each number (float64), like `mean` and `variance` from `NumberNormalizer`."""
     mean: Tensor
     variance: Tensor
     memory: float
-    """The statistics of the numbers, float64, and how far the count goes."""
+    """The limit of `count`."""
 
     @property
     def numbers(self) -> int:
+        """How many numbers an event has."""
         return len(self.bin_starts)
 
     @property
     def entries(self) -> int:
-        """Without those of the numbers."""
+        """The number of entries, without those of numbers."""
         return len(self.field_of) - self.numbers
 
 
-def lacks(batch: KernelBatch) -> str | None:
-    """Why the kernels cannot serve the parameters of this batch; None if they can."""
+def find_unsupported(batch: KernelBatch) -> str | None:
+    """Return why the kernels do not support the parameters of a batch, or None if they do."""
     for slot in batch.slots:
         if slot.param.device.type != "cpu" or str(slot.param.dtype) != "torch.float32":
-            return f"serves float32 on the CPU, and {slot.name} is {slot.param.dtype} on {slot.param.device}"
+            return f"only float32 on the CPU is supported, and {slot.name} is {slot.param.dtype} on {slot.param.device}"
         if not slot.param.is_contiguous():
             return f"{slot.name} is not contiguous"
         if slot.storage:
-            return f"has no {slot.storage}"
-        if len(slot.param) > MOST_ROWS:
-            return f"numbers rows with 32 bits, and {slot.name} has {len(slot.param):,}"
+            return f"{slot.storage} is not supported"
+        if len(slot.param) > MAX_ROWS:
+            return f"at most {MAX_ROWS:,} rows are supported, and {slot.name} has {len(slot.param):,}"
         if refusal := kernel_refusal(batch.group, slot):
             return refusal.reason
     if len({slot.step.item() for slot in batch.slots}) > 1:
@@ -71,68 +98,91 @@ def lacks(batch: KernelBatch) -> str | None:
     return None
 
 
-class EventModel:
-    """The parameters of a model by the names of `PARTS`, with their optimizer's state: all of one batch."""
+class PerEventModel:
+    """A model and its optimizer state, as the C functions see them.
+
+    Args:
+        batch: all parameters.
+        parts: the parameters by the names of `PARTS`.
+        layout: the arrangement of the features.
+    """
 
     def __init__(self, batch: KernelBatch, parts: Mapping[str, ParamSlot], layout: Layout) -> None:
         self.batch, self.layout = batch, layout
-        self.library, number = kernel(batch)
-        words = np.zeros(len(PARTS) * (MAX_BUFFERS + 4) + 12, np.int64)
-        for row, name in zip(words[:-12].reshape(-1, MAX_BUFFERS + 4), PARTS, strict=True):
-            if (slot := parts.get(name)) is not None:
-                row[0] = slot.param.data_ptr()
-                row[1 : 1 + len(slot.state)] = [buffer.data_ptr() for buffer in slot.state.values()]
-                row[1 + MAX_BUFFERS] = 0 if slot.counts is None else slot.counts.data_ptr()
-                rows = len(slot.param) if name in PARTS[:2] else 1
-                row[-2:] = rows, slot.param.numel() // max(rows, 1)
-        pointers = [array.ctypes.data for array in (layout.field_of, layout.alike_from, layout.bin_starts)]
-        statistics = [tensor.data_ptr() for tensor in (layout.count, layout.mean, layout.variance)]
-        words[-12:-1] = [
-            number,
-            layout.entries,
-            layout.fields,
-            layout.numbers,
-            *pointers,
-            layout.bins,
-            *statistics,
-        ]
-        words[-1:].view(np.float64)[0] = layout.memory
-        self.words = words
+        self.library, kernel_number = kernel(batch)
+        model = np.zeros((), _MODEL)
+        for name, slot in parts.items():
+            part = model[name]
+            part["param"] = slot.param.data_ptr()
+            part["state"][: len(slot.state)] = [buffer.data_ptr() for buffer in slot.state.values()]
+            part["row_steps"] = 0 if slot.counts is None else slot.counts.data_ptr()
+            part["rows"] = len(slot.param) if name in TABLES else 1
+            part["width"] = slot.param.numel() // max(int(part["rows"]), 1)
+        model["kernel"], model["bins"], model["memory"] = kernel_number, layout.bins, layout.memory
+        for name in ("entries", "fields", "numbers"):
+            model[name] = getattr(layout, name)
+        for name in ("field_of", "alike_from", "bin_starts"):
+            model[name] = getattr(layout, name).ctypes.data
+        for name in _STATISTICS:
+            model[name] = getattr(layout, name).data_ptr()
+        self._model = model
 
-    def learn(self, rows: Words, weights: Floats | None, numbers: Floats, labels: Floats) -> tuple[Floats, int]:
-        """Predict each event and learn from it before the next: the scores, and how many events were learnt from.
+    def train(self, rows: Words, weights: Floats | None, numbers: Floats, labels: Floats) -> tuple[Floats, int]:
+        """Predict each event and learn it before the next one is predicted.
 
-        The first event whose score or label is not finite is only predicted, and those after it are left.
+        The first event whose score or label is not finite is predicted but not learned, and processing stops there.
+
+        Returns:
+            The scores, and how many events were learned.
         """
         step = self.batch.slots[0].step.item()
-        c = self._coefficients(step, len(labels))
-        scores, done = self._call(self.library.c.cadam_learn_per_event, rows, weights, numbers, labels, c)
+        step_coefficients = self._coefficients(step, len(labels))
+        scores, learned = self._call(
+            self.library.c.cadam_learn_per_event, rows, weights, numbers, labels, step_coefficients
+        )
         for slot in self.batch.slots:
-            slot.step.fill_(min(step + done, MOST_STEPS))
-        return scores, done
+            slot.step.fill_(min(step + learned, MAX_STEP))
+        return scores, learned
 
-    def scores(self, rows: Words, weights: Floats | None, numbers: Floats) -> Floats:
-        """Predict events and learn from none."""
-        none = np.empty(0, np.float32)
-        return self._call(self.library.c.cadam_score_events, rows, weights, numbers, none, none)[0]
+    def predict(self, rows: Words, weights: Floats | None, numbers: Floats) -> Floats:
+        """Predict events without learning them."""
+        unused = np.empty(0, np.float32)
+        return self._call(self.library.c.cadam_score_events, rows, weights, numbers, unused, unused)[0]
 
     def _call(
-        self, function: Any, rows: Words, weights: Floats | None, numbers: Floats, labels: Floats, c: Floats
+        self,
+        function: Any,
+        rows: Words,
+        weights: Floats | None,
+        numbers: Floats,
+        labels: Floats,
+        step_coefficients: Floats,
     ) -> tuple[Floats, int]:
         scores = np.empty(len(rows), np.float32)
-        arrays = (rows, weights, numbers, labels, c, scores)
-        assert all(array is None or array.flags.c_contiguous for array in arrays)
-        given = np.array([len(rows), *(0 if array is None else array.ctypes.data for array in arrays)], np.int64)
-        done = int(function(self.words.ctypes.data, given.ctypes.data))
-        if done == -2:
-            raise MemoryError(f"no memory for the {len(rows):,} events of a chunk; nothing was learnt from them")
-        return scores, done
+        events = np.zeros((), _EVENTS)
+        events["n"] = len(rows)
+        arrays = {
+            "rows": rows,
+            "weights": weights,
+            "numbers": numbers,
+            "labels": labels,
+            "coefficients": step_coefficients,
+            "scores": scores,
+        }
+        for name, array in arrays.items():
+            if array is not None:
+                assert array.flags.c_contiguous
+                events[name] = array.ctypes.data
+        result = int(function(self._model.ctypes.data, events.ctypes.data))
+        if result == OUT_OF_MEMORY:
+            raise MemoryError(f"no memory for a chunk of {len(rows):,} events; nothing was learned from them")
+        return scores, result
 
     def _coefficients(self, step: float, count: int) -> Floats:
-        """Of each of the next steps, in the kernel's order."""
-        t = np.minimum(step + 1 + np.arange(count), MOST_STEPS)
-        found = self.batch.group.kernel_coefficients(t)
-        c = np.zeros((count, MAX_COEFFICIENTS), np.float32)
-        for column, values in enumerate(found.values()):
-            c[:, column] = values
-        return c
+        """Compute the coefficients of the next `count` steps, in the order that the kernel expects."""
+        t = np.minimum(step + 1 + np.arange(count), MAX_STEP)
+        by_name = self.batch.group.kernel_coefficients(t)
+        values = np.zeros((count, MAX_COEFFICIENTS), np.float32)
+        for column, value in enumerate(by_name.values()):
+            values[:, column] = value
+        return values

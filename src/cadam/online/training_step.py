@@ -1,4 +1,4 @@
-"""A model under its optimizer: scores of events, steps over events, and what cannot be scored or learnt."""
+"""Predicting and training with any torch model and optimizer, and handling events that the model cannot process."""
 
 from __future__ import annotations
 
@@ -11,149 +11,188 @@ from torch import Tensor, nn
 from .data.events import Array, Columns, Events, select_features
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-IN_A_ROW = 1000  # so many events in a row without a finite score, or not to be learnt from, are the model's fault
-FATAL = tuple(getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name))
-NOT_THE_EVENTS = (TypeError, MemoryError, *FATAL)  # a model that is called wrongly, or a machine that fails
+"""Computes the mean loss from scores and labels."""
+MAX_CONSECUTIVE_FAILURES = 1000
+"""If more events in a row cannot be scored or learned, the model is considered broken, not the events."""
+_DEVICE_ERRORS = tuple(
+    getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name)
+)
+FATAL_ERRORS = (TypeError, MemoryError, *_DEVICE_ERRORS)
+"""Errors that no single event causes: the model is called incorrectly, or the machine fails."""
 
 
-class Training:
-    """Calls the model with the features by name, ``model(**features)``; it gives a score per event."""
+class TrainingStep:
+    """Calls a model with features by name, ``model(**features)``, for predictions and for optimizer steps.
+
+    Args:
+        model: returns one score per event.
+        optimizer: updates the parameters of the model.
+        loss: computes the mean loss from scores and labels.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.learned = self.steps = 0
-        self.unscored = self.unlearned = 0  # events in a row
+        self.learned_events = self.steps = 0
+        self.consecutive_unscored = self.consecutive_unlearned = 0
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._finite = {name for name, value in model.named_buffers() if _is_finite(value)}  # a mask may never be
+        # Some buffers are never finite, for example attention masks. Only the others are checked for divergence.
+        self._finite_buffers = {name for name, value in model.named_buffers() if _is_finite(value)}
 
-    # Scores --------------------------------------------------------------------------------------------------
+    # Predictions ------------------------------------------------------------------------------------------------
 
-    def score(self, features: Columns, count: int) -> Array:
-        """Scores of events; whatever the model raises is raised."""
+    def predict(self, features: Columns, count: int) -> Array:
+        """Compute the scores of `count` events. Errors of the model are not caught."""
         _set_mode(self.model, training=False)
         with torch.no_grad():
             scores: Array = self._forward(features, count).cpu().numpy()
             return scores
 
-    def scores(self, events: Events, *, first: bool) -> tuple[Array, dict[int, str]]:
-        """Scores, nan where the model refused the event; and why it did.
+    def predict_robustly(self, events: Events, *, is_first: bool) -> tuple[Array, dict[int, str]]:
+        """Compute the scores of events, even if the model fails for some of them.
 
-        A model that refuses all of its first events is wrong itself; later, `IN_A_ROW` say so.
+        If a batch fails, it is split in halves until the failing events are found.
+
+        Args:
+            events: the events.
+            is_first: whether no event has been scored yet. If the model fails for all of its first events, its error
+                is raised.
+
+        Returns:
+            The scores, nan for events that failed; and an explanation for each failed row.
         """
         try:
-            return self.score(events.features, len(events)), {}
-        except NOT_THE_EVENTS:
+            return self.predict(events.features, len(events)), {}
+        except FATAL_ERRORS:
             raise
         except Exception as error:
-            whole = error
-        scores, failed = np.full(len(events), np.nan, dtype=np.float32), {}
-        halves = [slice(0, len(events))]
-        while halves:  # one event may spoil a batch: look for it, half by half
-            half = halves.pop()
+            batch_error = error
+        scores, failures = np.full(len(events), np.nan, dtype=np.float32), {}
+        parts = [slice(0, len(events))]
+        while parts:
+            part = parts.pop()
             try:
-                part = {name: values[half] for name, values in events.features.items()}
-                scores[half] = self.score(part, half.stop - half.start)
-            except NOT_THE_EVENTS:
+                features = {name: values[part] for name, values in events.features.items()}
+                scores[part] = self.predict(features, part.stop - part.start)
+            except FATAL_ERRORS:
                 raise
             except Exception as error:
-                middle = (half.start + half.stop) // 2
-                if middle == half.start:
-                    failed[half.start] = f"the model refused it: {type(error).__name__}: {error}"
+                middle = (part.start + part.stop) // 2
+                if middle == part.start:
+                    failures[part.start] = f"the model refused it: {type(error).__name__}: {error}"
                 else:
-                    halves += [slice(half.start, middle), slice(middle, half.stop)]
-        if len(failed) == len(events) > 1 and first:
-            raise whole
-        return scores, failed
+                    parts += [slice(part.start, middle), slice(middle, part.stop)]
+        if len(failures) == len(events) > 1 and is_first:
+            raise batch_error
+        return scores, failures
 
     def _forward(self, features: Columns, count: int) -> Tensor:
-        scores = self.model(**{name: self._tensor(values) for name, values in features.items()})
+        scores = self.model(**{name: self._to_tensor(values) for name, values in features.items()})
         if not isinstance(scores, Tensor) or scores.numel() != count:
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"the model must give a score per event: {count} events gave {shape}")
+            raise TypeError(f"the model must return one score per event: {count} events gave {shape}")
         return scores.reshape(count).float()
 
-    def _tensor(self, values: Array) -> Tensor:
+    def _to_tensor(self, values: Array) -> Tensor:
         if not values.flags.writeable or not values.flags.c_contiguous:
             values = np.array(values, order="C")
         tensor = torch.from_numpy(values)
         return tensor if self._device.type == "cpu" else tensor.to(self._device)
 
-    # Steps ---------------------------------------------------------------------------------------------------
+    # Training ---------------------------------------------------------------------------------------------------
 
-    def step(self, columns: Columns) -> None:
-        """One step over the mean loss of these events."""
-        self._update(self._loss_of(columns), len(columns["label"]))
+    def train(self, columns: Columns) -> None:
+        """Take one optimizer step on the mean loss of events. Errors of the model are not caught."""
+        self._update(self._compute_loss(columns), len(columns["label"]))
 
-    def learn(self, columns: Columns, refused: Callable[[Columns, Exception], None]) -> Exception | None:
-        """A step, or if the model refuses it, two half as long. The last refusal.
+    def train_robustly(self, columns: Columns, reject: Callable[[Columns, Exception], None]) -> Exception | None:
+        """Take one optimizer step; if the model fails, split the events in halves and take a step on each.
 
-        The model has scored these events. What it cannot be trained on may be a single one, by batch norm: `refused`
-        is told of that; `IN_A_ROW` of them are the model's fault.
+        The model has already scored these events, so it is expected to process them. A single event can fail
+        nevertheless, for example with batch normalization.
+
+        Args:
+            columns: features and labels.
+            reject: is called with each event that fails alone, and its error.
+
+        Returns:
+            The last error, or None.
         """
         try:
-            loss = self._loss_of(columns)
-        except NOT_THE_EVENTS:
+            loss = self._compute_loss(columns)
+        except FATAL_ERRORS:
             raise
         except Exception as error:
             count = len(columns["label"])
             if count == 1:
-                self.unlearned += 1
-                if self.unlearned > IN_A_ROW:
+                self.consecutive_unlearned += 1
+                if self.consecutive_unlearned > MAX_CONSECUTIVE_FAILURES:
                     raise
-                refused(columns, error)
+                reject(columns, error)
                 return error
             halves = (slice(0, count // 2), slice(count // 2, count))
-            refusals = [self.learn({name: v[half] for name, v in columns.items()}, refused) for half in halves]
-            return refusals[1] or refusals[0]
+            errors = [self.train_robustly({name: v[half] for name, v in columns.items()}, reject) for half in halves]
+            return errors[1] or errors[0]
         self._update(loss, len(columns["label"]))
         return None
 
-    def _loss_of(self, columns: Columns) -> Tensor:
-        features = select_features(columns)
-        labels = self._tensor(columns["label"])
+    def _compute_loss(self, columns: Columns) -> Tensor:
+        labels = self._to_tensor(columns["label"])
         _set_mode(self.model, training=True)
         self.optimizer.zero_grad()
-        return self.loss(self._forward(features, len(labels)), labels)
+        return self.loss(self._forward(select_features(columns), len(labels)), labels)
 
-    def _update(self, loss: Tensor, count: int) -> None:
+    def _update(self, loss: Tensor, events: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.count(1, count)
+        self.count_steps(1, events)
 
-    def count(self, steps: int, events: int) -> None:
-        """So many steps were taken, over so many events."""
+    def count_steps(self, steps: int, events: int) -> None:
+        """Count optimizer steps and the events that they were computed from."""
         self.steps += steps
-        self.learned += events
-        self.unlearned = 0
+        self.learned_events += events
+        self.consecutive_unlearned = 0
 
-    # Divergence ----------------------------------------------------------------------------------------------
+    # Divergence -------------------------------------------------------------------------------------------------
 
-    def check_scored(self, failed: dict[int, str]) -> None:
-        """That the model is not to blame for events without a finite score."""
-        if self.unscored:
+    def check_scores(self, failures: dict[int, str]) -> None:
+        """Raise if so many events in a row have no finite score that the model must be the cause.
+
+        Raises:
+            RuntimeError: if the model refuses the events.
+            FloatingPointError: if the model has diverged.
+        """
+        if self.consecutive_unscored:
             self.check_finite()
-        if self.unscored > IN_A_ROW and failed:
-            raise RuntimeError(f"the model refused {self.unscored} events in a row; {failed[max(failed)]}")
-        if self.unscored > IN_A_ROW:
-            raise FloatingPointError(f"the model has diverged: {self.unscored} events in a row have no finite score")
+        if self.consecutive_unscored <= MAX_CONSECUTIVE_FAILURES:
+            return
+        if failures:
+            raise RuntimeError(
+                f"the model refused {self.consecutive_unscored} events in a row; {failures[max(failures)]}"
+            )
+        raise FloatingPointError(
+            f"the model has diverged: {self.consecutive_unscored} events in a row have no finite score"
+        )
 
     def check_finite(self) -> None:
-        """Of weights, buffers and the optimizer's state: an infinite second moment holds a weight still for ever."""
-        found: dict[str, Tensor] = dict(self.model.named_parameters())
-        names = {value: name for name, value in found.items()}
-        found |= {name: value for name, value in self.model.named_buffers() if name in self._finite}
+        """Raise FloatingPointError if a weight, a buffer or a state of the optimizer is not finite.
+
+        The optimizer counts too: an infinite second moment would stop a weight from changing ever again.
+        """
+        tensors: dict[str, Tensor] = dict(self.model.named_parameters())
+        names = {value: name for name, value in tensors.items()}
+        tensors |= {name: value for name, value in self.model.named_buffers() if name in self._finite_buffers}
         for param, state in self.optimizer.state.items():
-            whose = names.get(param, "a parameter")
-            found |= {f"the optimizer's {kind} of {whose}": v for kind, v in state.items() if isinstance(v, Tensor)}
-        for name, value in found.items():
+            owner = names.get(param, "a parameter")
+            tensors |= {f"the optimizer's {key} of {owner}": v for key, v in state.items() if isinstance(v, Tensor)}
+        for name, value in tensors.items():
             if not _is_finite(value):
                 raise FloatingPointError(f"the model has diverged: {name} is no longer finite")
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    """As `module.train(training)`, but for the price of nn.Module's setting of attributes, at every batch."""
+    """Do the same as `module.train(training)`, which is slow because nn.Module intercepts every attribute."""
     if type(module).train is not nn.Module.train or "train" in module.__dict__:
-        module.train(training)  # in its own way
+        module.train(training)  # the module overrides the method
         return
     module.__dict__["training"] = training
     for child in module._modules.values():

@@ -1,6 +1,6 @@
 """Checkpoints of a sharded model, which another number of ranks can load.
 
-A checkpoint is a folder; see `cadam.distributed.process_group` for its format. Its tensors are the tables, their
+A checkpoint is a folder; see `cadam.distributed.sharded_checkpoint` for its format. Its tensors are the tables, their
 moments and steps, and the dense part. All ranks share the state of the dense part's optimizer, the step, the position
 in the data and the options of the tables.
 """
@@ -12,22 +12,23 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 
-from ..distributed.process_group import (
-    RankCheckpoints,
-    everywhere,
+from ..checkpoint_files import pack_tree
+from ..distributed.process_group import all_gather_objects
+from ..distributed.sharded_checkpoint import (
+    ShardedCheckpoints,
     load_tensors,
-    lock_for_all,
+    lock_folder_for_job,
     saved_options,
     tensors_of,
 )
-from ..online.persistence.checkpoints import pack
 from ..optim.optimizer import Optimizer
 from ..rules.moment_storage import STORAGE_DEFAULTS
 from .sharders import iter_tables, warn_about_unsharded_collections
@@ -35,7 +36,7 @@ from .tables import Tables
 
 logger = logging.getLogger("cadam.torchrec")
 
-_locks: dict[Path, TextIO | None] = {}
+_locks: dict[Path, FileLock | None] = {}
 """Locks of the folders that this job saves to, held until the process ends, so that no other job saves there."""
 
 DENSE = "the dense part"
@@ -88,7 +89,7 @@ def save(
         raise TypeError(f"position cannot be saved: {error}") from error
     tables_by_name = _tables_by_name(model)
     options = _merge_ranks({name: saved_options(tables.options) for name, tables in tables_by_name.items()})
-    pack(options, {}, "options of tables")  # raises on all ranks, before any of them writes, if it cannot be saved
+    pack_tree(options, {}, "options of tables")  # raises on all ranks, before any of them writes, if it cannot be saved
     shared = {
         "step": step,
         "position": position_text,
@@ -98,10 +99,10 @@ def save(
         "dense": dense.state_dict(),
     }
     tree = {"tensors": tensors_of(model), "shared": shared, "own": None}
-    checkpoints = RankCheckpoints(folder, keep)
+    checkpoints = ShardedCheckpoints(folder, keep)
     path = checkpoints.folder.resolve()
     if path not in _locks:
-        _locks[path] = lock_for_all(path)
+        _locks[path] = lock_folder_for_job(path)
     return checkpoints.save(step, tree)
 
 
@@ -125,7 +126,7 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
         ValueError: the checkpoint was saved with other optimizers or options than the tables can take.
     """
     warn_about_unsharded_collections(model)
-    newest = RankCheckpoints(folder).newest()
+    newest = ShardedCheckpoints(folder).load_newest()
     if newest is None:
         return None
     path, tree = newest
@@ -137,7 +138,9 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
         name: {**shared["options of tables"].get(name, {}), **tables.optimizer_class.fixed}
         for name, tables in tables_by_name.items()
     }
-    problems = [problem for problems in everywhere(list(_option_problems(model, options))) for problem in problems]
+    problems = [
+        problem for problems in all_gather_objects(list(_option_problems(model, options))) for problem in problems
+    ]
     if problems:
         raise ValueError(f"{path}: {problems[0]}")
     own_storage = [(tables, _storage(tables.options)) for tables in iter_tables(model)]
@@ -164,7 +167,7 @@ def load(folder: str | Path, model: DistributedModelParallel, dense: torch.optim
 
 def list_checkpoints(folder: str | Path) -> list[Path]:
     """List the complete checkpoints of a run, the newest last."""
-    return RankCheckpoints(folder).files()
+    return ShardedCheckpoints(folder).files()
 
 
 def _storage(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +185,7 @@ def _tables_by_name(model: DistributedModelParallel) -> dict[str, Tables]:
 
 def _merge_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the dictionaries of all ranks."""
-    return {name: value for of_rank in everywhere(values) for name, value in of_rank.items()}
+    return {name: value for of_rank in all_gather_objects(values) for name, value in of_rank.items()}
 
 
 def _optimizer_names(model: DistributedModelParallel, dense: torch.optim.Optimizer) -> dict[str, tuple[str, str]]:

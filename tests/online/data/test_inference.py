@@ -539,4 +539,4 @@ def test_fewer_bytes_are_read_if_lines_are_short(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_a_stream_is_shown_without_settings_and_passwords(uri: str, name: str) -> None:
-    assert run_config.shown(uri) == name
+    assert run_config.displayed_uri(uri) == name

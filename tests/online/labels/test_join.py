@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cadam.online.data.events import Labels
-from cadam.online.labels.join import LabelJoin
-from cadam.online.persistence.logs import OUTCOMES
+from cadam.online.labels.join import LabelJoin, LabelOptions
+from cadam.online.persistence.prediction_log import OUTCOME_NAMES
 
 HORIZON = 50.0
 Event = tuple[int, float, float | None]  # id, time, label
@@ -77,26 +77,26 @@ class Reference:
         for key, label in new:
             if label is not None:
                 self.repeated_labels += self.early.pop(key, None) is not None
-                self.settle(key, label, "label")
+                self.resolve(key, label, "label")
         for key, label in brought:
             if key in self.waiting:
-                self.settle(key, label, "label")
+                self.resolve(key, label, "label")
         without = [key for key, label in new if label is None]
         for key in without:
             self.waiting[key] = self.now
         for key in without:
             if key in self.early:
-                self.settle(key, self.early.pop(key)[0], "label")
+                self.resolve(key, self.early.pop(key)[0], "label")
         if without:
             self.expire()
         for key, label in brought:
             if key in self.waiting:
-                self.settle(key, label, "label")
+                self.resolve(key, label, "label")
         self.expire()
 
     def label(self, key: int, label: float) -> None:
         if key in self.waiting:
-            self.settle(key, label, "label")
+            self.resolve(key, label, "label")
         elif key in self.early or self.done.get(key) is True:
             self.repeated_labels += 1
         elif key in self.done:
@@ -109,13 +109,13 @@ class Reference:
         for key, came in list(self.waiting.items()):
             if came is not None and self.clock - came > HORIZON:
                 self.expired += 1
-                self.settle(key, 0.0, "assumed")
+                self.resolve(key, 0.0, "assumed")
         for key, (_, came) in list(self.early.items()):
             if came is not None and self.clock - came > HORIZON:
                 self.orphan_labels += 1
                 del self.early[key]
 
-    def settle(self, key: int, label: float, outcome: str) -> None:
+    def resolve(self, key: int, label: float, outcome: str) -> None:
         self.waiting.pop(key, None)
         self.done[key] = outcome == "label"
         self.rows.append((key, label, outcome))
@@ -145,10 +145,10 @@ def stream(dice: random.Random) -> list[Batch]:
 
 def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
     """What `LabelJoin` makes of a stream."""
-    join = LabelJoin(HORIZON, "negative", capacity=10**6, remember=10**6)
+    join = LabelJoin(LabelOptions(HORIZON, "negative", capacity=10**6, remember=10**6))
     rows: list[Row] = []
     for events, labels in batches:
-        settled = []
+        resolved = []
         if events:
             keys, times, known = zip(*events, strict=True)
             columns = {
@@ -157,13 +157,13 @@ def joined(batches: list[Batch]) -> tuple[list[Row], LabelJoin]:
                 "score": np.zeros(len(keys), np.float32),
                 "label": np.array([math.nan if label is None else label for label in known], np.float32),
             }
-            join.tick(columns["time"])
-            settled += list(join.take(*join.new(columns)))
+            join.advance_clock(columns["time"])
+            resolved += list(join.add_events(*join.split_repeated(columns)))
         if labels:
-            settled += list(join.match(Labels(*map(np.array, zip(*labels, strict=True)))))
-        for columns, outcome in settled:
+            resolved += list(join.match_labels(Labels(*map(np.array, zip(*labels, strict=True)))))
+        for columns, outcome in resolved:
             pairs = zip(columns["id"].tolist(), columns["label"].tolist(), strict=True)
-            rows += [(key, label, OUTCOMES[outcome]) for key, label in pairs]
+            rows += [(key, label, OUTCOME_NAMES[outcome]) for key, label in pairs]
     return rows, join
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from cadam.online.metrics import auc as metrics
-from cadam.online.metrics.auc import auc, log_loss
+from cadam.online.metrics.auc import auc
+from cadam.online.metrics.log_loss import log_loss
 
 
-def pairs(scores: np.ndarray, labels: np.ndarray) -> float:
+def pairwise_interactions(scores: np.ndarray, labels: np.ndarray) -> float:
     above = scores[labels][:, None] > scores[~labels]
     equal = scores[labels][:, None] == scores[~labels]
     return float((above + 0.5 * equal).mean())
@@ -27,7 +27,7 @@ def test_auc_counts_pairs(events: list[tuple[float, bool]]) -> None:
     if labels.all() or not labels.any():
         assert math.isnan(auc(scores, labels))
     else:
-        assert auc(scores, labels) == pytest.approx(pairs(scores, labels), abs=1e-15)
+        assert auc(scores, labels) == pytest.approx(pairwise_interactions(scores, labels), abs=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -82,6 +82,8 @@ def test_tensors_of_a_device_are_measured_there(monkeypatch: pytest.MonkeyPatch)
     scores[:2], labels[:2] = (math.inf, -math.inf), (True, False)
     expected = auc(scores, labels), log_loss(scores, labels)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    monkeypatch.setattr(metrics, "_alike", lambda *both: tuple(torch.as_tensor(x, device=device) for x in both))
+    for module in ("auc", "log_loss"):
+        name = f"cadam.online.metrics.{module}.as_pair"
+        monkeypatch.setattr(name, lambda *pair: tuple(torch.as_tensor(x, device=device) for x in pair))
     assert auc(scores, labels) == expected[0]
     assert log_loss(scores, labels) == pytest.approx(expected[1], rel=1e-12)

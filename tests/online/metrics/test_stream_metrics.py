@@ -17,8 +17,10 @@ from torch import nn
 
 from cadam.online.data.events import Events as Stream
 from cadam.online.learner import Learner
-from cadam.online.metrics.running import LogLoss
-from cadam.online.metrics.stream import StreamMetrics, measure, recompute, user_auc
+from cadam.online.metrics.gauc import user_auc
+from cadam.online.metrics.log_loss import LogLoss
+from cadam.online.metrics.stream import StreamMetrics, measure, recompute
+from tests.online.streams import grouped
 
 Events = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -187,9 +189,9 @@ def test_a_restored_stream_goes_on_to_the_bit(cut: int) -> None:
     whole = fed(StreamMetrics(100), made, [])
     before = fed(StreamMetrics(100), tuple(column[:cut] for column in made), [])  # type: ignore[arg-type]
     state = before.state_dict()
-    held = state.pop("held")
+    held = state.pop("unfinished")
     after = StreamMetrics(100)
-    after.load_state_dict({**json.loads(json.dumps(state)), "held": held})
+    after.load_state_dict({**json.loads(json.dumps(state)), "unfinished": held})
     scores, labels, users = made
     before.update(scores[:500], labels[:500], users[:500], np.arange(500))  # the state is a copy
     after.update(scores[cut:], labels[cut:], users[cut:], np.arange(cut, 1050))
@@ -224,7 +226,7 @@ def learner(*metrics: Any, **options: Any) -> Learner:
     model = Scorer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss = nn.functional.binary_cross_entropy_with_logits
-    return Learner(model, optimizer, loss, metrics=metrics, **options)
+    return Learner(model, optimizer, loss, metrics=metrics, **grouped(options))
 
 
 class Batches:
@@ -286,14 +288,14 @@ def test_only_what_is_asked_for_is_given() -> None:
 def test_what_does_not_fit_is_named() -> None:
     scores, labels, users = events(10, 3)
     metrics = StreamMetrics(5)
-    with pytest.raises(ValueError, match=r"of one length.*users.*9"):
+    with pytest.raises(ValueError, match=r"same length.*users.*9"):
         metrics.update(scores, labels, users[:9])
     with pytest.raises(ValueError, match="labels must be 0 or 1"):
         metrics.update(scores, labels + 0.5, users)
-    with pytest.raises(TypeError, match="users must be whole numbers or text, got float64"):
+    with pytest.raises(TypeError, match="users must be integers or strings, got float64"):
         metrics.update(scores, labels, users.astype(float))
     metrics.update(scores, labels, users)
-    with pytest.raises(ValueError, match="this stream has scores, labels, users; now it came with scores, labels"):
+    with pytest.raises(ValueError, match="this stream had scores, labels, users; now it has scores, labels"):
         metrics.update(scores, labels)
     with pytest.raises(ValueError, match="window is 7 here and 5 in the state"):
         StreamMetrics(7, half_life=50).load_state_dict(metrics.state_dict())

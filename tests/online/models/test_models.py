@@ -11,7 +11,7 @@ from torch import nn
 
 from cadam import CAdam
 from cadam.online import Events, Learner, Schema, models
-from cadam.online.models import MLP, MODELS, Normalised, pairs
+from cadam.online.models import MLP, MODELS, NumberNormalizer, pairwise_interactions
 
 SCHEMA = Schema(
     {
@@ -68,18 +68,18 @@ def test_every_model_learns_what_a_feature_says(name: str) -> None:
     for seed in range(40):
         given = {name: values.numpy() for name, values in features(50, seed).items()}
         learner.learn(Events(given, labels=given["item"] % 2))
-    last = learner.progress
+    last = learner.log_loss
     given = {name: values.numpy() for name, values in features(500, 99).items()}
     learner.learn(Events(given, labels=given["item"] % 2))
     assert last.count == 2500
-    assert learner.progress.mean < 0.95 * np.log(2)
+    assert learner.log_loss.mean < 0.95 * np.log(2)
 
 
 def test_numbers_are_normalised_by_the_mean_and_deviation_of_all_that_was_learnt_from() -> None:
     random = np.random.default_rng(0)
     numbers = random.normal(3, 2, size=(1000, 2)).astype(np.float32)
     numbers[::7, 1] = np.nan
-    layer = Normalised(2).train()
+    layer = NumberNormalizer(2).train()
     for part in np.array_split(numbers, 9):
         layer(torch.from_numpy(part))
     tamed = np.arcsinh(numbers.astype(np.float64))
@@ -95,12 +95,12 @@ def test_numbers_are_normalised_by_the_mean_and_deviation_of_all_that_was_learnt
 
 
 def test_before_anything_is_learnt_numbers_are_0_however_large() -> None:
-    scaled, _ = Normalised(1).eval()(torch.tensor([[1e18], [-5.0]]))
+    scaled, _ = NumberNormalizer(1).eval()(torch.tensor([[1e18], [-5.0]]))
     assert scaled.tolist() == [[0.0], [0.0]]
 
 
 def test_an_outlier_does_not_hide_the_other_numbers() -> None:
-    layer = Normalised(1).train()
+    layer = NumberNormalizer(1).train()
     numbers = torch.cat([torch.linspace(1, 100, 999), torch.tensor([1e18])])[:, None]
     scaled, _ = layer(numbers)
     assert scaled[998] - scaled[0] > 0.5
@@ -109,7 +109,7 @@ def test_an_outlier_does_not_hide_the_other_numbers() -> None:
 def test_pairs_are_the_inner_products_of_all_pairs() -> None:
     embedded = torch.randn(5, 4, 3, dtype=torch.float64)
     expected: Any = sum((embedded[:, i] * embedded[:, j]).sum(1) for i in range(4) for j in range(i))
-    assert torch.allclose(pairs(embedded), expected)
+    assert torch.allclose(pairwise_interactions(embedded), expected)
 
 
 def test_a_list_is_the_mean_of_what_is_in_it_and_an_empty_one_is_0() -> None:

@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from cadam import checkpoint_files
 from cadam.online import Learner
+from cadam.online.labels.join import Outcome
 from cadam.online.persistence import checkpoints
-from cadam.online.persistence.logs import LABEL, PredictionLog
+from cadam.online.persistence.prediction_log import PredictionLog
 from tests.online.learner_process import COUNT, records
 from tests.online.redis_server import Server
 from tests.online.streams import Replayed, build, events, files, learner, weights
@@ -130,21 +132,21 @@ def test_a_full_disk_at_a_checkpoint(bytes_left: int, tmp_path: Path, caplog: py
     well = run("well", Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
     with caplog.at_level(logging.ERROR):
         full = run("full", Full(20, 45, bytes_left))
-    assert "learning goes on without" in caplog.text
-    assert full.saving.failed == 5
+    assert "learning continues" in caplog.text
+    assert present(full.schedule).failures == 5
     assert weights(well) == weights(full)
     assert well.metrics() == full.metrics()
     assert files(tmp_path / "well-log") == files(tmp_path / "full-log")
     left = [p for p in (tmp_path / "full").iterdir() if p.name not in (".lock", "rejected.jsonl")]
     assert len(left) == 3
     for path in left:
-        checkpoints.read(path)
+        checkpoint_files.read_tree(path)
 
 
 def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = PredictionLog(tmp_path, rows=10, most=25)
+    log = PredictionLog(tmp_path, rows=10, max_buffered=25)
 
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -153,14 +155,14 @@ def test_rows_of_a_log_that_cannot_be_written_are_held_up_to_a_bound(
         patch.setattr(log, "_write", full)
         for start in range(0, 60, 6):
             columns = {name: np.arange(start, start + 6) for name in ("id", "time", "score")}
-            log.add({**columns, "label": np.zeros(6)}, LABEL)
-    assert log.lost == 35
-    assert sum(len(part["score"]) for part in log.parts_waiting) == log.waiting == 25
+            log.add({**columns, "label": np.zeros(6)}, Outcome.LABELED)
+    assert log.lost_rows == 35
+    assert sum(len(part["score"]) for part in log.buffer) == log.buffered_rows == 25
     assert len(caplog.records) == 1  # it was tried once: again after a minute
-    assert log.unwritten == 25
+    assert log.unwritten_rows == 25
     log.flush()
-    assert log.unwritten == 0
-    assert caplog.messages[1:] == ["35 rows of the prediction log are lost: the disk did not take them in time"]
+    assert log.unwritten_rows == 0
+    assert caplog.messages[1:] == ["35 rows of the prediction log are lost because the disk was full"]
     found = [pq.read_table(path)["id"].to_pylist() for path in sorted(tmp_path.glob("part-*"))]
     assert [i for part in found for i in part] == list(range(35, 60))
 
@@ -185,11 +187,11 @@ def test_a_log_on_a_full_disk_is_tried_once_a_minute_and_written_when_there_is_r
         cut.run(Replayed(stream), events=1200)
     assert len(tried) == 4  # at once, after one minute and after two, and at the end
     assert len(caplog.records) == 4
-    assert present(cut.log).unwritten == 1200
+    assert present(cut.log).unwritten_rows == 1200
     cut.close()
     again = learner(checkpoint=tmp_path / "cut", log=tmp_path / "cut-log", log_rows=70)
     again.run(Replayed(stream))
-    assert present(again.log).unwritten == 0
+    assert present(again.log).unwritten_rows == 0
     assert files(tmp_path / "cut-log") == files(tmp_path / "whole-log")
 
 
@@ -212,7 +214,9 @@ def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) ->
         if child == 0:
             try:
                 while True:
-                    checkpoints.write(tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)})
+                    checkpoint_files.write_tree(
+                        tmp_path / "checkpoint-000000000001.safetensors", {"a": torch.zeros(2_000_000)}
+                    )
             finally:
                 os._exit(1)
         time.sleep(0.02 + 0.003 * attempt)
@@ -221,7 +225,7 @@ def test_safetensors_leaves_files_of_the_kind_that_is_removed(tmp_path: Path) ->
         found |= {path.name for path in tmp_path.iterdir()} - {"checkpoint-000000000001.safetensors"}
         if found:
             break
-    assert all(checkpoints.LEFT.fullmatch(name) for name in found)
+    assert all(checkpoints.TEMPORARY_FILE.fullmatch(name) for name in found)
     checkpoints.Checkpoints(tmp_path).close()
     assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-000000000001.safetensors", ".lock"}
 
@@ -236,7 +240,7 @@ def test_a_part_of_the_log_that_was_cut_short_is_noticed(tmp_path: Path) -> None
     part = tmp_path / "log" / "part-00000001.parquet"
     part.write_bytes(part.read_bytes()[:-10])
     second = ours()
-    with pytest.raises(ValueError, match=r"part-00000001\.parquet, a part of the log, is cut short"):
+    with pytest.raises(ValueError, match=r"part-00000001\.parquet, .* is cut short"):
         second.resume()
     second.close()
 
@@ -275,7 +279,7 @@ def test_a_process_that_ends_while_the_disk_is_full_goes_on_from_the_last_whole_
     whole.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))
     cut = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     cut.run(Full(20, 60, 100), events=700)
-    assert cut.saving.failed > 0
+    assert present(cut.schedule).failures > 0
     cut.close()
     again = learner(build(), checkpoint=tmp_path / "cut", checkpoint_every=100)
     again.run(Replayed([events(20, seed=n, first=20 * n) for n in range(60)]))

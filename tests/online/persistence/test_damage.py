@@ -262,7 +262,7 @@ def test_a_run_over_damaged_files_ends_and_so_does_the_next(tmp_path: Path) -> N
         ours.close()
         rejections.append(ours.rejected)
         seen.append(ours.events)
-        assert 4099 in ours.pending.done.recent[True]  # the last row behind all of them
+        assert 4099 in ours.pending.resolved.recent[True]  # the last row behind all of them
     assert rejections[0] == rejections[1] > 0
     assert seen[0] == seen[1] >= 100
 

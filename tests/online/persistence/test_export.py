@@ -49,7 +49,7 @@ def learnt_scores(state: Path, given: Events) -> np.ndarray:
     ours = learner(build(seed=3), checkpoint=state)
     assert ours.resume()
     ours.close()
-    return ours.training.score(given.features, len(given))
+    return ours.training.predict(given.features, len(given))
 
 
 def agree(found: np.ndarray, expected: np.ndarray) -> bool:
@@ -93,7 +93,7 @@ def test_a_model_is_loaded_while_its_learner_runs_and_from_the_newest_good_check
     assert load_model(tmp_path, build(seed=5), SCHEMA).events == 100
     assert sorted(tmp_path.glob("checkpoint-*")) == files  # a reader renames nothing
     files[0].unlink()
-    with pytest.raises(DamagedCheckpointError, match="none of 1 checkpoints"):
+    with pytest.raises(DamagedCheckpointError, match="none of the 1 checkpoints"):
         load_model(tmp_path, build(seed=5), SCHEMA)
     ours.close()
 
@@ -107,9 +107,9 @@ def test_what_does_not_fit_a_folder_is_said(state: Path, tmp_path: Path, capsys:
         def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:
             return price * self.weight
 
-    with pytest.raises(ValueError, match=r"weights in .*checkpoint-.* are not of this model"):
+    with pytest.raises(ValueError, match=r"weights in .*checkpoint-.* belong to another model"):
         load_model(state, Other())
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"lacks model.json"):
         load_model(tmp_path)
@@ -208,14 +208,14 @@ def test_ready_made_models_are_exported_and_score_as_their_learners_do(kinds: li
         model = models.build(name, EVERY_KIND)
         ours = learner(model, checkpoint=folder)
         for seed in range(2, 8):
-            ours.take(EVERY_KIND.convert_records(raw_events(50, seed), [""] * 50))
+            ours.process(EVERY_KIND.convert_records(raw_events(50, seed), [""] * 50))
         ours.save()
         ours.close()
         EVERY_KIND.write(folder / "schema.json")
         (folder / "model.json").write_text(json.dumps({"model": name}))
         events = EVERY_KIND.convert_records(given, [""] * 200).events
         assert events is not None
-        expected[name] = ours.training.score(events.features, 200)
+        expected[name] = ours.training.predict(events.features, 200)
         assert expected[name].std() > 0.001
         loaded = load_model(folder)
         assert agree(loaded.predict(given), expected[name])
@@ -239,7 +239,7 @@ def test_a_model_that_cannot_be_exported_leaves_its_weights_and_a_reason(tmp_pat
     ours.learn(events(10))
     ours.save()
     ours.close()
-    with pytest.raises(RuntimeError, match=r"torch.export does not take this model .*model\.pt has its weights"):
+    with pytest.raises(RuntimeError, match=r"torch.export does not support this model .*model\.pt has its weights"):
         export(load_model(tmp_path / "state", Branching(), SCHEMA), tmp_path / "model.pt2")
     assert sorted(path.name for path in tmp_path.glob("*model*")) == ["model.pt", "model.schema.json"]
 

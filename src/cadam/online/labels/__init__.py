@@ -1,1 +1,1 @@
-"""Joining labels to the events they belong to, and the queue of events that are ready to be learned."""
+"""Joining labels with the events they belong to, and the queue of labeled events for training."""

@@ -1,4 +1,4 @@
-"""The time of a stream, as its events tell it."""
+"""The clock of a stream, derived from the times of its events."""
 
 from __future__ import annotations
 
@@ -7,46 +7,58 @@ import math
 import numpy as np
 
 from ..data.events import Array
-from .pending import Pending
+from .pending import PendingEvents
 
-SURE = 3  # so many events in a row that are ahead by more than the horizon set the clock
+EVENTS_TO_CONFIRM_A_JUMP = 3
+"""A jump beyond the horizon is accepted after this many consecutive events that are ahead of the clock."""
 
 
-class Clock:
-    """The median time of a batch, if that is later than the time so far.
+class StreamClock:
+    """The current time of a stream: the median time of the newest batch, which never decreases.
 
-    A single event that is dated years ahead must not end everyone's wait, nor stop the clock until then: the clock is
-    in doubt until `SURE` events in a row agree, or one does not. What came meanwhile has come at the time it is set to.
+    A single event that is dated years ahead must not expire all pending events. A batch whose median lies more than the
+    horizon ahead therefore does not move the clock until `EVENTS_TO_CONFIRM_A_JUMP` consecutive events agree. Events
+    and labels that arrived in between are then dated to the new time.
     """
 
     def __init__(self) -> None:
-        self.now, self.latest = -math.inf, math.nan
-        self.ahead = self.doubted = 0  # events in a row that are not believed, and the number of the first
+        self.now = -math.inf
+        self.latest = math.nan
+        """The largest time of the newest batch."""
+        self.events_ahead = 0
+        """The number of consecutive events beyond the horizon that are not confirmed yet."""
+        self.first_unconfirmed = 0
+        """The number of the first pending event that arrived since the unconfirmed jump."""
 
     @property
-    def arrival(self) -> float:
-        """When a label that comes now has come; infinite until that is known."""
-        return math.inf if self.ahead or self.now == -math.inf else self.now
+    def label_arrival(self) -> float:
+        """The arrival time of a label that arrives now; infinite while the time is unknown or a jump is unconfirmed."""
+        return math.inf if self.events_ahead or self.now == -math.inf else self.now
 
-    def tick(self, times: Array, pending: Pending) -> None:
-        """The times of a batch, before its events are added to those that wait."""
+    def advance(self, times: Array, pending: PendingEvents) -> None:
+        """Advance the clock to a new batch, before its events are added to the pending ones.
+
+        Args:
+            times: the times of the events of the batch.
+            pending: the pending events and labels, whose arrival times are corrected when a jump is confirmed.
+        """
         median, self.latest = _median_and_largest(times)
         limit = self.now + pending.horizon
         if median <= limit or self.now == -math.inf:
-            pending.labels_came_at(median if self.now == -math.inf else self.now)
-            self.now, self.ahead = max(self.now, median), 0
+            pending.date_labels(median if self.now == -math.inf else self.now)
+            self.now, self.events_ahead = max(self.now, median), 0
             return
-        if not self.ahead:
-            self.doubted = pending.tail
-        self.ahead += int((times > limit).sum())
-        if self.ahead >= SURE:
-            pending.events_came_at(median, self.doubted)
-            pending.labels_came_at(median)
-            self.now, self.ahead = median, 0
+        if not self.events_ahead:
+            self.first_unconfirmed = pending.tail
+        self.events_ahead += int((times > limit).sum())
+        if self.events_ahead >= EVENTS_TO_CONFIRM_A_JUMP:
+            pending.date_events(median, self.first_unconfirmed)
+            pending.date_labels(median)
+            self.now, self.events_ahead = median, 0
 
 
 def _median_and_largest(values: Array) -> tuple[float, float]:
-    """As np.median, which takes six times as long for the events of a batch; of two in the middle the smaller one."""
+    """Return the lower median and the maximum. np.median takes six times as long for the events of a batch."""
     middle, last = (len(values) - 1) // 2, len(values) - 1
     ordered = np.partition(values, (middle, last))
     return float(ordered[middle]), float(ordered[last])

@@ -1,7 +1,7 @@
 """Predictions that wait for their labels.
 
-A ring of columns holds every event from the oldest that still waits to the newest; a dict leads from an event's id to
-its place. Adding, matching and expiring work on whole arrays, and memory is that of the events within the horizon.
+A ring buffer of columns holds every event from the oldest pending one to the newest; a dict maps the id of an event to
+its number. Adding, matching and expiring work on whole arrays, and memory is limited to the events within the horizon.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 
 from ..data.events import Array, Columns, Labels
 
-Key = Any  # int or str
-Sets = tuple[set[Key], set[Key]]  # keys without a label, and with one
+Key = Any
+"""The id of an event: int or str."""
+IdSets = tuple[set[Key], set[Key]]
+"""Ids without a label, and ids with a label."""
 
 
 @dataclass
-class Counts:
-    """What became of labels and events that did not meet one to one."""
+class JoinCounts:
+    """Counts of events and labels that did not match one to one."""
 
     repeated_events: int = 0
     repeated_labels: int = 0
@@ -33,78 +35,82 @@ class Counts:
     crowded_out: int = 0
 
 
-class Memory:
-    """Remembers the last `size` keys at least, twice as many at most, and which of them got a label."""
+class ResolvedIds:
+    """Remembers the ids of the last `size` to `2 * size` resolved events, and whether they had a label.
+
+    Ids are collected in `recent`. When it is full, it replaces `older`, so that forgetting costs almost nothing.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.recent: Sets = (set(), set())
-        self.older: Sets = (set(), set())
+        self.recent: IdSets = (set(), set())
+        self.older: IdSets = (set(), set())
 
-    def add(self, keys: Sequence[Key], labelled: bool) -> None:
-        """As if they were added one by one."""
+    def add(self, keys: Sequence[Key], labeled: bool) -> None:
+        """Add ids; the result is the same as if they were added one by one."""
         start = 0
         while start < len(keys):
             end = start + self.size - len(self.recent[0]) - len(self.recent[1])
-            self.recent[labelled].update(keys[start:end])
+            self.recent[labeled].update(keys[start:end])
             start = end
             if len(self.recent[0]) + len(self.recent[1]) >= self.size:
                 self.recent, self.older = (set(), set()), self.recent
 
     def get(self, key: Key) -> bool | None:
-        """Whether a key got a label; None if it is not remembered."""
+        """Whether the event with this id had a label; None if the id is not remembered."""
         for sets in (self.recent, self.older):
-            for labelled in (True, False):
-                if key in sets[labelled]:
-                    return labelled
+            for labeled in (True, False):
+                if key in sets[labeled]:
+                    return labeled
         return None
 
-    def meets(self, keys: set[Key]) -> bool:
-        """Whether it remembers any of the keys."""
-        return not all(known.isdisjoint(keys) for known in (*self.recent, *self.older) if known)
+    def contains_any(self, keys: set[Key]) -> bool:
+        """Whether any of the ids is remembered."""
+        return not all(ids.isdisjoint(keys) for ids in (*self.recent, *self.older) if ids)
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("without", "labelled")
+        """Return all remembered ids."""
         return {
-            age: {name: key_array(list(known)) for name, known in zip(names, sets, strict=True)}
-            for age, sets in (("recent", self.recent), ("older", self.older))
+            age: {"unlabeled": key_array(list(unlabeled)), "labeled": key_array(list(labeled))}
+            for age, (unlabeled, labeled) in (("recent", self.recent), ("older", self.older))
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the remembered ids."""
         self.recent, self.older = (
-            (set(state[age]["without"].tolist()), set(state[age]["labelled"].tolist())) for age in ("recent", "older")
+            (set(state[age]["unlabeled"].tolist()), set(state[age]["labeled"].tolist())) for age in ("recent", "older")
         )
 
 
-def _table(values: Mapping[Key, Any]) -> dict[str, Array]:
+def _to_arrays(values: Mapping[Key, Any]) -> dict[str, Array]:
     return {"keys": key_array(list(values)), "values": np.array(list(values.values()))}
 
 
-def _dict(table: Mapping[str, Array]) -> dict[Key, Any]:
-    return dict(zip(table["keys"].tolist(), table["values"].tolist(), strict=True))
+def _from_arrays(arrays: Mapping[str, Array]) -> dict[Key, Any]:
+    return dict(zip(arrays["keys"].tolist(), arrays["values"].tolist(), strict=True))
 
 
 def key_array(values: list[Key]) -> Array:
-    """Keys as an array: int64 if all are integers, objects if not."""
+    """Convert ids to an array: int64 if all are integers, objects otherwise."""
     array = np.empty(len(values), dtype=np.int64 if set(map(type, values)) <= {int} else object)
     array[:] = values
     return array
 
 
 @dataclass
-class Pending:
-    """Joins labels with the predictions they belong to, on the event's id.
+class PendingEvents:
+    """Events that wait for their labels, and labels that wait for their events.
 
     Args:
-        horizon: how long, on the stream's clock, a prediction waits for its label.
-        capacity: how many events are held at most; beyond it the oldest expire as if past the horizon, and are counted.
-        remember: how many ids of finished events are remembered, to tell a second label from an orphan.
+        horizon: how long an event waits for its label, on the clock of the stream.
+        capacity: how many events can wait; beyond it the oldest expire as if the horizon had passed, and are counted.
+        remember: how many ids of resolved events are remembered, to tell a repeated label from an orphan.
     """
 
     horizon: float
     capacity: int
     remember: int
-    counts: Counts = field(default_factory=Counts)
+    counts: JoinCounts = field(default_factory=JoinCounts)
 
     def __post_init__(self) -> None:
         if not self.horizon > 0:
@@ -112,152 +118,162 @@ class Pending:
         if self.capacity < 1 or self.remember < 1:
             raise ValueError(f"capacity and remember must be at least 1, got {self.capacity} and {self.remember}")
         self.ring: Columns = {}
-        self.size = 0  # of the ring
-        self.head = self.tail = 0  # numbers of the oldest event held and of the next one
-        self.place: dict[Key, int] = {}  # of events that still wait
-        self.arrivals: deque[tuple[float, int]] = deque()  # clock at a batch's arrival, number after its last event
-        self.done = Memory(self.remember)  # ids of finished events: True if by a label, False if past the horizon
-        self.early: dict[Key, tuple[float, float]] = {}  # labels before their events: label, clock
-        self.has_undated = False  # whether some of these came while there was no clock to believe
+        self.ring_size = 0
+        self.head = self.tail = 0
+        """The number of the oldest event in the ring, and of the next event to be added."""
+        self.number_of: dict[Key, int] = {}
+        """The numbers of the pending events, by id."""
+        self.arrivals: deque[tuple[float, int]] = deque()
+        """For each batch: the clock when it arrived, and the number after its last event."""
+        self.resolved = ResolvedIds(self.remember)
+        self.early: dict[Key, tuple[float, float]] = {}
+        """Labels that arrived before their events: label and arrival time."""
+        self.has_undated_labels = False
+        """Whether some early labels arrived while the time was unknown."""
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.number_of)
 
-    # Events --------------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------
 
-    def new(self, ids: list[Key]) -> Array | None:
-        """A mask of the events that are not repeated; None if none of them is."""
+    def find_new(self, ids: list[Key]) -> Array | None:
+        """Return a mask of the events that are not repeated, or None if none is repeated; count the repeated ones."""
         distinct = set(ids)
-        if len(distinct) == len(ids) and self.place.keys().isdisjoint(distinct) and not self.done.meets(distinct):
+        all_new = self.number_of.keys().isdisjoint(distinct) and not self.resolved.contains_any(distinct)
+        if len(distinct) == len(ids) and all_new:
             return None
         mask, seen = np.ones(len(ids), dtype=bool), set()
         for row, key in enumerate(ids):
-            mask[row] = not (key in seen or key in self.place or self.done.get(key) is not None)
+            mask[row] = not (key in seen or key in self.number_of or self.resolved.get(key) is not None)
             seen.add(key)
         self.counts.repeated_events += int(len(ids) - mask.sum())
         return mask
 
-    def unheard_of(self, ids: list[Key]) -> Array:
-        """Which events are certainly new, and have no label that waits for them: the first of each id."""
+    def find_unknown(self, ids: list[Key]) -> Array:
+        """Return a mask of the first event of each id that is new and has no early label."""
         distinct = set(ids)
-        known = (self.place.keys(), self.early.keys(), *self.done.recent, *self.done.older)
-        if len(distinct) == len(ids) and all(keys.isdisjoint(distinct) for keys in known):
+        known_ids = (self.number_of.keys(), self.early.keys(), *self.resolved.recent, *self.resolved.older)
+        if len(distinct) == len(ids) and all(keys.isdisjoint(distinct) for keys in known_ids):
             return np.ones(len(ids), dtype=bool)
         mask, seen = np.empty(len(ids), dtype=bool), set[Key]()
         for row, key in enumerate(ids):
-            mask[row] = not (key in seen or any(key in keys for keys in known))
+            mask[row] = not (key in seen or any(key in keys for keys in known_ids))
             seen.add(key)
         return mask
 
-    def finish(self, ids: list[Key]) -> None:
-        """Remember events that had their labels with them; one that came before them has nothing left to wait for."""
-        self.done.add(ids, True)
+    def remember_labeled(self, ids: list[Key]) -> None:
+        """Remember events that arrived with their labels. Early labels of these events count as repeated."""
+        self.resolved.add(ids, True)
         if self.early:
-            before = [key for key in ids if self.early.pop(key, None) is not None]
-            self.counts.repeated_labels += len(before)
+            self.counts.repeated_labels += sum(self.early.pop(key, None) is not None for key in ids)
 
     def add(self, columns: Columns, clock: float) -> None:
-        """Let new events wait."""
+        """Add new events without labels."""
         count = len(columns["id"])
         self._make_room(count, columns)
-        places = np.arange(self.tail, self.tail + count)
+        numbers = np.arange(self.tail, self.tail + count)
         for name, values in columns.items():
-            self.ring[name][places % self.size] = values
-        self.place.update(zip(columns["id"].tolist(), places.tolist(), strict=True))
+            self.ring[name][numbers % self.ring_size] = values
+        self.number_of.update(zip(columns["id"].tolist(), numbers.tolist(), strict=True))
         self.tail += count
         self.arrivals.append((clock, self.tail))
 
     def _make_room(self, count: int, columns: Columns) -> None:
+        """Check that the columns are those of earlier events, and enlarge the ring for `count` more events."""
         if not self.ring:
             self.ring = {name: values[:0] for name, values in columns.items()}
         for name in columns.keys() | self.ring.keys():
             if name not in columns or name not in self.ring:
-                raise ValueError(f"events {'without' if name in self.ring else 'with'} {name!r}, unlike those before")
+                raise ValueError(f"events {'without' if name in self.ring else 'with'} {name!r}, unlike earlier events")
             new, old = columns[name], self.ring[name]
             if new.dtype != old.dtype or new.shape[1:] != old.shape[1:]:
                 raise ValueError(
-                    f"{name!r} is {new.dtype} with rows of shape {new.shape[1:]}, before it was {old.dtype} with "
+                    f"{name!r} is {new.dtype} with rows of shape {new.shape[1:]}, but earlier it was {old.dtype} with "
                     f"{old.shape[1:]}"
                 )
-        if self.tail - self.head + count <= self.size:
+        if self.tail - self.head + count <= self.ring_size:
             return
-        self._drop_settled()
+        self._release_resolved()
         needed = self.tail - self.head + count
-        if 2 * needed <= self.size:  # else the next ones would soon have to look for room again
+        if 2 * needed <= self.ring_size:  # a ring that is nearly full would have to be searched again soon
             return
-        size = max(2 * self.size, needed, 1024)
-        places = np.arange(self.head, self.tail)
+        size = max(2 * self.ring_size, needed, 1024)
+        numbers = np.arange(self.head, self.tail)
         for name, old in self.ring.items():
             grown = np.empty((size, *old.shape[1:]), dtype=old.dtype)
-            if len(places):
-                grown[places % size] = old[places % self.size]
+            if len(numbers):
+                grown[numbers % size] = old[numbers % self.ring_size]
             self.ring[name] = grown
-        self.size = size
+        self.ring_size = size
 
-    def _drop_settled(self) -> None:
-        """Release the rows before the oldest event that still waits."""
-        places = np.arange(self.head, self.tail)
-        self.head += int(np.argmax(np.append(self._waiting(places), True)))
+    def _release_resolved(self) -> None:
+        """Release the rows before the oldest pending event."""
+        numbers = np.arange(self.head, self.tail)
+        self.head += int(np.argmax(np.append(self._is_pending(numbers), True)))
         while self.arrivals and self.arrivals[0][1] <= self.head:
             self.arrivals.popleft()
 
-    def _waiting(self, places: Array) -> Array:
-        """Which of these events still wait."""
-        ids = self.ring["id"][places % self.size].tolist() if len(places) else []
-        held = np.fromiter(map(self.place.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
-        return np.asarray(held == places)
+    def _is_pending(self, numbers: Array) -> Array:
+        """Return a mask of the events that still wait for a label."""
+        ids = self.ring["id"][numbers % self.ring_size].tolist() if len(numbers) else []
+        pending = np.fromiter(map(self.number_of.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        return np.asarray(pending == numbers)
 
-    # Labels --------------------------------------------------------------------------------------------------
+    # Labels ----------------------------------------------------------------------------------------------------
 
-    def match(self, ids: list[Key], labels: Array, clock: float) -> Columns | None:
-        """The events that these labels belong to, in the order of the labels. The first label of an event counts.
+    def match(self, ids: list[Key], labels: Array, arrival: float) -> Columns | None:
+        """Remove and return the events that labels belong to, in the order of the labels.
 
-        `clock` is when they came; infinite if that is not known, until `labels_came_at` says it.
+        The first label of an event counts. A label without an event is kept until the event arrives.
+
+        Args:
+            ids: the ids of the events.
+            labels: the labels.
+            arrival: the arrival time of the labels; infinite if it is unknown until `date_labels` is called.
         """
-        places = np.fromiter(map(self.place.pop, ids, repeat(-1)), dtype=np.int64, count=len(ids))
-        found = places >= 0
+        numbers = np.fromiter(map(self.number_of.pop, ids, repeat(-1)), dtype=np.int64, count=len(ids))
+        is_match = numbers >= 0
         columns = None
-        if found.any():
-            columns = self._rows(places[found])
-            columns["label"] = labels[found]
-            self.done.add(columns["id"].tolist(), True)
-        if not found.all():
-            self._without_event(ids, labels, clock, np.flatnonzero(~found))
+        if is_match.any():
+            columns = self._rows(numbers[is_match])
+            columns["label"] = labels[is_match]
+            self.resolved.add(columns["id"].tolist(), True)
+        for row in np.flatnonzero(~is_match).tolist():
+            self._keep_or_count(ids[row], float(labels[row]), arrival)
         return columns
 
-    def _without_event(self, ids: list[Key], labels: Array, clock: float, rows: Array) -> None:
-        for row in rows.tolist():
-            key = ids[row]
-            before = self.done.get(key)
-            if before is None and key not in self.early:
-                if len(self.early) >= self.capacity:
-                    del self.early[next(iter(self.early))]
-                    self.counts.orphan_labels += 1
-                self.early[key] = (float(labels[row]), clock)
-                self.has_undated |= clock == math.inf
-            elif before is False:
-                self.counts.late_labels += 1
-            else:
-                self.counts.repeated_labels += 1
+    def _keep_or_count(self, key: Key, label: float, arrival: float) -> None:
+        """Keep a label whose event is unknown; count a label whose event is resolved or that is repeated."""
+        was_labeled = self.resolved.get(key)
+        if was_labeled is None and key not in self.early:
+            if len(self.early) >= self.capacity:
+                del self.early[next(iter(self.early))]
+                self.counts.orphan_labels += 1
+            self.early[key] = (label, arrival)
+            self.has_undated_labels |= arrival == math.inf
+        elif was_labeled is False:
+            self.counts.late_labels += 1
+        else:
+            self.counts.repeated_labels += 1
 
-    def waited_for(self, labels: Labels) -> Labels:
-        """Those whose events wait for them."""
-        wanted = np.fromiter(map(self.place.__contains__, labels.ids.tolist()), dtype=bool, count=len(labels.ids))
-        return Labels(labels.ids[wanted], labels.labels[wanted])
+    def select_pending(self, labels: Labels) -> Labels:
+        """Select the labels whose events are pending."""
+        mask = np.fromiter(map(self.number_of.__contains__, labels.ids.tolist()), dtype=bool, count=len(labels.ids))
+        return Labels(labels.ids[mask], labels.labels[mask])
 
-    def early_labels(self, ids: list[Key]) -> tuple[list[Key], Array] | None:
-        """The labels that came before these events, if any did."""
+    def pop_early_labels(self, ids: list[Key]) -> tuple[list[Key], Array] | None:
+        """Remove and return the labels that arrived before these events, or None if there are none."""
         if not self.early or self.early.keys().isdisjoint(ids):
             return None
-        known = [key for key in ids if key in self.early]
-        return known, np.array([self.early.pop(key)[0] for key in known], dtype=np.float32)
+        with_label = [key for key in ids if key in self.early]
+        return with_label, np.array([self.early.pop(key)[0] for key in with_label], dtype=np.float32)
 
-    # Time ----------------------------------------------------------------------------------------------------
+    # Time ------------------------------------------------------------------------------------------------------
 
     def expire(self, clock: float) -> Columns | None:
-        """The events whose horizon is past, oldest first; they wait no longer."""
-        end, crowded = self.head, max(self.tail - self.capacity, self.head)
-        while self.arrivals and (clock - self.arrivals[0][0] > self.horizon or self.arrivals[0][1] <= crowded):
+        """Remove and return the events whose horizon has passed, or that exceed the capacity, oldest first."""
+        end, crowded_end = self.head, max(self.tail - self.capacity, self.head)
+        while self.arrivals and (clock - self.arrivals[0][0] > self.horizon or self.arrivals[0][1] <= crowded_end):
             end = self.arrivals.popleft()[1]
         while self.early:
             key = next(iter(self.early))
@@ -265,79 +281,85 @@ class Pending:
                 break
             del self.early[key]
             self.counts.orphan_labels += 1
-        return self._release(max(end, crowded), crowded)
+        return self._release(max(end, crowded_end), crowded_end)
 
-    def events_came_at(self, clock: float, first: int) -> None:
-        """Events from a number on have come at this time."""
+    def date_events(self, clock: float, first: int) -> None:
+        """Set the arrival time of all events from number `first` on."""
         self.arrivals = deque((clock if end > first else arrived, end) for arrived, end in self.arrivals)
 
-    def labels_came_at(self, clock: float) -> None:
-        """Labels before their events, of which it was not known when they came, have come at this time."""
-        if self.has_undated:
+    def date_labels(self, clock: float) -> None:
+        """Set the arrival time of early labels that arrived while the time was unknown."""
+        if self.has_undated_labels:
             self.early = {k: (y, clock if arrived == math.inf else arrived) for k, (y, arrived) in self.early.items()}
-            self.has_undated = False
+            self.has_undated_labels = False
 
     def expire_all(self) -> Columns | None:
-        """All that wait, oldest first."""
+        """Remove and return all pending events, oldest first."""
         self.arrivals.clear()
         self.counts.orphan_labels += len(self.early)
         self.early.clear()
         return self._release(self.tail, self.head)
 
-    def _release(self, end: int, crowded: int) -> Columns | None:
+    def _release(self, end: int, crowded_end: int) -> Columns | None:
+        """Remove the events before number `end`, and return those that were still pending.
+
+        Events before `crowded_end` are counted as crowded out.
+        """
         if end == self.head:
             return None
-        places = np.arange(self.head, end)
-        waiting = self._waiting(places)
-        self.counts.crowded_out += int(waiting[places < crowded].sum())
+        numbers = np.arange(self.head, end)
+        is_pending = self._is_pending(numbers)
+        self.counts.crowded_out += int(is_pending[numbers < crowded_end].sum())
         self.head = end
-        if not waiting.any():
+        if not is_pending.any():
             return None
-        columns = self._rows(places[waiting])
-        gone = columns["id"].tolist()
-        for key in gone:
-            del self.place[key]
-        self.counts.expired += len(gone)
-        self.done.add(gone, False)
+        columns = self._rows(numbers[is_pending])
+        ids = columns["id"].tolist()
+        for key in ids:
+            del self.number_of[key]
+        self.counts.expired += len(ids)
+        self.resolved.add(ids, False)
         return columns
 
-    def _rows(self, places: Array) -> Columns:
-        return {name: values[places % self.size] for name, values in self.ring.items()}
+    def _rows(self, numbers: Array) -> Columns:
+        return {name: values[numbers % self.ring_size] for name, values in self.ring.items()}
 
-    # State ---------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        self._drop_settled()
-        places = np.arange(self.head, self.tail)
+        """Return the pending events and labels, the remembered ids and the counts."""
+        self._release_resolved()
+        numbers = np.arange(self.head, self.tail)
         return {
-            "rows": self._rows(places) if self.size else {},
+            "rows": self._rows(numbers) if self.ring_size else {},
             "head": self.head,
-            "place": _table(self.place),
+            "number_of": _to_arrays(self.number_of),
             "arrivals": {
                 "clock": np.array([clock for clock, _ in self.arrivals], dtype=np.float64),
                 "end": np.array([end for _, end in self.arrivals], dtype=np.int64),
             },
-            "done": self.done.state_dict(),
-            "early": _table(self.early) if self.early else None,
+            "resolved": self.resolved.state_dict(),
+            "early": _to_arrays(self.early) if self.early else None,
             "counts": vars(self.counts).copy(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         rows = {name: np.array(values) for name, values in state["rows"].items()}
-        self.ring, self.size, self.head = {name: v[:0] for name, v in rows.items()}, 0, state["head"]
-        self.tail = self.head
+        self.ring, self.ring_size = {name: values[:0] for name, values in rows.items()}, 0
+        self.head = self.tail = state["head"]
         if rows and len(rows["id"]):
             count = len(rows["id"])
             self._make_room(count, rows)
-            places = np.arange(self.head, self.head + count)
+            numbers = np.arange(self.head, self.head + count)
             for name, values in rows.items():
-                self.ring[name][places % self.size] = values
+                self.ring[name][numbers % self.ring_size] = values
             self.tail += count
-        self.place = _dict(state["place"])
+        self.number_of = _from_arrays(state["number_of"])
         arrivals = state["arrivals"]
         self.arrivals = deque(zip(arrivals["clock"].tolist(), arrivals["end"].tolist(), strict=True))
-        self.done.load_state_dict(state["done"])
-        early = _dict(state["early"]) if state["early"] else {}
+        self.resolved.load_state_dict(state["resolved"])
+        early = _from_arrays(state["early"]) if state["early"] else {}
         self.early = {key: (label, clock) for key, (label, clock) in early.items()}
-        self.has_undated = any(clock == math.inf for _, clock in self.early.values())
-        self.counts = Counts(**state["counts"])
+        self.has_undated_labels = any(clock == math.inf for _, clock in self.early.values())
+        self.counts = JoinCounts(**state["counts"])

@@ -1,4 +1,4 @@
-"""Events that have their labels and wait to be learnt from."""
+"""The queue of labeled events that are waiting for a training step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 from ..data.events import FEATURE_PREFIX, Columns, concatenate_columns
 
 
-class Ready:
-    """In the order in which they got their labels; `batch_size` to a step, or all there are."""
+class TrainingQueue:
+    """Labeled events in the order in which they were labeled.
+
+    Args:
+        batch_size: events per training step; None to train on all queued events at once.
+    """
 
     def __init__(self, batch_size: int | None) -> None:
         if batch_size is not None and batch_size < 1:
@@ -19,27 +23,34 @@ class Ready:
         self.count = 0
 
     def add(self, columns: Columns) -> None:
+        """Append the features and labels of events."""
         self.parts.append({n: v for n, v in columns.items() if n == "label" or n.startswith(FEATURE_PREFIX)})
         self.count += len(columns["label"])
 
     def columns(self) -> Columns:
-        """All of them; empty if there are none."""
+        """Return all queued events; an empty dict if there are none."""
         return concatenate_columns(self.parts) if self.parts else {}
 
-    def ends(self, all_of_it: bool) -> list[int]:
-        """Where the steps end that can be taken: full ones, and with `all_of_it` a short one."""
+    def step_ends(self, include_short: bool) -> list[int]:
+        """Return the positions in the queue at which the next training steps end.
+
+        Args:
+            include_short: whether a last step with fewer than `batch_size` events is taken too.
+        """
         size = self.batch_size or max(self.count, 1)
         ends = list(range(size, self.count + 1, size))
-        return [*ends, self.count] if all_of_it and self.count % size else ends
+        return [*ends, self.count] if include_short and self.count % size else ends
 
-    def drop(self, count: int) -> None:
-        """So many, the first, have been learnt from."""
-        left = {name: values[count:].copy() for name, values in self.columns().items()} if count < self.count else {}
-        self.load_state_dict(left)
+    def remove_first(self, count: int) -> None:
+        """Remove the first events, after they have been learned."""
+        rest = {name: values[count:].copy() for name, values in self.columns().items()} if count < self.count else {}
+        self.load_state_dict(rest)
 
     def state_dict(self) -> Columns:
+        """Return all queued events."""
         return self.columns()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the queued events."""
         self.parts = [dict(state)] if state else []
         self.count = len(state["label"]) if state else 0

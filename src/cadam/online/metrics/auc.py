@@ -1,65 +1,54 @@
-"""How well clicks are predicted. Arrays are measured with numpy; tensors on a device, there and without leaving it."""
+"""The area under the ROC curve."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Numbers: TypeAlias = NDArray[Any] | Tensor
+from .arrays import Numbers, as_pair
+from .metric import WindowMetric
 
 
 def auc(scores: Numbers, labels: Numbers) -> float:
-    """The area under the ROC curve, exactly: the chance that a click scores above a non-click, ties counting half.
+    """Compute the area under the ROC curve exactly.
 
-    Clicks and non-clicks are sorted apart; for each click, the non-clicks below it and those not above it are
-    counted, and half of the sum is the number of pairs in the right order. All of that is in whole numbers.
-    It is nan if only one class is there, or if a score or a label is.
+    It is the probability that a random positive event has a higher score than a random negative one; ties count half.
+    Positive and negative scores are sorted separately. For each positive score, binary search counts the negative
+    scores below it and those not above it; half of the sum is the number of correctly ordered pairs. All counts are
+    integers, so there is no rounding error. Tensors on a GPU are evaluated there.
+
+    Args:
+        scores: the predictions; only their order matters.
+        labels: 0 for negative events, other values for positive ones.
+
+    Returns:
+        The AUC, or nan if there is only one class or if a score or a label is nan.
+
+    Raises:
+        ValueError: if scores and labels are not one-dimensional and equally long.
     """
-    x, y = _alike(scores, labels)
-    positive = y != 0
-    clicks, passes = x[positive], x[~positive]
-    pairs = len(clicks) * len(passes)
+    x, y = as_pair(scores, labels)
+    is_positive = y != 0
+    positives, negatives = x[is_positive], x[~is_positive]
+    pairs = len(positives) * len(negatives)
     if pairs == 0 or bool((x != x).any()) or bool((y != y).any()):
         return math.nan
-    if isinstance(clicks, Tensor):
-        passes = passes.sort().values
-        counts = sum(int(torch.searchsorted(passes, clicks, right=right).sum()) for right in (False, True))
+    if isinstance(positives, Tensor):
+        negatives = negatives.sort().values
+        counts = sum(int(torch.searchsorted(negatives, positives, right=right).sum()) for right in (False, True))
     else:
-        passes, clicks = np.sort(passes), np.sort(clicks)  # sorted queries find their place in cached memory
-        counts = int(np.searchsorted(passes, clicks, "left").sum() + np.searchsorted(passes, clicks, "right").sum())
+        # Sorting the positives too makes successive searches access neighboring memory, which is in the cache.
+        negatives, positives = np.sort(negatives), np.sort(positives)
+        counts = sum(int(np.searchsorted(negatives, positives, side).sum()) for side in ("left", "right"))
     return counts / (2 * pairs)
 
 
-def log_loss(logits: Numbers, labels: Numbers) -> float:
-    """The mean of -log p(label), from logits, in float64; nan if a logit or a label is."""
-    x, y = _alike(logits, labels)
-    if bool((x != x).any()) or bool((y != y).any()):
-        return math.nan
-    if isinstance(x, Tensor):
-        against = torch.where(y != 0, -x, x).double()
-        return float(torch.logaddexp(torch.zeros_like(against), against).mean())
-    against = np.where(y != 0, -x, x).astype(np.float64)
-    return float(np.mean(np.logaddexp(0, against)))
-
-
-def _alike(scores: Numbers, labels: Numbers) -> tuple[Any, Any]:
-    """Both as tensors of one device, or both as arrays."""
-    if isinstance(scores, Tensor) and scores.device.type != "cpu":
-        scores, labels = scores.detach(), torch.as_tensor(labels, device=scores.device)
-    else:
-        scores, labels = _array(scores), _array(labels)
-    if scores.shape != labels.shape or scores.ndim != 1:
-        raise ValueError(f"scores and labels must be equally long, got {tuple(scores.shape)}, {tuple(labels.shape)}")
-    return scores, labels
-
-
-def _array(numbers: Numbers) -> NDArray[Any]:
-    if isinstance(numbers, Tensor):
-        numbers = numbers.detach()
-        numbers = (numbers.float() if numbers.dtype == torch.bfloat16 else numbers).cpu()  # numpy has no bfloat16
-    return np.asarray(numbers)
+AUC = WindowMetric(
+    "auc",
+    outputs={"auc": "area under the ROC curve"},
+    averaged=("auc",),
+    compute=lambda scores, labels, users: {"auc": auc(scores, labels)},
+)

@@ -1,6 +1,17 @@
-"""Ready-made models for the features of a schema: linear, FM, DeepFM, DCN-v2 and a plain network (MLP)."""
+"""Ready-made models for the features of a schema: linear, FM, DeepFM, DCN-v2 and a feed-forward network (MLP)."""
 
-from .inputs import Inputs, Normalised
-from .networks import DCN, FM, MLP, MODELS, DeepFM, Linear, build, pairs
+from .inputs import Inputs, NumberNormalizer
+from .networks import DCN, FM, MLP, MODELS, DeepFM, Linear, build, pairwise_interactions
 
-__all__ = ["DCN", "FM", "MLP", "MODELS", "DeepFM", "Inputs", "Linear", "Normalised", "build", "pairs"]
+__all__ = [
+    "DCN",
+    "FM",
+    "MLP",
+    "MODELS",
+    "DeepFM",
+    "Inputs",
+    "Linear",
+    "NumberNormalizer",
+    "build",
+    "pairwise_interactions",
+]

@@ -1,4 +1,4 @@
-"""A model and its optimizer as a command line names them: FILE.py:FUNCTION, and a name with options."""
+"""Models and optimizers as a command line names them: FILE.py:FUNCTION, and a name with options."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,118 +18,155 @@ from torch import nn
 
 import cadam
 
+from ...engines.resolved_group import EXECUTION_OPTIONS
 from ...optim.options import describe_unknown
 from ..data.schema import Schema
 from ..data.validation import check_arguments
 
-NOT_HERE = ("params", "lr", "differentiable", "state_dtype")
-"""Options of an optimizer that a command line does not give in its name."""
+EXCLUDED_OPTIONS = ("params", "lr", "differentiable", "state_dtype")
+"""Options of an optimizer that cannot be given on the command line after its name."""
 LOG_LOSS = nn.functional.binary_cross_entropy_with_logits
 
 
 class UsageError(ValueError):
-    """Invalid usage: what was given is named, and what to give instead."""
+    """A command or a call that cannot be executed. The message says what to give instead."""
 
 
-def load(place: str) -> tuple[ModuleType, Callable[[], Any]]:
-    """The module and the function that FILE:FUNCTION names."""
-    file, _, name = place.rpartition(":")
+def is_model_file(model: str) -> bool:
+    """Whether a model is given as FILE.py:FUNCTION, and not by the name of a ready-made model."""
+    return ":" in model
+
+
+def load_function(location: str) -> tuple[ModuleType, Callable[[], Any]]:
+    """Import the file of FILE.py:FUNCTION.
+
+    Returns:
+        The module and the function.
+
+    Raises:
+        UsageError: if the file or the function does not exist.
+    """
+    file, _, name = location.rpartition(":")
     path = Path(file)
     if not file:
-        raise UsageError(f"{place!r} should be a file and a function in it, as in model.py:build")
+        raise UsageError(f"{location!r} should be a file and a function in it, as in model.py:build")
     if not path.is_file():
         raise UsageError(f"{file} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{file} is not a Python file")
-    sys.path.insert(0, str(path.parent.resolve()))  # its neighbours can be imported, as with `python FILE`
+    # As with `python FILE`, the file can import other files of its folder.
+    sys.path.insert(0, str(path.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
-    build = getattr(module, name, None)
-    if not callable(build):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise UsageError(f"{file} has no function {name!r}")
-    return module, build
+    return module, function
 
 
-def model_of(place: str, build: Callable[[], Any], schema: Schema) -> nn.Module:
-    """A new model, which can be called with the features of the schema."""
-    model = build()
+def build_from_function(location: str, function: Callable[[], Any], schema: Schema) -> nn.Module:
+    """Build a model with a user's function, and check that it accepts the features of the schema.
+
+    Raises:
+        UsageError: if the function does not return a torch.nn.Module.
+    """
+    model = function()
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{place} gave a {type(model).__name__}, not a torch.nn.Module")
-    check_arguments(model, schema, place)
+        raise UsageError(f"{location} returned a {type(model).__name__}, not a torch.nn.Module")
+    check_arguments(model, schema, location)
     return model
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer of the family as a command line names it: NAME, or NAME:OPTION=VALUE:..."""
+    """An optimizer of cadam with options, as in ``CAdam`` or ``CAdam:moments=int8:weight_decay=0.01``."""
 
     kind: type[cadam.Optimizer]
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, text: str) -> OptimizerSpec:
-        """Read from text, in which the name may be in any case. Raises UsageError where there is no such optimizer."""
-        name, *given = (part.strip() for part in text.split(":"))
-        kind = _class_of(name)
-        usual = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.name not in NOT_HERE}
+    @cache
+    def parse(cls, text: str) -> OptimizerSpec:
+        """Parse NAME or NAME:OPTION=VALUE:...; the case of the name does not matter.
+
+        Raises:
+            UsageError: if there is no such optimizer, or if an option or its value is invalid.
+        """
+        name, *assignments = (part.strip() for part in text.split(":"))
+        kind = _class_by_name(name)
+        defaults = {
+            parameter.name: parameter.default
+            for parameter in inspect.signature(kind).parameters.values()
+            if parameter.name not in EXCLUDED_OPTIONS
+        }
         options: dict[str, Any] = {}
-        for one in given:
-            option, equals, value = (part.strip() for part in one.partition("="))
+        for assignment in assignments:
+            option, equals, value = (part.strip() for part in assignment.partition("="))
             if not equals:
-                raise UsageError(f"{text}: expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got {one!r}")
+                raise UsageError(
+                    f"{text}: expected OPTION=VALUE after a colon, as in CAdam:moments=int8, got {assignment!r}"
+                )
             if option == "lr":
                 raise UsageError(f"{text}: the learning rate is given by --lr")
-            if option not in usual:
-                raise UsageError(f"{text}: {describe_unknown(option, usual)}")
+            if option not in defaults:
+                raise UsageError(f"{text}: {describe_unknown(option, defaults)}")
             if option in options:
-                raise UsageError(f"{text}: {option} is there twice")
-            options[option] = _like(usual[option], _value(value))
-        made = cls(kind, dict(sorted(options.items())))
+                raise UsageError(f"{text}: {option} is given twice")
+            options[option] = _convert_like(defaults[option], _parse_value(value))
+        spec = cls(kind, dict(sorted(options.items())))
         try:
-            made._try()
+            spec._validate()
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(f"{text}: {error}") from error
-        return made
+        return spec
 
     def __str__(self) -> str:
         return ":".join([self.kind.__name__, *(f"{option}={value}" for option, value in self.options.items())])
 
-    def _try(self) -> None:
-        """Take a step with a table and a dense parameter: what cannot be is refused by the constructor, or there."""
+    def _validate(self) -> None:
+        """Check the values of the options.
+
+        The constructor checks each value. Whether the execution options (such as foreach) allow the others is only
+        known when a step selects its engine, so then a step is taken with one sparse and one dense parameter.
+        """
         model = nn.ModuleList(nn.Embedding(2, 2, sparse=sparse, _weight=torch.zeros(2, 2)) for sparse in (True, False))
         optimizer = self.build(model, 1e-3)
-        sum(table(torch.tensor([0])).sum() for table in model).backward()
-        optimizer.step()
+        if self.options.keys() & set(EXECUTION_OPTIONS):
+            sum(table(torch.tensor([0])).sum() for table in model).backward()
+            optimizer.step()
 
     def build(self, model: nn.Module, lr: float) -> cadam.Optimizer:
-        """A new optimizer for a model."""
+        """Create the optimizer for all parameters of a model."""
         return self.kind(model.named_parameters(), lr=lr, **self.options)
 
 
-def _class_of(name: str) -> type[cadam.Optimizer]:
-    classes = [kind for known in cadam.__all__ if isinstance(kind := getattr(cadam, known), type)]
-    family = {kind.__name__.lower(): kind for kind in classes if issubclass(kind, cadam.Optimizer)}
-    del family["optimizer"]  # the base of all
-    if name.lower() not in family:
-        names = ", ".join(sorted(kind.__name__ for kind in family.values()))
+def _class_by_name(name: str) -> type[cadam.Optimizer]:
+    exported = [getattr(cadam, public_name) for public_name in cadam.__all__]
+    classes = {
+        kind.__name__.lower(): kind
+        for kind in exported
+        if isinstance(kind, type) and issubclass(kind, cadam.Optimizer) and kind is not cadam.Optimizer
+    }
+    if name.lower() not in classes:
+        names = ", ".join(sorted(kind.__name__ for kind in classes.values()))
         raise UsageError(f"no optimizer {name!r}; there are {names}")
-    return family[name.lower()]
+    return classes[name.lower()]
 
 
-def _value(text: str) -> Any:
-    """A number, True, a tuple or the like as Python writes it; anything else is a word."""
+def _parse_value(text: str) -> Any:
+    """Parse a Python literal; any other text is a string."""
     try:
         return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
 
 
-def _like(usual: Any, value: Any) -> Any:
-    """A value as the default has it, if it can be: a float, or a tuple of them. What cannot is refused later."""
-    if isinstance(usual, float) and type(value) is int:
+def _convert_like(default: Any, value: Any) -> Any:
+    """Convert integers to floats if the default is a float or a tuple of floats. Wrong types are rejected later."""
+    if isinstance(default, float) and type(value) is int:
         return float(value)
-    if isinstance(usual, tuple) and isinstance(value, (tuple, list)):
-        return tuple(float(one) if type(one) is int else one for one in value)
+    if isinstance(default, tuple) and isinstance(value, (tuple, list)):
+        return tuple(float(entry) if type(entry) is int else entry for entry in value)
     return value

@@ -1,4 +1,4 @@
-"""From embeddings to a score: the models by name, in sizes that follow from the schema."""
+"""The ready-made models: from the embeddings of an event to its score."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from torch import Tensor, nn
 from ..data.schema import Schema
 from .inputs import Inputs
 
-WIDTH = 8
-CROSSES = 2
-FULL_RANK = 256
-"""Cross layers of up to so many inputs have a whole matrix, wider ones one of rank `LOW_RANK`."""
+DEFAULT_WIDTH = 8
+CROSS_LAYERS = 2
+MAX_FULL_RANK_INPUTS = 256
+"""Cross layers with more inputs use a matrix of rank `LOW_RANK`."""
 LOW_RANK = 64
 
 
-def pairs(embedded: Tensor) -> Tensor:
-    """Inner products of all pairs of embeddings (batch, fields, width), summed: ((sum v)^2 - sum v^2) / 2."""
+def pairwise_interactions(embedded: Tensor) -> Tensor:
+    """Compute the sum of the inner products of all pairs of embeddings, in linear time.
+
+    The sum over pairs equals ((sum v)^2 - sum v^2) / 2, see Rendle, Factorization Machines (2010),
+    https://doi.org/10.1109/ICDM.2010.127.
+
+    Args:
+        embedded: embeddings (batch, fields, width).
+
+    Returns:
+        One number per event (batch,).
+    """
     products: Tensor = 0.5 * (embedded.sum(1).square() - embedded.square().sum(1)).sum(1)
     return products
 
 
-def network(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Hidden layers with ReLU, and one output."""
+def feed_forward(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
+    """Build hidden layers with ReLU, followed by one output."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
@@ -32,111 +42,124 @@ def network(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
 
 
 class Linear(nn.Module):
-    """A weight for every place, bin and number."""
+    """Logistic regression: one weight for every category, hash and bin, and one slope for every number."""
 
-    linear = True
-    """Whether it has these weights."""
-    embeds = False
-    """Whether it has embeddings."""
+    has_linear_terms = True
+    has_embeddings = False
     has_hidden = False
-    """Whether it has hidden layers."""
 
-    def __init__(self, schema: Schema, width: int = WIDTH, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, schema: Schema, width: int = DEFAULT_WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__()
-        self.inputs = Inputs(schema, width if self.embeds else 0, self.linear)
+        self.inputs = Inputs(schema, width if self.has_embeddings else 0, self.has_linear_terms)
 
     def forward(self, **features: Tensor) -> Tensor:
-        """A logit per event."""
+        """Compute one logit per event."""
         embedded, linear = self.inputs(features)
-        score: Tensor = linear + self.beside(embedded)
+        score: Tensor = linear + self.interaction(embedded)
         return score
 
-    def beside(self, embedded: Tensor) -> Tensor:
-        """What is added to the linear terms."""
+    def interaction(self, embedded: Tensor) -> Tensor:
+        """Compute the part of the logit that depends on the embeddings."""
         return embedded.new_zeros(len(embedded))
 
 
 class FM(Linear):
-    """A factorization machine: inner products of all pairs of embeddings beside the weights."""
+    """A factorization machine (https://doi.org/10.1109/ICDM.2010.127)."""
 
-    embeds = True
+    has_embeddings = True
 
-    def beside(self, embedded: Tensor) -> Tensor:
-        return pairs(embedded)
+    def interaction(self, embedded: Tensor) -> Tensor:
+        """Compute the pairwise interactions of the fields."""
+        return pairwise_interactions(embedded)
 
 
 class MLP(Linear):
-    """The embeddings of all fields beside each other, through a network."""
+    """A feed-forward network over the concatenated embeddings of all fields."""
 
-    linear, embeds, has_hidden = False, True, True
+    has_linear_terms, has_embeddings, has_hidden = False, True, True
 
-    def __init__(self, schema: Schema, width: int = WIDTH, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, schema: Schema, width: int = DEFAULT_WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__(schema, width)
         inputs = self.inputs.fields * width
-        self.deep = network(inputs, hidden or usual_hidden(inputs))
+        self.deep = feed_forward(inputs, hidden or default_hidden(inputs))
 
-    def beside(self, embedded: Tensor) -> Tensor:
+    def interaction(self, embedded: Tensor) -> Tensor:
+        """Apply the network."""
         score: Tensor = self.deep(embedded.flatten(1)).squeeze(1)
         return score
 
 
 class DeepFM(MLP):
-    """A factorization machine and a network over the same embeddings."""
+    """A factorization machine and a network over the same embeddings (https://arxiv.org/abs/1703.04247)."""
 
-    linear = True
+    has_linear_terms = True
 
-    def beside(self, embedded: Tensor) -> Tensor:
-        return pairs(embedded) + super().beside(embedded)
+    def interaction(self, embedded: Tensor) -> Tensor:
+        """Add the factorization machine and the network."""
+        return pairwise_interactions(embedded) + super().interaction(embedded)
 
 
-class Cross(nn.Module):
-    """x0 * (W x + b) + x, where W is a product of two narrow matrices if there are many inputs."""
+class CrossLayer(nn.Module):
+    """x0 * (W x + b) + x, where W is the product of two narrow matrices if there are many inputs."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
-        low = [nn.Linear(inputs, LOW_RANK, bias=False), nn.Linear(LOW_RANK, inputs)]
-        self.weight = nn.Linear(inputs, inputs) if inputs <= FULL_RANK else nn.Sequential(*low)
+        low_rank = [nn.Linear(inputs, LOW_RANK, bias=False), nn.Linear(LOW_RANK, inputs)]
+        self.weight = nn.Linear(inputs, inputs) if inputs <= MAX_FULL_RANK_INPUTS else nn.Sequential(*low_rank)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """Apply the layer; x0 is the input of the first cross layer."""
         crossed: Tensor = x0 * self.weight(x) + x
         return crossed
 
 
 class DCN(MLP):
-    """Deep and cross network, version 2: cross layers beside the network."""
+    """Deep and cross network, version 2: cross layers in parallel to a network (https://arxiv.org/abs/2008.13535)."""
 
-    def __init__(self, schema: Schema, width: int = WIDTH, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, schema: Schema, width: int = DEFAULT_WIDTH, hidden: Sequence[int] = ()) -> None:
         super().__init__(schema, width, hidden)
         inputs = self.inputs.fields * width
-        self.crosses = nn.ModuleList([Cross(inputs) for _ in range(CROSSES)])
+        self.crosses = nn.ModuleList([CrossLayer(inputs) for _ in range(CROSS_LAYERS)])
         self.out = nn.Linear(inputs, 1, bias=False)
 
-    def beside(self, embedded: Tensor) -> Tensor:
+    def interaction(self, embedded: Tensor) -> Tensor:
+        """Add the outputs of the cross layers and of the network."""
         x0 = x = embedded.flatten(1)
         for cross in self.crosses:
             x = cross(x0, x)
-        score: Tensor = self.out(x).squeeze(1) + super().beside(embedded)
+        score: Tensor = self.out(x).squeeze(1) + super().interaction(embedded)
         return score
 
 
 MODELS: dict[str, type[Linear]] = {"linear": Linear, "fm": FM, "deepfm": DeepFM, "dcn": DCN, "mlp": MLP}
+"""The ready-made models by name."""
 
 
-def usual_hidden(inputs: int) -> tuple[int, ...]:
-    """One hidden layer, wider the more inputs there are."""
-    return (32 if inputs <= 128 else 64 if inputs <= 1024 else 128,)
+def default_hidden(inputs: int) -> tuple[int, ...]:
+    """Choose one hidden layer, whose size depends on the number of inputs."""
+    if inputs <= 128:
+        return (32,)
+    return (64,) if inputs <= 1024 else (128,)
 
 
 def build(name: str, schema: Schema, *, width: int | None = None, hidden: Sequence[int] | None = None) -> Linear:
-    """A model for the features of a schema, with weights drawn from torch's generator.
+    """Build a model for the features of a schema. Its weights are drawn from torch's default generator.
 
     Args:
-        name: one of `MODELS`.
-        width: of an embedding (default: 8).
-        hidden: sizes of the hidden layers (default: one of 32 to 128, by the number of inputs).
+        name: a key of `MODELS`.
+        schema: the features.
+        width: the width of the embeddings (default: 8).
+        hidden: sizes of the hidden layers (default: one layer of 32 to 128 units, by the number of inputs).
+
+    Raises:
+        ValueError: if the name is unknown, or if a size is below 1.
+
+    Example::
+
+        model = build("deepfm", Schema({"item": "hash:1000", "price": "number"}, label="click"))
     """
     if name not in MODELS:
         raise ValueError(f"no model is called {name!r}; there are {', '.join(MODELS)}, or FILE.py:FUNCTION")
     if (width is not None and width < 1) or any(size < 1 for size in hidden or ()):
         raise ValueError("the width and the hidden layers of a model must be at least 1")
-    return MODELS[name](schema, width or WIDTH, tuple(hidden or ()))
+    return MODELS[name](schema, width or DEFAULT_WIDTH, tuple(hidden or ()))

@@ -1,1 +1,1 @@
-"""What a running learner reports: console, TensorBoard, Prometheus and the status page."""
+"""Reports of a running learner: console, TensorBoard, Prometheus and the status page; and checks that warn or stop."""

@@ -1,8 +1,8 @@
-"""The metrics of a learner as Prometheus has them: what each is called, whether it is a counter, and what it means.
+"""The metrics of a learner as Prometheus metric families.
 
-Counts are there twice. A counter, `cadam_events_total`, begins at 0 with the process, as Prometheus expects it, so that
-`rate()` is right across restarts. A gauge, `cadam_events`, is the count since the stream began, however often the run
-was resumed; it goes back by what is learnt again after a crash.
+Counts appear twice. A counter such as `cadam_events_total` starts at 0 with the process, as Prometheus expects, so that
+`rate()` is correct across restarts. A gauge such as `cadam_events` counts since the stream began, however often the run
+was resumed; it decreases after a crash by what has to be computed again.
 """
 
 from __future__ import annotations
@@ -11,112 +11,113 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..metrics.registry import METRICS
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from ..learner import Learner
 
-NEEDS = "--status and --prometheus need prometheus_client: pip install prometheus_client"
+PROMETHEUS_REQUIRED = "--status and --prometheus need prometheus_client: pip install prometheus_client"
 COUNTS: Mapping[str, str] = {
     "events": "events that were predicted",
-    "learned": "events that were learnt from",
+    "learned": "events that the model was trained on",
     "steps": "steps of the optimizer",
     "rejected": "rejected events",
-    "repeated_events": "events that came again",
-    "repeated_labels": "labels that came again",
-    "late_labels": "labels that came after the horizon",
-    "orphan_labels": "labels whose event never came",
-    "expired": "events whose label did not come within the horizon",
-    "crowded_out": "events that gave way to newer ones before their label came",
-    "failed_checkpoints": "checkpoints that the disk did not take",
+    "repeated_events": "events that arrived again",
+    "repeated_labels": "labels that arrived again",
+    "late_labels": "labels that arrived after the horizon",
+    "orphan_labels": "labels whose event never arrived",
+    "expired": "events whose label did not arrive within the horizon",
+    "crowded_out": "events that expired early because too many events were pending",
+    "failed_checkpoints": "checkpoints that could not be written",
 }
+"""Descriptions of the values that only grow."""
 GAUGES: Mapping[str, str] = {
-    "rejected_share": "rejected events among all",
+    "rejected_share": "share of rejected events",
     "pending": "events that wait for their label",
-    "labelled": "predictions whose label is known",
+    "labeled": "predictions whose label is known",
     "mean_label": "mean of the labels",
-    "log_loss": "mean log loss of the predictions",
-    "best_constant": "log loss of the best constant prediction, known afterwards",
+    "best_constant": "log loss of the best constant prediction in hindsight",
     "time": "time of the last event",
-    "auc": "area under the ROC curve",
-    "gauc_by_impressions": "AUC within each user, weighted by their events",
-    "gauc_by_user": "AUC within each user, each weighing the same",
-    "users_of_both_classes": "users with both kinds of labels",
-    "users_of_one_class": "users with one kind of label, who have no AUC",
-    "normalised_entropy": "log loss over that of the best constant",
-    "calibration": "predicted clicks over actual clicks",
-    "click_rate": "share of clicks",
-    "alignment_over_all": "share of elements whose momentum and gradient agree in sign",
-    "alignment_over_touched": "the same among elements whose gradient is not 0",
-    "events_a_second": "events a second since the process started or resumed",
-    "lag_in_seconds": "seconds by which the newest event is behind the clock; NaN for a stream of long ago",
-    "backlog": "messages that the source has and that were not read yet",
+    "alignment_over_all": "share of elements whose momentum and gradient have the same sign",
+    "alignment_over_touched": "share of elements with a nonzero gradient whose momentum has the same sign",
+    "events_a_second": "events per second since the process started or resumed",
+    "lag_in_seconds": "seconds between the newest event and now; NaN if the stream is not live",
+    "backlog": "messages that the source has not read yet",
+    **{name: description for metric in METRICS.values() for name, description in metric.outputs.items()},
 }
+"""Descriptions of all other values."""
 
 
 def check_installed() -> None:
+    """Raise ImportError with an instruction if prometheus_client is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
-        raise ImportError(NEEDS) from error
+        raise ImportError(PROMETHEUS_REQUIRED) from error
 
 
-def families(learner: Learner, numbers: Mapping[str, float] | None = None) -> list[Metric]:
-    """Every number of the learner: its metrics and its health, unless they are given."""
-    from prometheus_client.core import CounterMetricFamily
+def families(learner: Learner, values: Mapping[str, float] | None = None) -> list[Metric]:
+    """Collect all values of a learner as metric families.
 
-    numbers = {**learner.metrics(), **learner.health()} if numbers is None else numbers
-    found: dict[str, Metric] = {}
-    for name, help in COUNTS.items():
-        if name in numbers and name != "rejected":
-            since = numbers[name] - learner.counts_before.get(name, 0)
-            counter = CounterMetricFamily(f"cadam_{name}", f"{help}, since the process began", value=since)
-            found[f"{name}, counted"] = counter
+    Args:
+        learner: the learner.
+        values: its metrics and health, if they have been computed already.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    values = {**learner.metrics(), **learner.health()} if values is None else values
+    earlier = learner.counts_at_start
+    counters: list[Metric] = []
+    gauges: dict[str, Metric] = {}
+
+    def gauge(name: str) -> Metric:
+        if name not in gauges:
+            text = f"{COUNTS[name]}, since the stream began" if name in COUNTS else GAUGES.get(name, name)
+            gauges[name] = GaugeMetricFamily(f"cadam_{sanitize(name)}", text)
+        return gauges[name]
+
+    for name, description in COUNTS.items():
+        if name in values and name != "rejected":
+            count = values[name] - earlier.get(name, 0)
+            counters.append(CounterMetricFamily(f"cadam_{name}", f"{description}, since the process began", count))
     rejected = CounterMetricFamily("cadam_rejected", "rejected events, since the process began", labels=["reason"])
     for reason, count in learner.rejections.reasons.items():
-        rejected.add_metric([reason], count - learner.counts_before.get(f"rejected/{reason}", 0))
-        _gauge(found, "rejected").add_sample("cadam_rejected", {"reason": reason}, count)
-    found["rejected, counted"] = rejected
-    for key, value in numbers.items():
+        rejected.add_metric([reason], count - earlier.get(f"rejected/{reason}", 0))
+        gauge("rejected").add_sample("cadam_rejected", {"reason": reason}, count)
+    counters.append(rejected)
+    for key, value in values.items():
         name, _, rest = key.partition("/")
         if key == "events/total":
-            continue  # of labelled predictions, which have a name of their own
-        what = "parameter" if name.startswith("alignment") else "stretch"
-        _gauge(found, name).add_sample(f"cadam_{plain(name)}", {what: rest} if rest else {}, value)
-    return list(found.values())
+            continue  # the number of labeled events, which is also reported as `labeled`
+        label = "parameter" if name.startswith("alignment") else "scope"
+        gauge(name).add_sample(f"cadam_{sanitize(name)}", {label: rest} if rest else {}, value)
+    return [*counters, *gauges.values()]
 
 
-def _gauge(found: dict[str, Metric], name: str) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    if name not in found:
-        help = f"{COUNTS[name]}, since the stream began" if name in COUNTS else GAUGES.get(name, name)
-        found[name] = GaugeMetricFamily(f"cadam_{plain(name)}", help)
-    return found[name]
-
-
-def plain(name: str) -> str:
-    """A name of letters, digits and underscores."""
+def sanitize(name: str) -> str:
+    """Replace everything except ASCII letters and digits by underscores."""
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def text(given: Iterable[Metric]) -> str:
-    """As Prometheus reads it."""
+def to_text(metric_families: Iterable[Metric]) -> str:
+    """Format metric families in the text format of Prometheus."""
     from prometheus_client.exposition import generate_latest
 
     class Registry:
         def collect(self) -> Iterable[Metric]:
-            return given
+            return metric_families
 
     registry: Any = Registry()
-    written: bytes = generate_latest(registry)
-    return written.decode()
+    text: bytes = generate_latest(registry)
+    return text.decode()
 
 
-def samples(given: Iterable[Metric]) -> list[tuple[str, dict[str, str], float | None]]:
-    """Name, labels and value of each sample; None where the value is not finite, which JSON has no word for."""
+def to_samples(metric_families: Iterable[Metric]) -> list[tuple[str, dict[str, str], float | None]]:
+    """List name, labels and value of each sample, with None for values that JSON cannot represent."""
     return [
         (sample.name, dict(sample.labels), float(sample.value) if math.isfinite(sample.value) else None)
-        for family in given
+        for family in metric_families
         for sample in family.samples
     ]

@@ -1,4 +1,8 @@
-"""`--status`: a status page, /metrics and /healthz while a learner runs, answered by a process of its own."""
+"""The status page of a running learner, with /metrics for Prometheus and /healthz.
+
+A separate process answers HTTP requests (`status_server.py`), so that clients cannot slow down the learner or make it
+fail.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cadam.online")
 
-HELP = "a status page, /metrics for Prometheus and /healthz at [HOST:]PORT (default host: 127.0.0.1)"
 SERVER = Path(__file__).with_name("status_server.py")
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port from PORT, HOST:PORT or [IPV6]:PORT. Without a host only this machine is served."""
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse PORT, HOST:PORT or [IPV6]:PORT. Without a host, only this machine can connect.
+
+    Raises:
+        ValueError: if the text has another form.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -36,57 +43,66 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class StatusServer:
-    """Serves what it is told last. Telling never waits: what cannot be sent now is left for the next time."""
+    """Starts the server process and sends it what the page shows. Sending never blocks the learner."""
 
     def __init__(self, address: str, title: str) -> None:
         prometheus_metrics.check_installed()
-        host, port = address_of(address)
+        host, port = parse_address(address)
         self.title, self.started = title, time.time()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listening.bind((host, port))
-                listening.listen(128)
+                listener.bind((host, port))
+                listener.listen(128)
             except OSError as error:
                 raise ValueError(f"--status {address}: {error.strerror or error}; give another HOST:PORT") from error
-            at = listening.getsockname()
-            self.url = f"http://{f'[{host}]' if ':' in host else host}:{at[1]}/"
-            command = [sys.executable, "-I", SERVER, str(listening.fileno()), at[0]]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+            bound_host, bound_port = listener.getsockname()[:2]
+            self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}/"
+            # The learner binds the port, so that it can report an address that is in use before it starts learning.
+            command = [sys.executable, "-I", str(SERVER), str(listener.fileno())]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         assert self.process.stdin is not None
-        self.pipe = self.process.stdin.fileno()
-        os.set_blocking(self.pipe, False)
-        self.unsent, self.ended = b"", False
+        self._pipe = self.process.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+        self.unsent, self._has_ended = b"", False
         logger.info("status page: %s", self.url)
-        if not ipaddress.ip_address(at[0]).is_loopback:
-            logger.warning("whoever reaches this machine can read the status page: it asks for no password")
+        if not ipaddress.ip_address(bound_host).is_loopback:
+            logger.warning("everyone who can reach this machine can read the status page: it has no password")
 
-    def tell(self, families: Any, point: Mapping[str, Any], **status: Any) -> None:
-        """Let the page show these metrics; `point` is for its curves."""
-        if not self._send():
+    def send(self, families: Iterable[Any], point: Mapping[str, float]) -> None:
+        """Send metrics to the server, unless it has not read the previous message yet.
+
+        Args:
+            families: all metrics, as Prometheus metric families.
+            point: values for the curves of the page.
+        """
+        if not self._flush():
             return
         families = list(families)
-        told = {"title": self.title, "started": self.started, "samples": prometheus_metrics.samples(families), **status}
-        finite = {name: value if value is None or math.isfinite(value) else None for name, value in point.items()}
-        content = {"metrics": prometheus_metrics.text(families), "status": told, "point": finite}
-        self.unsent = json.dumps(content).encode() + b"\n"
-        self._send()
+        samples = prometheus_metrics.to_samples(families)
+        message = {
+            "metrics": prometheus_metrics.to_text(families),
+            "status": {"title": self.title, "started": self.started, "samples": samples},
+            "point": {name: value if math.isfinite(value) else None for name, value in point.items()},
+        }
+        self.unsent = json.dumps(message).encode() + b"\n"
+        self._flush()
 
-    def _send(self) -> bool:
-        """As much as can be sent now; whether more may come."""
+    def _flush(self) -> bool:
+        """Write as much to the pipe as fits, and return whether everything has been sent."""
         try:
             while self.unsent:
-                self.unsent = self.unsent[os.write(self.pipe, self.unsent) :]
+                self.unsent = self.unsent[os.write(self._pipe, self.unsent) :]
         except BlockingIOError:
             return False
         except OSError as error:
-            logger.error("the status page has ended, learning goes on without: %s", error)
-            self.ended, self.unsent = True, b""
-        return not self.ended
+            logger.error("the status page has ended; learning continues without it: %s", error)
+            self._has_ended, self.unsent = True, b""
+        return not self._has_ended
 
     def close(self) -> None:
-        """End the server."""
+        """End the server process."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
             self.process.terminate()
@@ -94,34 +110,47 @@ class StatusServer:
 
 
 class StatusPage:
-    """A report: the learner's numbers on the status page, each `seconds`."""
+    """A report that shows the metrics of a learner on a status page.
+
+    Args:
+        address: PORT or HOST:PORT. Without a host, only this machine can connect.
+        title: the title of the page.
+        seconds: the time between two updates.
+
+    Raises:
+        ValueError: if the address is invalid or in use.
+    """
 
     def __init__(self, address: str, title: str, seconds: float = 1.0) -> None:
-        self.server, self.seconds, self.told = StatusServer(address, title), seconds, -math.inf
+        self.server, self.seconds = StatusServer(address, title), seconds
+        self._time_of_update = -math.inf
 
     def __call__(self, learner: Learner) -> None:
-        if time.monotonic() - self.told >= self.seconds:
+        """Update the page if it is due."""
+        if time.monotonic() - self._time_of_update >= self.seconds:
             self.end(learner)
 
     def end(self, learner: Learner) -> None:
-        self.told = time.monotonic()
-        numbers = {**learner.metrics(), **learner.health()}
-        self.server.tell(prometheus_metrics.families(learner, numbers), _point(learner, numbers))
+        """Update the page now."""
+        self._time_of_update = time.monotonic()
+        values = {**learner.metrics(), **learner.health()}
+        self.server.send(prometheus_metrics.families(learner, values), _curve_point(learner, values))
 
     def close(self) -> None:
+        """End the server process."""
         self.server.close()
 
 
-def _point(learner: Learner, numbers: Mapping[str, float]) -> dict[str, float]:
-    """What the curves are drawn from: sums, so that the page can show what happened between two points."""
-    progress, total = learner.progress, learner.total_alignment()
+def _curve_point(learner: Learner, values: Mapping[str, float]) -> dict[str, float]:
+    """Collect values for the curves: mostly sums, from which the page computes means between two points."""
+    loss, alignment = learner.log_loss, learner.total_alignment()
     return {
         "events": learner.events,
-        "labelled": progress.count,
-        "positives": progress.positives,
-        "loss": progress.loss,
-        "aligned": total.aligned,
-        "touched": total.touched,
-        "gauc": numbers.get("gauc_by_impressions/window", math.nan),
-        "calibration": numbers.get("calibration/window", math.nan),
+        "labeled": loss.count,
+        "positives": loss.positives,
+        "loss": loss.loss,
+        "aligned": alignment.aligned,
+        "touched": alignment.touched,
+        "gauc": values.get("gauc_by_impressions/window", math.nan),
+        "calibration": values.get("calibration/window", math.nan),
     }

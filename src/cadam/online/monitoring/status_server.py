@@ -1,152 +1,200 @@
-"""The process behind `--status`: answers HTTP with what it was last told, and knows nothing else.
+"""The process behind the status page: an HTTP server that knows only what the learner has sent.
 
-    python -I status_server.py DESCRIPTOR HOST
+    python -I status_server.py DESCRIPTOR
 
-A process of its own, with the standard library alone: whatever clients do, the learner neither waits nor fails. It
-reads lines of JSON from standard input, and ends with it. No path is looked for on the disk. A request has a bounded
-size, a client a bounded time, and there is a bounded number of clients.
+DESCRIPTOR is a listening socket. Messages of the learner arrive on standard input, one JSON object per line, and the
+process ends when standard input is closed. Only the standard library is imported, so the process starts quickly.
+
+No path of a request is looked up on the disk. The size of a request, the time of a connection and the number of
+connections are bounded, and every connection is closed after one answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-LONGEST = 16_384  # bytes of a request
-PATIENCE = 5.0  # seconds for a client to send a request, and to take the answer
-MOST = 64  # clients at once
-SILENT = 60.0  # seconds without a word from the learner after which it is not well
-POINTS = 600  # of the history
-SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-HEADERS = (
-    "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-    f"Content-Security-Policy: {SCRIPTS}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
-)
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
-
-Answer = tuple[HTTPStatus, str, bytes]
+SECONDS_PER_CONNECTION = 5.0
+MAX_CONNECTIONS = 64
+SECONDS_UNTIL_UNHEALTHY = 60.0
+"""/healthz reports a failure if the learner has been silent for longer."""
+MAX_HISTORY_POINTS = 600
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
 
 
 class Status:
-    """What the learner said last, and points of what it said before."""
+    """The last message of the learner, and a history of points for the curves of the page."""
 
     def __init__(self) -> None:
         self.metrics = b""
-        self.told: dict[str, Any] = {}
-        self.heard = time.monotonic()
+        self.content: dict[str, Any] = {}
+        self.time_of_message = time.monotonic()
         self.points: list[dict[str, Any]] = []
-        self.every, self.count = 1, 0
+        self._messages_per_point, self._messages = 1, 0
 
-    def take(self, line: bytes) -> None:
-        told = json.loads(line)
-        self.metrics, self.told, self.heard = told["metrics"].encode(), told["status"], time.monotonic()
-        if self.count % self.every == 0:
-            self.points.append({"at": time.time(), **told["point"]})
-        self.count += 1
-        if len(self.points) > POINTS:  # keep the whole of the past, in fewer points
-            self.points, self.every = self.points[::2], 2 * self.every
+    def add(self, line: bytes) -> None:
+        """Add a message of the learner."""
+        message = json.loads(line)
+        self.metrics, self.content = message["metrics"].encode(), message["status"]
+        self.time_of_message = time.monotonic()
+        if self._messages % self._messages_per_point == 0:
+            self.points.append({"at": time.time(), **message["point"]})
+        self._messages += 1
+        if len(self.points) > MAX_HISTORY_POINTS:  # halve the resolution, so that the whole history is kept
+            self.points, self._messages_per_point = self.points[::2], 2 * self._messages_per_point
 
-    def page(self) -> bytes:
-        return json.dumps({**self.told, "silent": time.monotonic() - self.heard, "points": self.points}).encode()
+    @property
+    def seconds_silent(self) -> float:
+        """The time since the last message of the learner."""
+        return time.monotonic() - self.time_of_message
 
-    def health(self) -> Answer:
-        silent = time.monotonic() - self.heard
-        well = silent < SILENT
-        body = json.dumps({"status": "ok" if well else "silent", "seconds_since_report": round(silent, 3)})
-        return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body.encode()
+    def page_data(self) -> bytes:
+        """Return what the page shows, as JSON."""
+        return json.dumps({**self.content, "silent": self.seconds_silent, "points": self.points}).encode()
+
+    def health(self) -> tuple[HTTPStatus, bytes]:
+        """Return the status code and the body of /healthz."""
+        is_healthy = self.seconds_silent < SECONDS_UNTIL_UNHEALTHY
+        text = "ok" if is_healthy else "silent"
+        body = json.dumps({"status": text, "seconds_since_report": round(self.seconds_silent, 3)}).encode()
+        return HTTPStatus.OK if is_healthy else HTTPStatus.SERVICE_UNAVAILABLE, body
 
 
-class Server:
-    def __init__(self, local: bool) -> None:
-        self.status, self.local, self.clients = Status(), local, 0
-        self.html = Path(__file__).with_name("status.html").read_bytes()
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
 
-    def answer(self, head: bytes) -> Answer:
-        """To a request's first lines."""
-        first, *lines = head.decode("latin-1").split("\r\n")
-        words = first.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return _problem(HTTPStatus.BAD_REQUEST)
-        if words[0] not in ("GET", "HEAD"):
-            return _problem(HTTPStatus.METHOD_NOT_ALLOWED)
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        host = headers.get("host", "localhost").lower()
-        if self.local and (host if host.endswith("]") else host.rpartition(":")[0] or host) not in LOCAL:
-            return _problem(HTTPStatus.FORBIDDEN)  # a page of another site that has this address given as its own
-        path = words[1].partition("?")[0]
-        if path == "/":
-            return HTTPStatus.OK, "text/html; charset=utf-8", self.html
-        if path == "/status.json":
-            return HTTPStatus.OK, "application/json", self.status.page()
-        if path == "/metrics":
-            return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self.status.metrics
-        return self.status.health() if path == "/healthz" else _problem(HTTPStatus.NOT_FOUND)
+    server: Server
+    server_version, sys_version = "cadam", ""
+    default_request_version = "HTTP/1.0"  # the default, HTTP/0.9, would answer invalid requests without a status line
 
-    async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.clients += 1
+    def do_GET(self) -> None:
+        """Answer a GET request."""
+        path = self.path.partition("?")[0]
+        status = self.server.status
+        if not path.startswith("/"):
+            self.send_error(HTTPStatus.BAD_REQUEST)
+        elif self.server.is_local and not self._has_local_host():
+            # A website could let its own name resolve to 127.0.0.1, to read this page in a visitor's browser.
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif path == "/":
+            self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
+        elif path == "/status.json":
+            self._send(HTTPStatus.OK, "application/json", status.page_data())
+        elif path == "/metrics":
+            self._send(HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", status.metrics)
+        elif path == "/healthz":
+            code, body = status.health()
+            self._send(code, "application/json", body)
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def do_HEAD(self) -> None:
+        """Answer a HEAD request; `_send` leaves out the body."""
+        self.do_GET()
+
+    def parse_request(self) -> bool:
+        """Read the request, and reject all methods except GET and HEAD."""
+        if not super().parse_request():
+            return False
+        if self.command in ("GET", "HEAD"):
+            return True
+        self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
+        return False
+
+    def _has_local_host(self) -> bool:
+        """Whether the Host header names this machine."""
+        host = self.headers.get("Host", "localhost").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        return name in LOCAL_HOSTS
+
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Add the headers that every answer has."""
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the standard error of this process is that of the learner."""
+
+
+class Server(ThreadingHTTPServer):
+    """An HTTP server with one thread per connection, and limits for their number and duration."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        host = listener.getsockname()[0]
+        super().__init__((host, 0), Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.status = Status()
+        self.is_local = host in ("127.0.0.1", "::1")
+        self.page = Path(__file__).with_name("status.html").read_bytes()
+        self._free_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, or close it if there are too many."""
+        if self._free_connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handle a connection, which is closed when its time is over."""
+
+        def disconnect() -> None:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(SECONDS_PER_CONNECTION, disconnect)
+        timer.daemon = True
+        timer.start()
         try:
-            with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
-                while await self._request(reader, writer):
-                    pass
+            super().process_request_thread(request, client_address)
         finally:
-            self.clients -= 1
-            writer.transport.abort()
+            timer.cancel()
+            self._free_connections.release()
 
-    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the client may send another."""
-        head, more = b"", False
-        try:
-            async with asyncio.timeout(PATIENCE):
-                head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
-            answer = self.answer(head) if self.clients <= MOST else _problem(HTTPStatus.SERVICE_UNAVAILABLE)
-            bare = head.lower()
-            more = answer[0] == HTTPStatus.OK and b"http/1.1" in bare and b"connection: close" not in bare
-            more = more and b"content-length" not in bare and b"transfer-encoding" not in bare
-        except asyncio.LimitOverrunError:
-            answer = _problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        status, kind, body = answer
-        allow = "Allow: GET, HEAD\r\n" if status == HTTPStatus.METHOD_NOT_ALLOWED else ""
-        lines = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-            f"{allow}{HEADERS}Connection: {'keep-alive' if more else 'close'}\r\n\r\n"
-        )
-        writer.write(lines.encode() + (b"" if head.startswith(b"HEAD ") else body))
-        async with asyncio.timeout(PATIENCE):
-            await writer.drain()
-            if not more:  # let the client finish sending what nobody wants, so that it gets to read the answer
-                writer.write_eof()
-                while await reader.read(LONGEST):
-                    pass
-        return more
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the errors of a connection, such as a client that disconnects too early."""
 
 
-def _problem(status: HTTPStatus) -> Answer:
-    return status, "text/plain; charset=utf-8", f"{status.value} {status.phrase}\n".encode()
-
-
-async def serve(descriptor: int, host: str) -> None:
-    server = Server(local=host in ("127.0.0.1", "::1", "localhost"))
-    lines = asyncio.StreamReader(limit=1 << 26)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    listening = socket.socket(fileno=descriptor)
-    async with await asyncio.start_server(server.client, sock=listening, limit=LONGEST):
-        while line := await lines.readline():
-            if line.endswith(b"\n"):
-                server.status.take(line)
-        os._exit(0)  # with the learner; clients that are still there are not waited for
+def main() -> None:
+    """Serve until standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the learner, which closes standard input when it ends
+    with suppress(OSError):
+        os.nice(5)
+    server = Server(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for line in sys.stdin.buffer:
+        if line.endswith(b"\n"):
+            server.status.add(line)
+    os._exit(0)  # does not wait for open connections
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the console: the learner ends well, and this ends with it
-    with suppress(OSError):
-        os.nice(5)
-    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
+    main()

@@ -1,71 +1,93 @@
-"""When a learner's state is saved, and whether the disk took it."""
+"""When a learner writes a checkpoint, and whether the last attempt succeeded."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-
-from .checkpoints import Checkpoints
+from typing import Any, Protocol
 
 logger = logging.getLogger("cadam.online")
 
 
-class Saving:
-    """Every so many events, and after so many seconds if anything came since.
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Where and how often a learner writes checkpoints.
 
-    Where checkpoints fall changes nothing but how much is computed again after a crash.
+    The interval has no influence on the results: it only determines how much is computed again after a crash.
+
+    Args:
+        folder: the folder for checkpoints. `Learner.run` resumes from the newest one.
+        every: the number of events between two checkpoints.
+        seconds: the longest time between two checkpoints, if new events have arrived.
+        keep: how many of the newest checkpoints are kept.
     """
 
-    def __init__(self, checkpoints: Checkpoints | None, every: int, seconds: float) -> None:
-        if every < 1:
-            raise ValueError(f"checkpoint_every must be at least 1, got {every}")
-        self.checkpoints, self.every, self.seconds = checkpoints, every, seconds
-        self.count = self.failed = 0
-        self.saved = True  # whether the disk took the last one
-        self.at = 0  # events at the last one
-        self.when, self.unsaved = time.monotonic(), False
+    folder: Path | str
+    every: int = 1_000_000
+    seconds: float = 30.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"checkpoints must be at least 1 event apart, got every={self.every}")
+
+
+class CheckpointStore(Protocol):
+    """A place for checkpoints: `Checkpoints` or `ShardedCheckpoints`."""
+
+    folder: Path
+
+    def files(self) -> list[Path]:
+        """List the checkpoints, oldest first."""
+        ...
+
+    def save(self, number: int, tree: Any) -> Path:
+        """Save a tree as checkpoint `number`."""
+        ...
+
+    def load_newest(self) -> tuple[Path, Any] | None:
+        """Load the newest checkpoint that is not damaged."""
+        ...
+
+    def close(self) -> None:
+        """Release the lock of the folder."""
+        ...
+
+
+class CheckpointSchedule:
+    """Decides when a checkpoint is due, writes it, and counts failures."""
+
+    def __init__(self, store: CheckpointStore, options: CheckpointOptions) -> None:
+        self.store, self.options = store, options
+        self.saves = self.failures = 0
+        self.last_save_succeeded = True
+        self.events_at_save = 0
+        self.time_of_save = time.monotonic()
+        self.has_unsaved_events = False
 
     def is_due(self, events: int) -> bool:
-        late = time.monotonic() - self.when > self.seconds
-        return events - self.at >= self.every or (late and self.unsaved)
+        """Whether a checkpoint is due after a total of `events` events."""
+        is_late = time.monotonic() - self.time_of_save > self.options.seconds
+        return events - self.events_at_save >= self.options.every or (is_late and self.has_unsaved_events)
 
-    def save(self, events: int, state: Callable[[], Any]) -> Path | None:
-        """Write a checkpoint. If the disk does not take it, say so: the one before it stays the newest."""
-        if self.checkpoints is None:
-            raise ValueError("this learner has no folder for checkpoints: pass checkpoint=")
-        self.count += 1
-        self.at, self.when, self.unsaved = events, time.monotonic(), False
+    def save(self, events: int, state_dict: Callable[[], Any]) -> Path | None:
+        """Write a checkpoint.
+
+        A failure is logged and does not stop the learner; the previous checkpoint remains the newest one.
+
+        Returns:
+            The path of the checkpoint, or None if it could not be written.
+        """
+        self.saves += 1
+        self.events_at_save, self.time_of_save, self.has_unsaved_events = events, time.monotonic(), False
         try:
-            path = self.checkpoints.save(self.count, state())
-            self.saved = True
-            return path
+            path = self.store.save(self.saves, state_dict())
         except OSError as error:
-            self.failed, self.saved = self.failed + 1, False
-            logger.error("no checkpoint at %d events, learning goes on without: %s", events, error)
+            self.failures, self.last_save_succeeded = self.failures + 1, False
+            logger.error("the checkpoint at %d events was not written; learning continues: %s", events, error)
             return None
-
-
-# Random state ----------------------------------------------------------------------------------------------------
-
-
-def random_state() -> dict[str, Any]:
-    """Of all that a model may draw from."""
-    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        self.last_save_succeeded = True
+        return path

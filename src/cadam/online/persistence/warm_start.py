@@ -1,178 +1,248 @@
-"""Models trained elsewhere, with one optimizer or with several, as the state that a learner begins with."""
+"""Warm start: a learner begins with a model that was trained elsewhere, and with the state of its optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "amsgrad", "maximize")
-"""What is taken over beside moments; not the learning rate, which stays that of the new optimizer."""
-NOT_OF_SPARSE_ADAM = {"weight_decay": 0.0, "decoupled_weight_decay": False, "amsgrad": False, "maximize": False}
+"""Options that a warm start copies from a saved optimizer. The learning rate stays that of the new optimizer."""
+SPARSE_ADAM_DEFAULTS = {"weight_decay": 0.0, "decoupled_weight_decay": False, "amsgrad": False, "maximize": False}
+"""Options that SparseAdam does not have, with the values that describe its behavior."""
 EXPECTED = (
     "expected {'model': state dict, 'optimizer': state dict or a list of them}, or in several files: a model's state "
     "dict, and each optimizer's"
 )
 
+Saved: TypeAlias = Mapping[str, Any] | Path | str | Sequence[Any]
+"""A trained model as a dict, as a file written by `torch.save`, or as several of either."""
+
 
 @dataclass(frozen=True)
-class Trained:
-    """A model's state dict, and those of the optimizers that trained it."""
+class TrainedModel:
+    """The state dicts of a model and of the optimizers that trained it."""
 
     model: Mapping[str, Tensor]
     optimizers: list[Mapping[str, Any]]
 
 
-def read_trained(given: Mapping[str, Any] | Path | str | Sequence[Any]) -> Trained:
-    """What was saved: as a dict, a file of it, or several of either. ValueError if no model or two are among them."""
+def warm_start(
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: Saved, options: Mapping[str, Any] | None = None
+) -> None:
+    """Load a trained model and the state of its optimizers, or change nothing and raise.
+
+    Args:
+        model: receives the weights.
+        optimizer: receives the moments and options. Its learning rates do not change.
+        saved: the trained model, see `read_trained`.
+        options: options of the optimizer that take precedence over the saved ones.
+
+    Raises:
+        ValueError: if the optimizers do not fit.
+        RuntimeError: if the model does not fit.
+    """
+    trained = read_trained(saved)
+    groups = optimizer.param_groups
+    states = trained.optimizers
+    if len(states) > 1:
+        states = [join_optimizers(states, model, groups)]
+    elif states:
+        check_complete(states[0], sum(len(group["params"]) for group in groups))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    learning_rates = [group["lr"] for group in groups]
+    try:
+        model.load_state_dict(trained.model)
+        for state in states:
+            optimizer.load_state_dict(with_options(state, options or {}))
+    except Exception:
+        # torch loads the weights that fit before it raises for those that do not.
+        model.load_state_dict(weights)
+        raise
+    for group, lr in zip(optimizer.param_groups, learning_rates, strict=True):
+        group["lr"] = lr
+
+
+def read_trained(saved: Saved) -> TrainedModel:
+    """Read a trained model.
+
+    Args:
+        saved: a dict ``{"model": state dict, "optimizer": state dict or several}``, a file of such a dict, or a
+            sequence of dicts and files that contains exactly one model.
+
+    Raises:
+        ValueError: if there is not exactly one model, or if something is neither a model nor an optimizer.
+    """
     models: list[Mapping[str, Tensor]] = []
     optimizers: list[Mapping[str, Any]] = []
-    for part in [given] if isinstance(given, (Mapping, Path, str)) else given:
-        where = "" if isinstance(part, Mapping) else f"{part}: "
-        saved = part if isinstance(part, Mapping) else torch.load(part, map_location="cpu", weights_only=True)
-        for one in saved if isinstance(saved, (list, tuple)) else [saved]:
-            if not isinstance(one, Mapping):
-                raise ValueError(f"{where}{EXPECTED}; there is a {type(one).__name__}")
-            if "model" in one and not isinstance(one["model"], Tensor):
-                models.append(one["model"])
-                optimizers += _listed(one.get("optimizer"))
-            elif "param_groups" in one:
-                optimizers.append(one)
-            elif one and all(isinstance(value, Tensor) for value in one.values()):
-                models.append(one)
+    for part in [saved] if isinstance(saved, (Mapping, Path, str)) else saved:
+        origin = "" if isinstance(part, Mapping) else f"{part}: "
+        content = part if isinstance(part, Mapping) else torch.load(part, map_location="cpu", weights_only=True)
+        for state in content if isinstance(content, (list, tuple)) else [content]:
+            if not isinstance(state, Mapping):
+                raise ValueError(f"{origin}{EXPECTED}; got a {type(state).__name__}")
+            if "model" in state and not isinstance(state["model"], Tensor):
+                models.append(state["model"])
+                optimizers += _as_list(state.get("optimizer"))
+            elif "param_groups" in state:
+                optimizers.append(state)
+            elif state and all(isinstance(value, Tensor) for value in state.values()):
+                models.append(state)
             else:
-                keys = ", ".join(map(str, list(one)[:6]))
-                raise ValueError(f"{where}{EXPECTED}; its keys are {keys or 'none'}")
+                keys = ", ".join(map(str, list(state)[:6]))
+                raise ValueError(f"{origin}{EXPECTED}; got a dict with the keys {keys or '(none)'}")
     if len(models) != 1:
-        raise ValueError(f"{EXPECTED}; there are {len(models)} models")
-    return Trained(models[0], optimizers)
+        raise ValueError(f"{EXPECTED}; got {len(models)} models")
+    return TrainedModel(models[0], optimizers)
 
 
-def _listed(saved: Any) -> list[Mapping[str, Any]]:
-    """One optimizer's state dict, a list of them or a dict of them by name, as a list."""
+def _as_list(saved: Any) -> list[Mapping[str, Any]]:
+    """Convert one optimizer's state dict, a list of them, or a dict of them by name to a list."""
     if saved is None:
         return []
-    if (
+    if isinstance(saved, (list, tuple)):
+        return list(saved)
+    is_dict_of_optimizers = (
         isinstance(saved, Mapping)
         and "param_groups" not in saved
-        and all(isinstance(one, Mapping) for one in saved.values())
-    ):
-        return list(saved.values())
-    return list(saved) if isinstance(saved, (list, tuple)) else [saved]
+        and all(isinstance(state, Mapping) for state in saved.values())
+    )
+    return list(saved.values()) if is_dict_of_optimizers else [saved]
 
 
 def check_complete(optimizer: Mapping[str, Any], parameters: int) -> None:
-    """That one optimizer has moments of all parameters; fewer are half of a job with two."""
-    has = sum(len(group["params"]) for group in optimizer.get("param_groups", ()))
-    if 0 < has < parameters:
+    """Raise if one of two optimizers is missing, that is, if the state covers only some of the model's parameters.
+
+    Raises:
+        ValueError: if the optimizer has fewer parameters than the model.
+    """
+    count = sum(len(group["params"]) for group in optimizer.get("param_groups", ()))
+    if 0 < count < parameters:
         raise ValueError(
-            f"the optimizer ({_kind(optimizer)}) has {has} of the model's {parameters} parameters: give the other one's"
-            " state dict too, in a list under 'optimizer' or in a file of its own (--warm-start again)"
+            f"the optimizer ({_kind(optimizer)}) has {count} of the model's {parameters} parameters: give the state "
+            "dict of the other optimizer too, in a list under 'optimizer' or in another file (--warm-start again)"
         )
 
 
 def with_options(state_dict: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state dict with these options in every group, in place of its own."""
+    """Copy an optimizer's state dict and replace options in every group."""
     return {**state_dict, "param_groups": [{**group, **options} for group in state_dict["param_groups"]]}
 
 
-# Several optimizers as one ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Saved:
-    """What an optimizer had of one parameter: its options, and its moments if it took a step."""
+class SavedParameter:
+    """The options and the state that a saved optimizer has for one parameter."""
 
-    by: str
+    owner: str
+    """The saved optimizer, as error messages name it."""
     options: Mapping[str, Any]
     state: Any
+    """The moments; None if the optimizer has not taken a step with this parameter."""
 
 
 def join_optimizers(
     optimizers: Sequence[Mapping[str, Any]], model: nn.Module, groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The state dict of one optimizer with these `groups` from those of several, parameter by parameter.
+    """Combine the state dicts of several optimizers into the state dict of one.
 
-    Parameters are told by name, where the state dicts have names (optimizers that were made with
-    ``model.named_parameters()``). Else there are two, SparseAdam's for the sparse tables of the model and another for
-    the rest, each in the model's order. ValueError says what does not fit.
+    Parameters are identified by name if the state dicts contain names, which is the case if the optimizers were
+    created with ``model.named_parameters()``. Otherwise there must be two optimizers: SparseAdam for the sparse tables
+    of the model and another one for all other parameters, each in the order of the model.
+
+    Args:
+        optimizers: the state dicts.
+        model: the model whose parameters the optimizers have trained.
+        groups: the parameter groups of the new optimizer.
+
+    Raises:
+        ValueError: if a parameter is missing, unknown or in two optimizers, or if the options of the parameters of one
+            new group differ.
     """
     names = {param: name for name, param in model.named_parameters()}
-    found: dict[str, Saved] = {}
-    for number, (one, own) in enumerate(_owned(optimizers, model)):
-        by = f"optimizer {number} ({_kind(one)})"
-        for group, members in zip(one["param_groups"], own, strict=True):
+    saved: dict[str, SavedParameter] = {}
+    for number, (state_dict, names_by_group) in enumerate(_with_names(optimizers, model)):
+        owner = f"optimizer {number} ({_kind(state_dict)})"
+        for group, members in zip(state_dict["param_groups"], names_by_group, strict=True):
             for key, name in zip(group["params"], members, strict=True):
                 if name not in names.values():
-                    raise ValueError(f"{by} has a parameter {name!r}, and the model has none of that name")
-                if name in found:
-                    raise ValueError(f"{name} is a parameter of {found[name].by} and of {by}: each belongs to one")
-                found[name] = Saved(by, _options(group), one["state"].get(key))
-    joined_groups, state, place = [], {}, 0
+                    raise ValueError(f"{owner} has a parameter {name!r}, and the model has none of that name")
+                if name in saved:
+                    raise ValueError(f"{name} is a parameter of {saved[name].owner} and of {owner}: it may be in one")
+                saved[name] = SavedParameter(owner, _options(group), state_dict["state"].get(key))
+    joined_groups: list[dict[str, Any]] = []
+    state: dict[int, Any] = {}
+    start = 0
     for number, group in enumerate(groups):
         members = [names[param] for param in group["params"]]
-        missing = [name for name in members if name not in found]
+        missing = [name for name in members if name not in saved]
         if missing:
             raise ValueError(f"no optimizer has {', '.join(missing)}, which the model has")
-        keys = list(range(place, place + len(members)))
-        place += len(members)
-        options = _agreed([found[name] for name in members], members, number)
-        joined_groups.append({**options, "params": keys})
-        state.update({key: found[name].state for key, name in zip(keys, members, strict=True) if found[name].state})
+        keys = range(start, start + len(members))
+        start += len(members)
+        joined_groups.append({**_common_options(members, saved, number), "params": list(keys)})
+        state.update({key: saved[name].state for key, name in zip(keys, members, strict=True) if saved[name].state})
     return {"state": state, "param_groups": joined_groups}
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    given = {**NOT_OF_SPARSE_ADAM, **{name: group[name] for name in OPTIONS if name in group}}
-    return {name: tuple(map(float, value)) if name == "betas" else value for name, value in given.items()}
+    options = {**SPARSE_ADAM_DEFAULTS, **{name: group[name] for name in OPTIONS if name in group}}
+    if "betas" in options:
+        options["betas"] = tuple(map(float, options["betas"]))
+    return options
 
 
-def _agreed(saved: Sequence[Saved], members: Sequence[str], number: int) -> Mapping[str, Any]:
-    """The options of one group's parameters, which must be the same for all."""
-    first = saved[0]
-    for one, name in zip(saved, members, strict=True):
-        for option, value in one.options.items():
-            if value != (expected := first.options.get(option, "not there")):
+def _common_options(members: Sequence[str], saved: Mapping[str, SavedParameter], number: int) -> Mapping[str, Any]:
+    """Return the options of the parameters of group `number`, which must be the same for all of them."""
+    first = saved[members[0]]
+    for name in members:
+        for option, value in saved[name].options.items():
+            if value != (expected := first.options.get(option, "missing")):
                 raise ValueError(
-                    f"{option} is {expected} for {members[0]} ({first.by}) and {value} for {name} "
-                    f"({one.by}), and both are in group {number} here: give the optimizer a group for each"
+                    f"{option} is {expected} for {members[0]} ({first.owner}) and {value} for {name} "
+                    f"({saved[name].owner}), and both are in group {number} here: give the optimizer a group for each"
                 )
     return first.options
 
 
 def _kind(state_dict: Mapping[str, Any]) -> str:
-    """SparseAdam has none of the options that all other optimizers of torch with moments have."""
+    """Tell SparseAdam from the other optimizers of torch with moments, which all have the option weight_decay."""
     return "a dense optimizer" if any("weight_decay" in g for g in state_dict["param_groups"]) else "SparseAdam"
 
 
-def _owned(
+def _with_names(
     optimizers: Sequence[Mapping[str, Any]], model: nn.Module
 ) -> list[tuple[Mapping[str, Any], list[list[str]]]]:
-    """Each optimizer with the names of its parameters, by group."""
-    for one in optimizers:
-        if not isinstance(one, Mapping) or not {"state", "param_groups"} <= one.keys():
+    """Pair each optimizer with the names of its parameters, by group."""
+    for state_dict in optimizers:
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
             raise ValueError("not an optimizer's state dict: it has no 'state' and 'param_groups'")
-    if all("param_names" in group for one in optimizers for group in one["param_groups"]):
-        return [(one, [list(group["param_names"]) for group in one["param_groups"]]) for one in optimizers]
-    sparse = [one for one in optimizers if _kind(one) == "SparseAdam"]
+    if all("param_names" in group for state_dict in optimizers for group in state_dict["param_groups"]):
+        return [
+            (state_dict, [list(group["param_names"]) for group in state_dict["param_groups"]])
+            for state_dict in optimizers
+        ]
+    sparse = [state_dict for state_dict in optimizers if _kind(state_dict) == "SparseAdam"]
     if len(optimizers) != 2 or len(sparse) != 1:
         kinds = ", ".join(map(_kind, optimizers))
         raise ValueError(
-            f"the optimizers ({kinds}) do not say whose parameters they have: save them with names, as of "
-            "torch.optim.Adam(model.named_parameters()), or give SparseAdam's and one other"
+            f"it is unknown which parameters the optimizers ({kinds}) have: save them with names, as in "
+            "torch.optim.Adam(model.named_parameters()), or give SparseAdam and one other optimizer"
         )
     tables = _sparse_tables(model)
     dense = [name for name, _ in model.named_parameters() if name not in tables]
     shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
-    return [(one, _in_order(one, tables if one is sparse[0] else dense, shapes)) for one in optimizers]
+    return [
+        (state_dict, _names_in_order(state_dict, tables if state_dict is sparse[0] else dense, shapes))
+        for state_dict in optimizers
+    ]
 
 
 def _sparse_tables(model: nn.Module) -> list[str]:
-    """The tables of the model whose gradients are sparse, in its order."""
+    """List the names of the embedding tables with sparse gradients, in the order of the model."""
     tables = {
         id(module.weight)
         for module in model.modules()
@@ -181,21 +251,23 @@ def _sparse_tables(model: nn.Module) -> list[str]:
     return [name for name, param in model.named_parameters() if id(param) in tables]
 
 
-def _in_order(one: Mapping[str, Any], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
-    """The names for the parameters of a state dict without names, one after the other, if the shapes fit."""
-    what = "sparse tables" if _kind(one) == "SparseAdam" else "other parameters"
-    keys = [key for group in one["param_groups"] for key in group["params"]]
+def _names_in_order(
+    state_dict: Mapping[str, Any], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> list[list[str]]:
+    """Assign names to the parameters of a state dict without names, in order, and check the shapes of the moments."""
+    what = "sparse tables" if _kind(state_dict) == "SparseAdam" else "other parameters"
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(keys) != len(names):
         raise ValueError(
-            f"{_kind(one)} has {len(keys)} parameters, and the model has {len(names)} {what} "
+            f"{_kind(state_dict)} has {len(keys)} parameters, and the model has {len(names)} {what} "
             f"({', '.join(names) or 'none'}): save the optimizers with names, made with model.named_parameters()"
         )
     for key, name in zip(keys, names, strict=True):
-        moment = (one["state"].get(key) or {}).get("exp_avg")
+        moment = (state_dict["state"].get(key) or {}).get("exp_avg")
         if isinstance(moment, Tensor) and tuple(moment.shape) != shapes[name]:
             raise ValueError(
-                f"{_kind(one)} has a moment of shape {tuple(moment.shape)} where {name} has {shapes[name]}: save the "
-                "optimizers with names, made with model.named_parameters()"
+                f"{_kind(state_dict)} has a moment of shape {tuple(moment.shape)} where {name} has {shapes[name]}: "
+                "save the optimizers with names, made with model.named_parameters()"
             )
     by_key = dict(zip(keys, names, strict=True))
-    return [[by_key[key] for key in group["params"]] for group in one["param_groups"]]
+    return [[by_key[key] for key in group["params"]] for group in state_dict["param_groups"]]
