@@ -97,4 +97,4 @@ def test_colors_belong_to_optimizers() -> None:
 
 def test_defaults_of_options_are_those_of_the_implementation() -> None:
     assert Study.matters == ab_arguments.MATTERS
-    assert ab_arguments.MAX_REJECTED == reject_limit.MAX_REJECTED
+    assert ab_arguments.MAX_REJECTED == reject_limit.DEFAULT_MAX_REJECTED
