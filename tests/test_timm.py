@@ -60,13 +60,13 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return found
 
 
-def test_every_optimizer_with_confidence_is_registered_under_a_name_of_ours(registry: Registry) -> None:
+def test_every_optimizer_with_confidence_is_registered(registry: Registry) -> None:
     assert register() == OURS
     assert {name: info.opt_class for name, info in registry.known.items()} == OURS
     assert not any("_" in name for name in OURS), "timm reads what is before an underscore as a prefix"
 
 
-def test_timm_is_told_which_options_an_optimizer_takes(registry: Registry) -> None:
+def test_the_registry_knows_the_options_of_an_optimizer(registry: Registry) -> None:
     register()
     takes = {name: (info.has_eps, info.has_momentum, info.has_betas) for name, info in registry.known.items()}
     assert takes["confidentadam"] == (True, False, True)
@@ -81,7 +81,7 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         register()
 
 
-def test_timm_makes_them_by_name() -> None:
+def test_timm_creates_a_registered_optimizer_by_name() -> None:
     optim: Any = pytest.importorskip("timm.optim", reason="timm is not installed")
     before = set(optim.list_optimizers())
     assert not before & register().keys()

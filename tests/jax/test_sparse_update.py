@@ -68,7 +68,7 @@ def test_every_row_with_one_gradient_is_a_dense_step(name: str) -> None:
         assert largest_difference(ours, theirs) < 1e-7
 
 
-def test_ids_that_are_no_rows_are_padding() -> None:
+def test_ids_outside_of_the_table_are_ignored() -> None:
     table = jnp.ones((4, 2))
     state = sparse_update.DEFAULT_OPTIMIZER.init(table)
     padded = sparse_update.update(table, state, jnp.array([-1, 2, 4, 2, 99]), jnp.ones((5, 2)))
@@ -82,7 +82,7 @@ def test_ids_that_are_no_rows_are_padding() -> None:
 @pytest.mark.parametrize("many", [5, 1000])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "uint64"])
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, array: Any) -> None:
+def test_ids_of_any_integer_dtype_update_only_their_rows(dtype: str, many: int, array: Any) -> None:
     """Numbers beyond the table, or of more rows than the dtype counts, do not wrap around to other rows."""
     table = jnp.ones((many, 2))
     past = np.iinfo(dtype).max if array is np.asarray else min(np.iinfo(dtype).max, 2**32 - 1)
@@ -97,7 +97,7 @@ def test_ids_of_any_integer_dtype_move_their_rows_only(dtype: str, many: int, ar
     assert set(np.flatnonzero(np.any(moment != 0, axis=1))) == set(moved)
 
 
-def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
+def test_a_numpy_id_beyond_32_bits_is_ignored() -> None:
     table = jnp.ones((4, 2))
     after, _ = sparse_update.update(
         table, sparse_update.DEFAULT_OPTIMIZER.init(table), np.array([2**32 + 1]), jnp.ones((1, 2))
@@ -105,7 +105,7 @@ def test_a_numpy_id_beyond_32_bits_is_no_row() -> None:
     assert jnp.array_equal(after, table)
 
 
-def test_tables_and_states_of_numpy_move_as_those_of_jax() -> None:
+def test_numpy_tables_and_states_give_the_same_results() -> None:
     """As a checkpoint gives them, outside of jit."""
     table, ids, grads = jnp.ones((4, 2)), jnp.array([2, 0]), jnp.ones((2, 2))
     state = sparse_update.DEFAULT_OPTIMIZER.init(table)
@@ -142,7 +142,7 @@ def test_donated_tables_are_updated_in_place() -> None:
     assert memory.temp_size_in_bytes < 100_000
 
 
-def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
+def test_other_optax_optimizers_update_only_the_rows_of_a_batch() -> None:
     optimizer, table = optax.adam(0.1), jnp.zeros((3, 2))
     table, state = sparse_update.update(
         table, optimizer.init(table), jnp.array([1, 1]), jnp.ones((2, 2)), optimizer=optimizer
@@ -160,7 +160,7 @@ def test_other_optimizers_of_optax_are_row_lazy_too() -> None:
         (jnp.zeros(2, jnp.int32), jnp.ones((3, 2)), r"shape \(2, 2\), got \(3, 2\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(ids: Any, grads: Any, message: str) -> None:
+def test_mismatched_tables_ids_and_gradients_are_rejected(ids: Any, grads: Any, message: str) -> None:
     table = jnp.ones((4, 2))
     with pytest.raises(ValueError, match=message):
         sparse_update.update(table, sparse_update.DEFAULT_OPTIMIZER.init(table), ids, grads)

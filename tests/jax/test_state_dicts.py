@@ -50,7 +50,7 @@ def values(net: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_training_goes_on_in_the_other_framework_and_back(name: str) -> None:
+def test_training_continues_in_the_other_framework_and_back(name: str) -> None:
     stayed, net = model(), model()
     there, ours = (CLASSES[name](m.named_parameters(), lr=LR) for m in (stayed, net))
     torch_steps(stayed, there, 0, 9)
@@ -74,7 +74,7 @@ def test_training_goes_on_in_the_other_framework_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cadam", "cadamw", "csgdm"])
-def test_a_table_with_sparse_gradients_goes_on_by_rows_and_back(name: str) -> None:
+def test_a_table_with_sparse_gradients_continues_in_jax_and_back(name: str) -> None:
     """The moments of all rows travel, touched or not, and the one step count. The table alone has no name in JAX."""
     batches = [np.array(([1, 3], [3, 0], [2, 1], [4, 4])[number % 4]) for number in range(9)]
 
@@ -104,7 +104,7 @@ def test_a_table_with_sparse_gradients_goes_on_by_rows_and_back(name: str) -> No
     assert largest_difference(values(net)["weight"], values(stayed)["weight"]) < 1e-6
 
 
-def test_a_state_dict_of_torchs_own_adam_fits() -> None:
+def test_a_state_dict_of_torch_optim_adam_can_be_converted() -> None:
     net = model()
     weight = next(net.parameters())
     theirs = torch.optim.Adam(net.named_parameters())
@@ -128,7 +128,7 @@ def test_moments_from_torch_are_a_copy() -> None:
     assert all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(before)))
 
 
-def test_the_next_step_after_torchs_own_sgd_is_dampened() -> None:
+def test_the_next_step_after_torch_optim_sgd_is_dampened() -> None:
     """Its state has no step count, but a momentum buffer is there only after a step."""
     net = model()
     theirs = torch.optim.SGD(net.named_parameters(), lr=LR, momentum=0.9, dampening=0.5)
@@ -152,7 +152,7 @@ def test_names_may_differ() -> None:
     assert optax.tree_utils.tree_get(state, "exp_avg")["kernel"] == pytest.approx(0.1)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_states_are_rejected() -> None:
     net = model()
     params, tx = nested(values(net)), cadam.jax.cadam(LR)
     unnamed, named = cadam.CAdam(net.parameters()), cadam.CAdam(net.named_parameters())

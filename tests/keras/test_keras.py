@@ -181,7 +181,7 @@ def test_a_configuration_makes_the_same_optimizer(name: str) -> None:
     ("options", "message"),
     [({"beta_1": 1.5}, r"beta parameter at index 0: 1.5"), ({"epsilon": -1e-8}, r"epsilon value: -1e-08")],
 )
-def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_rejected(options: dict[str, Any], message: str) -> None:
     """As by the torch classes."""
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         cadam.keras.CAdam(**options)
@@ -252,7 +252,7 @@ def fitted(model: Any, epochs: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["CAdam", "CSGDM"])
-def test_a_saved_model_goes_on_to_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_a_loaded_model_continues_like_the_saved_one(name: str, tmp_path: Path) -> None:
     stayed, model = net(), net()
     for each in (stayed, model):
         each.compile(optimizer=getattr(cadam.keras, name)(1e-2, weight_decay=1e-3, clipnorm=1.0), loss="mse")
@@ -304,7 +304,7 @@ def test_backends_agree(tmp_path: Path) -> None:
             assert difference(values[name], results["jax"][name]) < 1e-5, (backend, name)
 
 
-def test_importing_it_imports_no_torch_but_where_keras_runs_on_it() -> None:
+def test_torch_is_imported_only_on_the_torch_backend() -> None:
     code = "import sys, cadam.keras; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "jax"}, timeout=120)
     assert done.returncode == 0

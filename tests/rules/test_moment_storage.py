@@ -39,7 +39,7 @@ def shared_exponent(kind: str, largest: float) -> int:
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
-def test_a_value_is_rounded_to_one_of_its_neighbours_as_the_noise_says(kind: str) -> None:
+def test_the_noise_decides_which_neighbor_a_value_is_rounded_to(kind: str) -> None:
     torch.manual_seed(0)
     values = torch.randn(50, 16) * torch.exp2(torch.randint(-60, 20, (50, 16)).float())
     values[torch.rand(50, 16) < 0.1] = 0.0
@@ -90,7 +90,7 @@ def test_a_second_moment_is_never_rounded_to_zero() -> None:
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
-def test_a_part_at_a_time_gives_the_same_codes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantizing_in_chunks_gives_the_same_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for blocks, width in ((0, 5), (1, 5), (50, 7), (50, 0)):
         values = torch.randn(blocks, width).abs()
         found, scales = quantization.encode(kind, values, 0)
@@ -104,7 +104,7 @@ def test_a_part_at_a_time_gives_the_same_codes(kind: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["signed", "positive"])
-def test_every_nan_stays_one(kind: str) -> None:
+def test_every_nan_stays_nan(kind: str) -> None:
     """Also one whose bits are all set, as GPUs have it, and as a half becomes in places."""
     for bits in (0x7F800001, 0x7FC00000, 0x7FE00000, 0x7FF00000, 0x7FFFFFFF):
         bad = torch.tensor([[0x3F800000, bits]], dtype=torch.int32).view(torch.float32)
@@ -115,7 +115,7 @@ def test_every_nan_stays_one(kind: str) -> None:
             assert quantization.to_bfloat16(bad, noise)[0, 1].isnan()
 
 
-def test_what_is_no_number_is_not_hidden() -> None:
+def test_nonfinite_values_are_not_hidden() -> None:
     for bad in (math.nan, math.inf):
         decoded = quantization.decode(
             "signed", *quantization.encode("signed", torch.tensor([[1.0, bad], [1.0, 2.0]]), 0)
@@ -125,7 +125,7 @@ def test_what_is_no_number_is_not_hidden() -> None:
         assert not quantization.to_bfloat16(torch.tensor([bad]), 65535).isfinite().any()
 
 
-def test_the_noise_is_the_hash_that_the_definition_says() -> None:
+def test_the_noise_is_the_documented_hash() -> None:
     def murmur(x: int) -> int:
         with np.errstate(over="ignore"):
             h = np.uint32(x)
@@ -205,7 +205,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(storage: str)
     assert not torch.equal(one, other)
 
 
-def test_a_row_of_its_own_step_count_is_corrected_as_a_first_step() -> None:
+def test_with_row_steps_the_first_update_of_a_row_has_the_bias_correction_of_step_one() -> None:
     param = torch.nn.Parameter(torch.zeros(2, 4))
     optimizer = cadam.CAdam([param], lr=0.1, row_steps=True)
     for row in (0, 0, 0, 1):
@@ -254,7 +254,7 @@ def test_explain_warns_of_a_row_that_mixes_scales() -> None:
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_checkpoint_goes_on_to_the_bit_whatever_the_seed_of_the_process(storage: str, rows: bool) -> None:
+def test_a_loaded_checkpoint_continues_to_the_bit_under_any_global_seed(storage: str, rows: bool) -> None:
     _, whole = run(8, rows, moments=storage)
     half, param = run(4, rows, moments=storage)
     torch.manual_seed(99)
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_storage_is_converted(before: str, after: str, r
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_parameters_loaded_from_float32_are_rounded_each_in_its_own_way(storage: str) -> None:
+def test_each_parameter_loaded_from_float32_has_its_own_rounding_noise(storage: str) -> None:
     def steps(optimizer: cadam.Optimizer, params: list[Tensor]) -> list[int]:
         for param in params:
             param.grad = torch.ones_like(param)
@@ -309,7 +309,7 @@ def test_parameters_loaded_from_float32_are_rounded_each_in_its_own_way(storage:
 
 
 @pytest.mark.parametrize("storage", ["float32", *STORAGES])
-def test_torch_goes_on_from_second_moments_by_row(storage: str) -> None:
+def test_torch_continues_from_second_moments_by_row(storage: str) -> None:
     saved, param = run(3, True, moments=storage, second_moment="row")
     optimizer = torch.optim.Adam([param])
     optimizer.load_state_dict(cadam.for_torch(saved.state_dict()))
@@ -333,7 +333,7 @@ def test_the_moments_of_a_narrow_table_do_not_fit_a_wide_one(cls: Any) -> None:
     assert (wide == 0).all()
 
 
-def test_a_second_moment_by_row_fits_only_where_rows_may_share_it() -> None:
+def test_a_second_moment_by_row_is_only_loaded_with_second_moment_row() -> None:
     saved, param = run(3, True, second_moment="row")
     shared = saved.state[param]["exp_avg_sq"]
     element = cadam.CAdam([param])
@@ -369,7 +369,7 @@ def test_a_rule_says_whether_its_coefficients_depend_on_the_step(rule: Rule) -> 
         assert rule.counts_steps(o) == (first != second), changed
 
 
-def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
+def test_row_steps_are_rejected_if_no_coefficient_depends_on_the_step() -> None:
     param = torch.nn.Parameter(torch.zeros(3, 2))
     for optimizer in (cadam.CLion, cadam.Lion, cadam.CSGDM):
         with pytest.raises(ValueError, match="row_steps=True"):
@@ -397,7 +397,7 @@ def test_steps_are_not_counted_by_row_where_nothing_depends_on_them() -> None:
         ("row_steps", lambda x: 5, "row_steps is int"),
     ],
 )
-def test_scales_and_step_counts_that_do_not_fit_are_refused(name: str, spoil: Any, problem: str, rows: bool) -> None:
+def test_scales_and_step_counts_of_the_wrong_kind_are_rejected(name: str, spoil: Any, problem: str, rows: bool) -> None:
     saved, param = run(3, rows, moments="int8")
     spoilt = saved.state_dict()
     spoilt["state"][0][name] = spoil(spoilt["state"][0].get(name))
@@ -418,13 +418,13 @@ def test_scales_and_step_counts_that_do_not_fit_are_refused(name: str, spoil: An
         (cadam.CLion, {"second_moment": "row"}),
     ],
 )
-def test_storages_that_cannot_be_are_refused(cls: Any, options: Any) -> None:
+def test_impossible_storages_are_rejected(cls: Any, options: Any) -> None:
     with pytest.raises(ValueError, match="moment"):
         cls([torch.zeros(2)], **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_a_parameter_that_has_no_such_storage_is_refused_before_anything_changes(dtype: torch.dtype) -> None:
+def test_a_parameter_of_an_unsupported_dtype_is_rejected_before_anything_changes(dtype: torch.dtype) -> None:
     param = torch.zeros(4, dtype=dtype, requires_grad=True)
     optimizer = cadam.CAdam([param], moments="int8")
     param.grad = torch.ones_like(param)
@@ -434,7 +434,7 @@ def test_a_parameter_that_has_no_such_storage_is_refused_before_anything_changes
     assert (param == 0).all()
 
 
-def test_a_rule_that_does_not_say_what_its_buffers_are_is_refused() -> None:
+def test_a_rule_without_kinds_of_buffers_cannot_be_quantized() -> None:
     rule = cadam.Rule(
         "mine", {"lr": 1e-3}, lambda o: {"m": 0.0}, lambda t, o, f: {}, lambda g, s, c, f: cadam.Step(g, g, {"m": g})
     )

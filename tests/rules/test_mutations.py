@@ -477,7 +477,7 @@ def title(check: Check) -> str:
         if layout in layouts(check)
     ],
 )
-def test_the_real_one_passes(check: Check, engine: str, layout: str) -> None:
+def test_the_unchanged_optimizer_passes_every_check(check: Check, engine: str, layout: str) -> None:
     check(engine, layout)
 
 
