@@ -6,7 +6,7 @@ Names are imported on first use, so that `import cadam` is fast and works withou
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .rules import family
+from .rules.family import FAMILY as _FAMILY
 
 if TYPE_CHECKING:
     from .optim import classes, sparse_update
@@ -28,7 +28,7 @@ _MODULES = {
     "clip_grad_norm_": "optim.clip_grad",
     "for_torch": "optim.state_dict",
     "join_state_dicts": "optim.state_dict",
-    **{f"{prefix}{member.name}": "optim.classes" for member in family.FAMILY for prefix in ("", "C")},
+    **{f"{prefix}{member.name}": "optim.classes" for member in _FAMILY for prefix in ("", "C")},
 }
 """The module in which each public name is defined."""
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from optax import GradientTransformationExtraArgs as Transformation
 
+from ..rules.defaults import own_options
 from ..rules.family import FAMILY, Member
 from .transform import scale_by_rule
 
@@ -48,7 +49,7 @@ def _arguments(member: Member) -> dict[str, Any]:
     """Return the default of every argument of a member, by optax's names."""
     defaults = member.all_defaults
     arguments: dict[str, Any] = {"learning_rate": inspect.Parameter.empty}
-    for name in member.rule.options:
+    for name in own_options(member.rule):
         if name == "betas":
             arguments |= dict(zip(("b1", "b2"), defaults["betas"], strict=True))
         elif name not in member.fixed:
@@ -142,7 +143,7 @@ def _rule_options(member: Member, arguments: dict[str, Any]) -> dict[str, Any]:
         options["betas"] = (arguments["b1"], arguments["b2"])
     if options.get("momentum", 0.0) is None:
         options["momentum"] = 0.0
-    fixed = {name: value for name, value in member.fixed.items() if name in member.rule.options}
+    fixed = {name: value for name, value in member.fixed.items() if name in own_options(member.rule)}
     return {**options, **fixed}
 
 

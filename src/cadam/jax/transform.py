@@ -14,7 +14,7 @@ import optax
 
 from ..jax_arrays import JaxFunctions, count_true, is_array, step_coefficients
 from ..rules import Options, Rule
-from ..rules.defaults import check_ranges, defaults
+from ..rules.defaults import check_ranges, defaults, own_options
 from ..rules.update import Update
 
 SEQUENTIAL_SIZE = 2**16
@@ -68,9 +68,9 @@ def scale_by_rule(
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"a rule is needed, such as cadam.rules.RULES['adam'], got {rule!r}")
-    unknown = sorted(options.keys() - set(rule.options))
+    unknown = sorted(options.keys() - set(own_options(rule)))
     if unknown:
-        raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {', '.join(rule.options)}")
+        raise TypeError(f"the rule {rule.name!r} has no option {unknown[0]!r}; it has {', '.join(own_options(rule))}")
     o = {**defaults(rule), **options, "weight_decay": 0.0, "track_alignment": track_alignment}
     check_ranges(o, lambda value: None if is_array(value) else float(value))
     initial = _initial_buffers(rule, o)

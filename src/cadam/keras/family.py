@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from ..rules.defaults import own_options
 from ..rules.family import FAMILY, Member
 from .optimizer import KERAS_NAMES, Optimizer
 
@@ -39,7 +40,7 @@ def _signature(member: Member) -> inspect.Signature:
     arguments: dict[str, Any] = {"learning_rate": defaults["lr"]}
     if "weight_decay" in member.defaults:
         arguments["weight_decay"] = defaults["weight_decay"]
-    for name in member.rule.options:
+    for name in own_options(member.rule):
         if name == "betas":
             arguments |= dict(zip(("beta_1", "beta_2"), defaults["betas"], strict=True))
         elif name not in member.fixed:
@@ -81,7 +82,7 @@ def _class(member: Member, confidence: bool, base: type[Optimizer]) -> type[Opti
         "__init__": constructor,
         "rule": member.rule,
         "confidence": confidence,
-        "fixed": {option: value for option, value in member.fixed.items() if option in member.rule.options},
+        "fixed": {option: value for option, value in member.fixed.items() if option in own_options(member.rule)},
     }
     return keras.saving.register_keras_serializable(package="cadam")(type(name, (base,), attributes))
 

@@ -91,13 +91,6 @@ class Rule:
     check: Callable[[Options], None] = _accept_any
     doc: str = ""
 
-    @property
-    def options(self) -> list[str]:
-        """Names of the rule's own options, without the learning rate and the options that all optimizers share."""
-        from .defaults import COMMON
-
-        return [name for name in self.defaults if name != "lr" and name not in COMMON]
-
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"a rule's name must be an identifier, as kernels are named after it; got {self.name!r}")

@@ -40,6 +40,11 @@ def defaults(rule: Rule) -> dict[str, Any]:
     return {**rule.defaults, **{k: v for k, v in COMMON.items() if k not in rule.defaults}}
 
 
+def own_options(rule: Rule) -> list[str]:
+    """Return the names of a rule's options without the learning rate and the options that all optimizers share."""
+    return [name for name in rule.defaults if name != "lr" and name not in COMMON]
+
+
 def check_ranges(o: Options, read: Callable[[Any], float | None]) -> None:
     """Check that every number among the options is in its range.
 
