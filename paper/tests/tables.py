@@ -1,4 +1,4 @@
-"""Tables of results compared as the archive promises to keep them."""
+"""Comparison of tables of results, to check that the archive never changes rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 
 def begins_with(after: pa.Table, before: pa.Table) -> bool:
-    """Are the first rows of a table those of an earlier one, nan where they had nan?"""
+    """Return whether the first rows of a table are those of an earlier one; nan equals nan."""
     return after.num_rows >= before.num_rows and all(
         _same(after.column(name).slice(0, before.num_rows).combine_chunks(), before.column(name).combine_chunks())
         for name in before.schema.names

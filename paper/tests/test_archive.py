@@ -1,4 +1,4 @@
-"""The archive: rows that are added, found by spec and version, and never changed."""
+"""The archive: rows are added at the end, found by spec and version, and never changed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def archive(tmp_path: Path) -> Archive:
     return found
 
 
-def test_what_is_added_is_found_to_the_bit(archive: Archive) -> None:
+def test_archived_results_are_read_to_the_last_bit(archive: Archive) -> None:
     assert_same(archive.find(WALK, CELL), result())
     assert archive.find(WALK, make_spec("CAdam", 0.1, 4, depth=2)) is None
 
@@ -67,7 +67,7 @@ def test_another_version_of_the_experiment_is_another_result(archive: Archive) -
     assert_same(archive.find(WALK, CELL), result())
 
 
-def test_a_correction_supersedes_and_leaves_the_earlier_row(archive: Archive) -> None:
+def test_a_later_row_replaces_an_earlier_one_that_stays_in_the_file(archive: Archive) -> None:
     before = archive.study("walk").table
     archive.add(WALK, [result(loss=5.0)])
     assert_same(archive.find(WALK, CELL), result(loss=5.0))
@@ -75,7 +75,7 @@ def test_a_correction_supersedes_and_leaves_the_earlier_row(archive: Archive) ->
     assert [r.outcome.metrics["loss"] for r in archive.study("walk").results()] == [0.1 + 0.2, 5.0]
 
 
-def test_results_may_bring_new_metrics(archive: Archive) -> None:
+def test_results_may_have_new_metrics(archive: Archive) -> None:
     spec = make_spec("CAdam", 0.1, 9)
     new = dataclasses.replace(result(spec), outcome=Outcome({"auc": 0.5}))
     archive.add(WALK, [new])
@@ -84,7 +84,7 @@ def test_results_may_bring_new_metrics(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 0), (2, 3)])
-def test_a_curve_of_rows_keeps_its_dimensions_though_it_is_empty(archive: Archive, shape: tuple[int, int]) -> None:
+def test_an_empty_curve_keeps_its_dimensions(archive: Archive, shape: tuple[int, int]) -> None:
     spec = make_spec("CAdam", 0.1, 9)
     new = dataclasses.replace(result(spec), outcome=Outcome({}, {"table": np.ones(shape)}))
     archive.add(WALK, [new])
@@ -100,7 +100,9 @@ def test_a_curve_of_rows_keeps_its_dimensions_though_it_is_empty(archive: Archiv
         (Outcome({}, {"half": np.zeros(3)}), "curve_half"),
     ],
 )
-def test_what_has_no_column_is_refused_and_nothing_is_written(archive: Archive, outcome: Outcome, message: str) -> None:
+def test_results_without_a_column_type_are_rejected_and_nothing_is_written(
+    archive: Archive, outcome: Outcome, message: str
+) -> None:
     before = (archive.root / "walk.parquet").read_bytes()
     with pytest.raises(ValueError, match=message):
         archive.add(WALK, [dataclasses.replace(result(make_spec("Adam", 1, 1)), outcome=outcome)])
@@ -120,13 +122,13 @@ def test_a_write_that_fails_leaves_the_old_file(archive: Archive, monkeypatch: p
     assert (archive.root / "walk.parquet").read_bytes() == before
 
 
-def test_a_damaged_file_is_named(archive: Archive) -> None:
+def test_the_error_names_a_damaged_file(archive: Archive) -> None:
     (archive.root / "walk.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DamagedArchiveError, match=r"walk\.parquet"):
         Archive(archive.root).find(WALK, CELL)
 
 
-def test_without_pyarrow_it_says_what_to_install(archive: Archive) -> None:
+def test_without_pyarrow_the_error_names_the_package(archive: Archive) -> None:
     code = (
         f"import sys; sys.modules['pyarrow'] = None\nfrom cadam_paper.harness.archive import Archive\n"
         f"Archive({str(archive.root)!r}).study('walk').table"
@@ -138,7 +140,7 @@ def test_without_pyarrow_it_says_what_to_install(archive: Archive) -> None:
 def test_archived_results_are_not_computed_again(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever version of torch computed them; `force` computes them all the same."""
+    """Results of any version of torch count; `force` computes them again."""
     request = runner.Request(WALK, Plan("quick", 2))
     specs = WALK.run_specs(request.plan, request.results)
     archive.add(WALK, [result(spec) for spec in specs])
@@ -153,8 +155,8 @@ def test_archived_results_are_not_computed_again(
     assert len(log.read_text().splitlines()) == len(specs)
 
 
-def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Reading, adding and replacing belong together, across processes."""
+def test_simultaneous_writers_lose_no_rows(tmp_path: Path) -> None:
+    """One process at a time reads the file, adds rows and replaces it."""
     code = (
         "import sys; sys.path[:0] = {path!r}\n"
         "from test_archive import Archive, WALK, make_spec, result\n"
@@ -170,7 +172,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["settings", "version", "device"])
-def test_a_file_without_a_column_is_named(archive: Archive, column: str) -> None:
+def test_the_error_names_a_missing_column(archive: Archive, column: str) -> None:
     path = archive.root / "walk.parquet"
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
     with pytest.raises(DamagedArchiveError, match=column):

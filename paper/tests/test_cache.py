@@ -1,4 +1,4 @@
-"""Cells: found by what they depend on, whole or not there, and never believed when damaged."""
+"""The cache: a result is found by its spec, its file is complete or absent, and damage is detected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "specs")
 
 
-def test_what_is_saved_is_loaded_to_the_bit(cache: Cache) -> None:
+def test_saved_results_are_loaded_to_the_last_bit(cache: Cache) -> None:
     cache.save(WALK, result())
     loaded = cache.load(WALK, CELL)
     assert loaded is not None
@@ -56,9 +56,7 @@ def test_what_is_saved_is_loaded_to_the_bit(cache: Cache) -> None:
         assert (found.dtype, found.shape, found.tobytes()) == (curve.dtype, curve.shape, curve.tobytes())
 
 
-def test_what_another_torch_computed_counts_only_where_any_version_does(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_other_versions_count_only_with_any_versions(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {**PROVENANCE.versions, "torch": "1.0"}
     with monkeypatch.context() as other:
         other.setattr(torch, "__version__", "1.0")
@@ -71,7 +69,7 @@ def test_what_another_torch_computed_counts_only_where_any_version_does(
     assert Cache(cache.root, any_versions=True).load(dataclasses.replace(WALK, version=9), CELL) is None
 
 
-def test_a_cell_that_was_not_saved_is_none(cache: Cache) -> None:
+def test_a_run_that_was_not_saved_has_no_result(cache: Cache) -> None:
     cache.save(WALK, result())
     assert cache.load(WALK, make_spec("CAdam", 0.1, 4, depth=2)) is None
 
@@ -90,7 +88,7 @@ def test_a_cell_that_was_not_saved_is_none(cache: Cache) -> None:
     ],
     ids=str,
 )
-def test_every_part_of_a_cell_names_its_file(change: dict[str, object]) -> None:
+def test_every_field_of_a_spec_changes_the_name_of_its_file(change: dict[str, object]) -> None:
     assert identity(WALK, dataclasses.replace(CELL, **change)) != identity(WALK, CELL)  # type: ignore[arg-type]
 
 
@@ -101,7 +99,7 @@ def test_the_order_of_settings_and_the_kind_of_a_number_do_not_matter() -> None:
     assert identity(WALK, a) == identity(WALK, b)
 
 
-def test_settings_that_are_not_json_are_refused() -> None:
+def test_settings_that_are_not_json_are_rejected() -> None:
     with pytest.raises(ValueError, match="plain JSON"):
         RunSpec("walk", "", "", "Adam", 1, "", 0, {"a": object()})
 
@@ -160,14 +158,14 @@ def renamed(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [cut, empty, nested, folder, other_metric, other_curve, other_version, not_a_cell, a_bit, renamed]
 )
-def test_a_damaged_file_is_not_believed(cache: Cache, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_file_is_an_error(cache: Cache, damage: Callable[[Path], None]) -> None:
     path = cache.save(WALK, result())
     damage(path)
     with pytest.raises(DamagedResultError, match=path.name):
         cache.load(WALK, CELL)
 
 
-def test_nothing_is_left_when_a_save_fails(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_no_files(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError("no space left")
 
@@ -177,13 +175,13 @@ def test_nothing_is_left_when_a_save_fails(cache: Cache, monkeypatch: pytest.Mon
     assert [path.name for path in (cache.root / "walk").iterdir()] == []
 
 
-def test_a_curve_must_hold_numbers(cache: Cache) -> None:
+def test_a_curve_must_be_numeric(cache: Cache) -> None:
     wrong = Result(CELL, Outcome({}, {"names": np.array(["a"])}), PROVENANCE)
     with pytest.raises(TypeError, match="numbers"):
         cache.save(WALK, wrong)
 
 
-def test_results_are_picked_by_fields_and_settings() -> None:
+def test_results_are_filtered_by_fields_and_settings() -> None:
     results = Results([result(), result(make_spec("CAdam", 0.1, 4, depth=1))])
     assert len(results.where(depth=2)) == 1
     assert results.metric("loss") == {3: 0.1 + 0.2, 4: 0.1 + 0.2}
@@ -213,7 +211,7 @@ EXPERIMENT = replace(OTHER, compute=compute, version=1)
     ],
     ids=["a message is reworded", "a variable is renamed", "the module is moved", "the version is raised"],
 )
-def test_only_a_raised_version_computes_again(
+def test_only_a_new_version_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: tuple[str, str], again: bool
 ) -> None:
     monkeypatch.setenv("LAB_TEST_LOG", str(tmp_path / "log"))

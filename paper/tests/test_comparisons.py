@@ -10,7 +10,7 @@ from cadam.statistics.comparison import Comparison, compare, noise_floor
 from cadam_paper.harness.comparisons import family_row, tally
 
 
-def test_a_tally_leaves_nothing_out() -> None:
+def test_a_tally_counts_every_comparison() -> None:
     def against(shift: float, seeds: int, spread: float = 0.01) -> Comparison:
         adam = {seed: float(seed) for seed in range(seeds)}
         cadam = {seed: value + shift + spread * (-1) ** seed for seed, value in adam.items()}

@@ -713,7 +713,7 @@ def test_generating_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
 
 
-def test_without_pyarrow_it_says_what_to_install(
+def test_without_pyarrow_the_error_names_the_package(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parsing, "find_spec", lambda name: None)

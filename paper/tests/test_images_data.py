@@ -112,7 +112,7 @@ def test_both_forms_packed_or_not_give_the_same_images(
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_damaged_file_is_named(files: dict[str, dict[str, bytes]], tmp_path: Path, folder: str) -> None:
+def test_the_error_names_a_damaged_file(files: dict[str, dict[str, bytes]], tmp_path: Path, folder: str) -> None:
     contents = dict(files[folder])
     name = next(name for name in contents if "3" in name)
     contents[name] = contents[name][:-1] + bytes([contents[name][-1] ^ 1])

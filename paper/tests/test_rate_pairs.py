@@ -1,4 +1,4 @@
-"""Two optimizers over learning rates: at which rate a margin would come out."""
+"""Two optimizers over learning rates: the rate at which their difference reaches a margin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATES = (1e-4, 1e-3, 1e-2)
 
 
 def curve(arm: str, *values: float) -> RateCurve:
-    """The same in two seeds but for a shift, so that differences are exact."""
+    """Return a curve whose two seeds differ by a constant, so that differences are exact."""
     return RateCurve(arm, "higher", {r: {0: v, 1: v + 1} for r, v in zip(RATES, values, strict=True)})
 
 

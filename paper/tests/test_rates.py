@@ -1,4 +1,4 @@
-"""Curves over learning rates: which rate is best, what is near it, and comparisons in which each arm has its own."""
+"""Curves over learning rates: the best rate, rates near it, and comparisons at the best rate of each arm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 
 
 def curve(arm: str, **by_seed: tuple[float, ...]) -> RateCurve:
-    """Values by seed, in the order of RATES."""
+    """Return a curve from the values of each seed, in the order of RATES."""
     seeds = {int(name[1:]): values for name, values in by_seed.items()}
     return RateCurve(arm, "higher", {rate: {s: v[i] for s, v in seeds.items()} for i, rate in enumerate(RATES)})
 
 
-def test_the_best_rate_has_the_best_mean_and_a_diverged_one_never_is() -> None:
+def test_the_best_rate_has_the_best_mean_and_did_not_diverge() -> None:
     found = curve("Adam", s0=(1.0, 5.0, 4.0, math.nan), s1=(1.0, 3.0, 5.0, 99.0))
     assert found.best() == 1e-3
     assert found.best(without=1) == 3e-4
@@ -42,14 +42,14 @@ def test_a_grid_is_extended_beyond_the_ends_at_which_a_curve_is_best() -> None:
     assert next_rates([RateCurve("Adam", "higher", {0.3: {0: 1.0}, 1000.0: {0: 2.0}})]) == [], "there is a limit"
 
 
-def test_a_grid_stays_where_the_rate_next_to_the_end_is_as_good() -> None:
+def test_a_grid_is_not_extended_beyond_a_tie() -> None:
     tied = curve("Adam", s0=(4.0, 4.0, 2.0, 1.0))
     assert tied.best_is_at_an_end, "which is still warned of"
     assert next_rates([tied]) == []
     assert next_rates([curve("Adam", s0=(4.0, 3.0, 2.0, 4.0))]) == [3e-5], "the other end is no neighbour"
 
 
-def test_between_rates_the_mean_is_that_of_a_line_over_the_logarithm() -> None:
+def test_means_are_interpolated_over_the_logarithm_of_the_rate() -> None:
     found = curve("Adam", s0=(9.0, 7.0, 10.0, 8.0))
     assert found.between(1e-3) == 10.0
     assert found.between(math.sqrt(1e-3 * 3e-3)) == pytest.approx(9.0)
@@ -61,7 +61,7 @@ def test_tolerance_as_a_row_and_the_rate_three_times_above() -> None:
     assert [found.above(rate) for rate in RATES] == [3e-4, 1e-3, 3e-3, 3e-3]
 
 
-def test_tolerance_is_the_stretch_of_rates_around_the_best() -> None:
+def test_tolerance_is_the_range_of_rates_around_the_best() -> None:
     found = curve("Adam", s0=(9.5, 7.0, 10.0, 9.2))
     assert found.tolerance(1.0) == (1e-3, 3e-3), "the lowest rate is near too, but not without a gap"
     assert found.tolerance(5.0) == (1e-4, 3e-3)
@@ -82,8 +82,8 @@ def test_every_rate_needs_the_same_seeds() -> None:
         RateCurve("Adam", "higher", {1e-3: {0: 1.0}, 1e-2: {1: 1.0}})
 
 
-def test_an_arm_against_itself_is_no_better_than_itself() -> None:
-    """A/A through all of it: of 200 simulated studies of five seeds, the 95% interval holds 0 in at least 183."""
+def test_an_arm_is_not_better_than_itself() -> None:
+    """In at least 183 of 200 simulated A/A studies with five seeds, the 95% interval contains 0."""
     random = np.random.default_rng(2026)
     held = 0
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The report: every number from the specs, one file, and a real browser finds nothing wrong with it."""
+"""The report: all numbers come from the results, and a browser shows the single file without errors."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def page(cache: Cache, seeds: int = 3) -> str:
     return report.page([runner.read(cache, experiment, Plan("quick", seeds)) for experiment in (WALK, TUNED)], HEADING)
 
 
-def test_the_same_cells_give_the_same_page(cache: Cache) -> None:
+def test_the_same_results_give_the_same_page(cache: Cache) -> None:
     assert page(cache) == page(cache)
 
 
-def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
+def test_a_changed_result_changes_the_page(cache: Cache) -> None:
     before = page(cache)
     spec = make_spec("CAdam", 0.1, 1)
     old = cache.load(WALK, spec)
@@ -54,7 +54,7 @@ def test_a_changed_cell_changes_the_page(cache: Cache) -> None:
     assert float(_verdict(after)) == pytest.approx(mean, abs=2e-6)
 
 
-def test_memory_is_that_of_all_where_cells_ran_side_by_side(cache: Cache) -> None:
+def test_memory_is_the_total_if_runs_shared_a_device(cache: Cache) -> None:
     request = runner.read(cache, WALK, Plan("quick", 3))
     assert re.search(r"at most \d+ MB each;", report.page([request], HEADING))
     request.experiment = dataclasses.replace(WALK, side_by_side=lambda spec: spec.seed == 1)
@@ -119,14 +119,14 @@ def test_ids_are_unique_and_nothing_is_fetched(cache: Cache) -> None:
     assert "<script" not in text
 
 
-def test_figures_follow_the_page(cache: Cache) -> None:
+def test_figures_use_the_colors_of_the_page(cache: Cache) -> None:
     drawing = page(cache).partition("<figure>")[2].partition("</svg>")[0]
     assert f"var(--c{palette.CADAM[1:]})" in drawing
     assert f"var(--c{palette.PAPER[1:]})" in drawing
     assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) == set(), "a colour that stays the same on a dark page"
 
 
-def test_what_an_experiment_says_is_text_not_markup(cache: Cache) -> None:
+def test_texts_of_experiments_are_escaped(cache: Cache) -> None:
     wicked = dataclasses.replace(WALK, title="<b>", notes=["<script>alert(1)</script>"])
     text = report.page([runner.read(cache, wicked, Plan("quick", 3))], HEADING)
     assert "<script>" not in text
@@ -138,7 +138,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_a_browser_shows_it_without_complaint(cache: Cache, tmp_path: Path, colours: str) -> None:
+def test_a_browser_shows_the_page_without_errors(cache: Cache, tmp_path: Path, colours: str) -> None:
     file, shot = tmp_path / "report.html", tmp_path / "shot.png"
     file.write_text(page(cache), encoding="utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if colours == 'dark' else 1}"
@@ -159,7 +159,7 @@ def test_a_browser_shows_it_without_complaint(cache: Cache, tmp_path: Path, colo
 
 
 def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
-    """In the section; the heading stands above, and notes are folded."""
+    """The explanation is in the section, above the verdict, and the notes are folded."""
     told = dataclasses.replace(WALK, measure="A loss: less is better.", notes=["A slip."])
     text = report.page([runner.read(cache, told, Plan("quick", 3))] * 2, HEADING)
     overview, _, section = text.partition("<section")
@@ -170,13 +170,13 @@ def test_measures_are_defined_before_they_are_used(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("name", catalog.EXPERIMENTS)
-def test_every_experiment_says_what_it_measures(name: str) -> None:
+def test_every_experiment_explains_its_measures(name: str) -> None:
     assert catalog.find(name).measure.endswith(".")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-def test_on_a_phone_a_wide_figure_says_that_it_moves(cache: Cache, tmp_path: Path) -> None:
-    """No part of the page is wider than the window but what moves by itself, which says so."""
+def test_on_a_phone_a_wide_figure_can_be_scrolled(cache: Cache, tmp_path: Path) -> None:
+    """Only figures are wider than the window; they scroll, and a hint says so."""
     file = tmp_path / "report.html"
     ask = (
         "<script>addEventListener('load',()=>{const box=document.querySelector('figure div'),"

@@ -1,4 +1,4 @@
-"""Runs: killed at any moment and gone on with, two at once, forced, failing."""
+"""The runner: killed and resumed at any moment, in two processes at once, with `force`, and with failing runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(folder: Path, seeds: int = 3, experiment: Experiment = WALK, **options: 
 
 
 def bits(folder: Path, seeds: int) -> dict[str, object]:
-    """Everything about the results but what they cost."""
+    """Return the results without their cost."""
     request = runner.read(Cache(folder), WALK, Plan("quick", seeds))
     assert request.complete
     return {
@@ -55,7 +55,7 @@ def count(events: list[Event]) -> Counter[str]:
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Start a copy of this process that does the work and ends."""
+    """Start a process that computes the runs and ends."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -85,13 +85,13 @@ def test_more_seeds_compute_only_the_new_ones(tmp_path: Path) -> None:
     assert count(run(tmp_path, 5)[1]) == {"found": 6, "start": 4, "computed": 4}
 
 
-def test_everything_is_done_once_before_anything_is_done_twice(tmp_path: Path) -> None:
+def test_all_first_seeds_are_computed_before_second_seeds(tmp_path: Path) -> None:
     _, events = run(tmp_path)
     done = [(event.spec.seed, event.spec.optimizer) for event in events if event.kind == "computed"]
     assert done == [(seed, arm) for seed in range(3) for arm in ARMS]
 
 
-def test_one_experiment_is_done_after_the_other(tmp_path: Path) -> None:
+def test_experiments_are_computed_in_order(tmp_path: Path) -> None:
     requests = [Request(each, Plan("quick", 2)) for each in (WALK, replace(WALK, name="again", run_specs=other_specs))]
     events: list[Event] = []
     runner.run(requests, Cache(tmp_path), jobs=1, notify=events.append)
@@ -103,7 +103,7 @@ def other_specs(plan: Plan, found: Results) -> list[RunSpec]:
     return [make_spec(arm, 0.2, seed) for arm in ARMS for seed in plan.test_seeds()]
 
 
-def test_the_first_run_of_a_a_is_among_the_first(tmp_path: Path) -> None:
+def test_repeat_seeds_are_computed_with_their_test_seeds(tmp_path: Path) -> None:
     def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
         return [make_spec(ARMS[0], 0.1, seed) for seed in (*plan.test_seeds(), *plan.repeat_seeds())]
 
@@ -125,9 +125,7 @@ def test_phases_follow_each_other_and_resume(tmp_path: Path) -> None:
     assert count(run(tmp_path, experiment=TUNED)[1]) == {"found": 18}
 
 
-def test_killed_twenty_times_the_results_are_the_same(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_the_same_after_twenty_kills(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(whole, SEEDS)
     monkeypatch.setenv("LAB_TEST_SLEEP", "0.01")
@@ -151,7 +149,7 @@ def test_killed_twenty_times_the_results_are_the_same(
 
 
 def cells_in(folder: Path) -> set[str]:
-    """The names of the stored specs."""
+    """Return the names of the stored files."""
     return {path.stem for path in folder.glob("walk/*.json") if path.name != "plan.json"}
 
 
@@ -160,7 +158,7 @@ def _name(folder: Path, arm: str, seed: int) -> str:
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_killed_while_writing_nothing_is_left_over(
+def test_a_process_killed_while_writing_leaves_no_files(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -183,7 +181,7 @@ def test_killed_while_writing_nothing_is_left_over(
     assert names(broken) == names(whole)
 
 
-def test_a_living_process_keeps_what_it_is_writing(tmp_path: Path) -> None:
+def test_files_of_a_running_process_are_not_removed(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     spec = make_spec("Adam", 0.1, 0)
     name = cache.path(WALK, spec).stem
@@ -217,7 +215,7 @@ def test_two_processes_share_the_work(tmp_path: Path, log: Path, monkeypatch: py
     assert count(run(tmp_path / "specs", 10)[1]) == {"found": 20}
 
 
-def test_a_damaged_cell_is_told_and_computed_again(tmp_path: Path) -> None:
+def test_a_damaged_result_is_reported_and_computed_again(tmp_path: Path) -> None:
     run(tmp_path)
     before = bits(tmp_path, 3)
     cache = Cache(tmp_path)
@@ -231,7 +229,7 @@ def test_a_damaged_cell_is_told_and_computed_again(tmp_path: Path) -> None:
     assert bits(tmp_path, 3) == before
 
 
-def test_a_failing_cell_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_TEST_FAIL", "CAdam 1")
     request, events = run(tmp_path)
     assert count(events) == {"start": 6, "computed": 5, "failed": 1}
@@ -241,7 +239,7 @@ def test_a_failing_cell_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.M
     assert count(run(tmp_path)[1]) == {"found": 5, "start": 1, "computed": 1}
 
 
-def test_workers_compute_the_same_bits(tmp_path: Path) -> None:
+def test_workers_compute_the_same_results(tmp_path: Path) -> None:
     run(tmp_path / "one", 4)
     request = Request(WALK, Plan("quick", 4))
     events: list[Event] = []
@@ -265,8 +263,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_their_run(tmp_path: Path, log: Path, how: signal.Signals) -> None:
-    """Interrupted or killed, a run with workers leaves no process, no half-written file, and goes on later."""
+def test_workers_end_with_the_command(tmp_path: Path, log: Path, how: signal.Signals) -> None:
+    """After an interrupt or a kill, no process and no unfinished file is left, and the command can be resumed."""
     folder = tmp_path / "specs"
     process = command(folder, "reproduce", "walk", "--jobs", "2", LAB_TEST_SLEEP="20")
     wait_for(lambda: log.read_text().count("\n") >= 2)

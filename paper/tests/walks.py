@@ -1,4 +1,4 @@
-"""Experiments that cost next to nothing, for tests. Their functions can be imported by workers."""
+"""Cheap experiments for tests. Worker processes can import their functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """A random walk; when the environment says so, each computation is logged, slow, or fails."""
+    """Compute a random walk; environment variables make the computation logged, slow or failing."""
     if log := os.environ.get("LAB_TEST_LOG"):
         with Path(log).open("a") as file:
             file.write(f"{spec.key()}\n")
@@ -66,7 +66,7 @@ def figures(results: Results) -> Mapping[str, Any]:
 
 
 def tuned_specs(plan: Plan, found: Results) -> Sequence[RunSpec]:
-    """First every learning rate on tuning seeds, then the best of each arm on test seeds."""
+    """Return every learning rate on tuning seeds first, then the best rate of each arm on test seeds."""
     tuning = [make_spec(arm, lr, seed) for arm in ARMS for lr in (1e-3, 1e-2, 1e-1) for seed in tuning_seeds(2)]
     if len(found) < len(tuning):
         return tuning

@@ -28,7 +28,7 @@ STUDY = Study("ab-made", "made", ("Adam", "CAdam"), 50, grid=(0.01, 0.1), blocks
 
 
 def made(spec: RunSpec, gain: float, noise: float = 0.01, users: int = 60) -> Result:
-    """An outcome as if CAdam were better by `gain`, in every block, user and seed alike but for noise."""
+    """Return a result in which CAdam is better by `gain` in every block, user and seed, with some noise."""
     random = np.random.default_rng([spec.seed, len(spec.condition), spec.optimizer == "CAdam"])
     better = gain * (spec.optimizer == "CAdam")
     gauc = 0.7 + better + noise * random.normal(size=48)
@@ -60,8 +60,8 @@ def test_learning_rates_are_chosen_first_and_on_other_seeds() -> None:
     assert all(c.settings["tuning"] and c.seed >= 10_000 for c in tuning)
     results = everything(0.0)
     tests = [r.spec for r in results.tests()]
-    rates = [(c.seed, c.condition) for c in tests if c.lr != 0.1]  # the better of the two
-    assert rates == [(0, "as it is")] * 2  # the other one is only looked back at
+    rates = [(c.seed, c.condition) for c in tests if c.lr != 0.1]  # 0.1 is the better of the two rates
+    assert rates == [(0, "as it is")] * 2  # the other rate only serves to check the choice
     assert {(c.optimizer, c.condition) for c in tests} == {
         (arm, condition) for arm in STUDY.arms for condition in ("as it is", "with a change")
     }
@@ -85,13 +85,13 @@ def test_a_simulated_difference_is_detected_and_no_difference_is_not() -> None:
 
 def test_a_row_compares_the_best_learning_rates_in_hindsight() -> None:
     def turned(result: Result) -> Result:
-        """On the measured part Adam's other learning rate has the better GAUC, which decides, at a worse log loss."""
+        """Give Adam a better GAUC and a worse log loss at its other learning rate, on the measured part."""
         adam = result.spec.optimizer == "Adam" and result.spec.seed < 10_000 and result.spec.lr == 0.01
         metrics = {**result.outcome.metrics, **({"log_loss": 9.0, "gauc_by_impressions": 0.9} if adam else {})}
         return replace(result, outcome=replace(result.outcome, metrics=metrics))
 
     summary = summarize(STUDY, Results([turned(r) for r in everything(0.02)]))
-    assert kind(summary) == "better"  # by the rule that was set beforehand
+    assert kind(summary) == "better"  # the verdict is about the rates that were chosen beforehand
     line = next(line for line in summary.rows if "hindsight" in line.label)
     assert line.label == "as it is: GAUC by impressions, best learning rates in hindsight"
     assert "Adam 0.9000 (at 0.01)" in line.measured
@@ -99,7 +99,7 @@ def test_a_row_compares_the_best_learning_rates_in_hindsight() -> None:
 
 
 def turned_by_rate(result: Result, at: float, gauc: float) -> Result:
-    """Adam has another GAUC at a learning rate where it is measured; its log loss, by which rates are chosen, stays."""
+    """Give Adam another GAUC at one learning rate on the measured part, without changing its log loss."""
     adam = result.spec.optimizer == "Adam" and result.spec.seed < 10_000 and result.spec.lr == at
     metrics = {**result.outcome.metrics, **({"gauc_by_impressions": gauc} if adam else {})}
     return replace(result, outcome=replace(result.outcome, metrics=metrics))
@@ -114,7 +114,7 @@ def turned_by_rate(result: Result, at: float, gauc: float) -> Result:
     ],
 )
 def test_learning_rates_that_reverse_the_sign_cause_a_warning(gauc: float, said: list[str], unsaid: list[str]) -> None:
-    """CAdam is ahead by 0.02 at the rates that were chosen; with Adam at 0.01, by 0.72 minus this."""
+    """CAdam is ahead by 0.02 at the chosen rates, and by 0.72 - gauc with Adam at 0.01."""
     told = " ".join(summarize(STUDY, Results([turned_by_rate(r, 0.01, gauc) for r in everything(0.02)])).warnings)
     assert all(part in told for part in said)
     assert not any(part in told for part in unsaid)
@@ -202,7 +202,7 @@ def test_intervals_with_opposite_signs_conflict() -> None:
     ("seeds", "users", "matters", "kind"),
     [
         (AROUND, AROUND, 0.03, "equivalent"),
-        (ABOVE, ABOVE, 0.03, "equivalent"),  # real, and of no use
+        (ABOVE, ABOVE, 0.03, "equivalent"),  # significant, but too small to matter
         (ABOVE, ABOVE, 0.0299, "better"),
         (AROUND, AROUND, 0.0099, "inconclusive"),
         (AROUND, None, 0.03, "equivalent"),
@@ -218,7 +218,7 @@ def test_a_difference_within_what_matters_is_equivalent_whether_or_not_it_is_0(
 
 
 def test_an_inconclusive_comparison_estimates_how_much_data_it_needs() -> None:
-    """A mean of 0.01 known to 0.02 takes four times the blocks; one of 0.005 known to 0.02 sixteen times the seeds."""
+    """A mean of 0.01 ± 0.02 needs four times the blocks; one of 0.005 ± 0.02 needs sixteen times the seeds."""
     time = Evidence(np.full(30, 0.01), np.full(30, -0.01), np.full(30, 0.03), ABOVE, ABOVE)
     found = conclude(comparison(ABOVE), time, events=10_000)
     assert (found.action, found.more_events) == ("undecided", 30_000)
@@ -237,7 +237,7 @@ def test_an_inconclusive_comparison_estimates_how_much_data_it_needs() -> None:
         (0.0, "undecided", "Undecided: GAUC with CAdam is 0."),
     ],
 )
-def test_the_recommendation_says_what_to_do_and_by_how_much(gain: float, action: str, begins: str) -> None:
+def test_the_recommendation_has_an_action_and_an_effect(gain: float, action: str, begins: str) -> None:
     (found,) = summarize(STUDY, everything(gain, seeds=6)).recommendations
     assert found.verdict.action == action
     assert found.headline.startswith(begins)
@@ -245,7 +245,7 @@ def test_the_recommendation_says_what_to_do_and_by_how_much(gain: float, action:
     assert any("CAdam 0.1, Adam 0.1" in reason for reason in found.reasons if "Learning rates" in reason)
 
 
-def test_the_recommendation_is_in_the_users_unit() -> None:
+def test_the_recommendation_names_the_label() -> None:
     named = replace(STUDY, settings={"schema": {"label": "click"}})
     (found,) = summarize(named, everything(0.02)).recommendations
     assert any("one with click and one without, CAdam ranks 18 more" in reason for reason in found.reasons)
@@ -330,7 +330,7 @@ def test_arms_within_what_matters_need_no_switch() -> None:
     assert found.headline.startswith("No practical difference: GAUC with CAdam is within 50 points")
 
 
-def test_a_difference_within_the_a_a_band_is_said_to_be() -> None:
+def test_a_difference_below_the_noise_floor_is_marked() -> None:
     noisy = comparison(ABOVE, noise=Interval(0.0, -0.05, 0.05, 10))
     assert str(conclude(noisy, evidence(0.005, ABOVE))).endswith(", below the noise floor")
 
@@ -382,8 +382,8 @@ def test_an_arm_that_is_the_baseline_shows_no_difference() -> None:
     assert line.verdict == NO_DIFFERENCE
 
 
-def test_arms_that_rank_alike_in_every_block_are_not_called_the_same() -> None:
-    """As with one column of two values: every block's AUC may be the same, and the log loss is not."""
+def test_arms_with_equal_gauc_but_different_log_loss_are_not_identical() -> None:
+    """With a single feature of two values, the AUC of every block may be equal although the log loss differs."""
 
     def ranked(result: Result) -> Result:
         if result.spec.settings["tuning"]:
@@ -401,7 +401,7 @@ def test_arms_that_rank_alike_in_every_block_are_not_called_the_same() -> None:
 
 @pytest.mark.parametrize(("gain", "kinds"), [(0.02, "better"), (0.0, "inconclusive")])
 def test_seeds_that_change_nothing_are_not_evidence(gain: float, kinds: str) -> None:
-    """As with a model whose weights all start at 0: users and time decide."""
+    """If all weights start at 0, every seed gives the same run, and users and time decide."""
 
     def same(result: Result) -> Result:
         return replace(result, outcome=made(replace(result.spec, seed=0), gain).outcome)
@@ -432,7 +432,7 @@ def test_missing_intervals_are_unknown_and_not_inconclusive() -> None:
 
 
 def test_an_interval_within_what_matters_is_not_inconclusive() -> None:
-    """AROUND and ABOVE reach 0.03 from 0."""
+    """AROUND and ABOVE are within 0.03 of 0."""
     wide = Interval(0.0, -0.2, 0.2, 30)
     intervals = {"seeds": AROUND, "users": AROUND, "time": wide}
     verdict = Verdict("inconclusive", "CAdam", "Adam")
@@ -444,7 +444,7 @@ def test_an_interval_within_what_matters_is_not_inconclusive() -> None:
     assert str(conclude(comparison(AROUND), found, 0.03)).endswith(
         ": within 0.03 over seeds and users, inconclusive over time"
     )
-    only = {"seeds": ABOVE, "time": AROUND}  # ahead, but by how much is open
+    only = {"seeds": ABOVE, "time": AROUND}  # CAdam is ahead, but the size is uncertain
     assert describe_doubt(verdict, only, 0.03) == ", but that is inconclusive over time"
 
 
@@ -487,7 +487,7 @@ def test_the_length_of_a_run_is_the_share_of_the_stream_it_meets() -> None:
 
 
 def test_a_single_learning_rate_causes_no_warning() -> None:
-    """What one seed says is not what their mean says."""
+    """One seed may differ in sign from the mean over seeds."""
 
     def turned(result: Result) -> Result:
         first = result.spec.seed == 0 and result.spec.optimizer == "CAdam"

@@ -49,7 +49,7 @@ def test_the_command_compares_resumes_and_reports(folder: Path, capsys: pytest.C
     assert "with a change of item" in page
     assert "cadam ab --data" in page
     stored = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.npz")}
-    assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A; one rate: no looking back
+    assert len(stored) == 2 * 2 + 2 * 2 * 2 + 2  # tuning; arms, seeds and conditions; A/A
     assert main(arguments) == 0
     again = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.npz")}
     assert again == stored
@@ -61,14 +61,14 @@ def test_the_command_compares_resumes_and_reports(folder: Path, capsys: pytest.C
     assert len(list((folder / "runs").rglob("*.npz"))) == 2 * len(stored)
 
 
-def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
+def test_each_comparison_has_its_own_folder_and_replaces_no_other_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     arguments = ab_command(folder, "--lr", "0.03", "--events", "1500")
     given = arguments.index("--output")
     del arguments[given : given + 2]
-    for more in ([], [], ["--seeds", "3"]):  # the second is the first again
+    for more in ([], [], ["--seeds", "3"]):  # the second command repeats the first
         assert main([*arguments, *more]) == 0
     folders = sorted((folder / "ab").iterdir())
     assert [folder.name[:7] for folder in folders] == ["clicks-", "clicks-"]
@@ -82,7 +82,7 @@ def test_each_comparison_has_a_folder_of_its_own_and_replaces_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["mine.html", "mine.json", "mine.schema.json"])
-def test_none_of_the_files_beside_the_report_replaces_one_of_the_user(
+def test_no_file_of_the_report_replaces_a_file_of_the_user(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (folder / name).write_text('{"mine": 1}')
@@ -109,7 +109,7 @@ def test_a_report_must_be_an_html_file(folder: Path, capsys: pytest.CaptureFixtu
     assert not (folder / name).exists()
 
 
-def test_a_schema_beside_the_report_that_was_given_is_left_as_it_is(folder: Path) -> None:
+def test_a_given_schema_beside_the_report_is_not_changed(folder: Path) -> None:
     given = {**json.loads((folder / "schema.json").read_text()), "ignored": {"x": "why"}}
     (folder / "report.schema.json").write_text(json.dumps(given))
     arguments = ab_command(folder, "--schema", str(folder / "report.schema.json"), "--lr", "0.03", "--events", "1500")
@@ -241,7 +241,7 @@ def test_the_help_has_the_exit_codes_that_can_occur(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("option", ["--blocks", "--events", "--batch-size", "--seeds"])
-def test_numbers_below_1_are_refused(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_numbers_below_1_are_rejected(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(ab_command(folder, option, "0"))
     assert ended.value.code == 2

@@ -26,7 +26,7 @@ def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(folder:
     assert first.metrics == second.metrics
     assert all(first.curves[name].tobytes() == second.curves[name].tobytes() for name in first.curves)
     assert first.metrics["events"] == 2400
-    assert first.metrics["auc"] > 0.55  # it learns
+    assert first.metrics["auc"] > 0.55  # the model learns
     assert len(first.curves["log_loss"]) == 24
     assert first.curves["log_loss"].mean() == pytest.approx(first.metrics["log_loss"])
     assert first.curves["user_impressions"].sum() <= 2400
@@ -35,7 +35,7 @@ def test_a_run_is_the_same_to_the_bit_and_measures_the_part_after_tuning(folder:
     assert run_arm(make_spec(folder, seed=1)).metrics["auc"] != first.metrics["auc"]
 
 
-def test_arms_start_alike_and_meet_the_same_events(folder: Path) -> None:
+def test_arms_have_the_same_initial_weights_and_events(folder: Path) -> None:
     adam, other = (run_arm(make_spec(folder, arm, lr=1e-12)) for arm in ("Adam", "CAdam"))
     assert adam.metrics["auc"] == pytest.approx(other.metrics["auc"], abs=1e-6)
     assert np.array_equal(adam.curves["user_impressions"], other.curves["user_impressions"])
@@ -60,7 +60,7 @@ def build():
 """
 
 
-def test_a_model_that_draws_from_any_generator_starts_and_learns_alike(folder: Path) -> None:
+def test_models_that_use_any_random_generator_are_reproducible(folder: Path) -> None:
     (folder / "model.py").write_text(RANDOM)
     before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     first, second = run_arm(make_spec(folder)), run_arm(make_spec(folder))
@@ -77,7 +77,7 @@ def test_labels_other_than_0_and_1_are_rejected(folder: Path) -> None:
         run_arm(make_spec(folder))
 
 
-def test_tuning_sees_nothing_of_what_is_measured(folder: Path) -> None:
+def test_tuning_does_not_use_the_measured_part(folder: Path) -> None:
     tuned = run_arm(make_spec(folder, tuning=True))
     table = pq.read_table(folder / "clicks.parquet")
     pq.write_table(table.slice(0, 600), folder / "clicks.parquet")
@@ -89,18 +89,18 @@ def test_tuning_sees_nothing_of_what_is_measured(folder: Path) -> None:
     [{"noise": 0.4}, {"change": {"feature": "item", "blocks": [8]}}, {"delay": 200.0}],
     ids=lambda p: next(iter(p)),
 )
-def test_what_is_planted_is_met(folder: Path, simulated: dict[str, Any]) -> None:
+def test_simulated_changes_take_effect(folder: Path, simulated: dict[str, Any]) -> None:
     plain, changed = run_arm(make_spec(folder)), run_arm(make_spec(folder, **simulated))
     assert changed.metrics["log_loss"] > plain.metrics["log_loss"]
-    if "change" in simulated:  # not before the moment
+    if "change" in simulated:  # blocks before the change are equal
         assert np.array_equal(plain.curves["log_loss"][:8], changed.curves["log_loss"][:8])
         assert (changed.curves["log_loss"][8:11] > plain.curves["log_loss"][8:11]).all()
     if "delay" in simulated:
-        assert 2200 < changed.metrics["events"] < 2400  # all but those whose labels are still under way at the end
+        assert 2200 < changed.metrics["events"] < 2400  # without events whose labels are still delayed at the end
 
 
 @pytest.mark.parametrize("simulated", [{"noise": 0.4}, {"delay": 200.0}], ids=lambda p: next(iter(p)))
-def test_what_is_planted_is_met_by_labels_in_records_of_their_own(folder: Path, simulated: dict[str, Any]) -> None:
+def test_simulated_changes_apply_to_labels_in_separate_records(folder: Path, simulated: dict[str, Any]) -> None:
     rows, lines = pq.read_table(folder / "clicks.parquet").to_pylist(), []
     for number, row in enumerate(rows):
         lines.append({"event": number, **{name: row[name] for name in ("user", "item", "at")}})
@@ -117,11 +117,11 @@ def test_what_is_planted_is_met_by_labels_in_records_of_their_own(folder: Path, 
     assert (changed.metrics["events"] < plain.metrics["events"]) == ("delay" in simulated)
 
 
-def test_a_run_that_diverges_has_no_numbers(folder: Path) -> None:
+def test_the_metrics_of_a_diverged_run_are_nan(folder: Path) -> None:
     assert math.isnan(run_arm(make_spec(folder, "SGDM", lr=1e38)).metrics["gauc_by_impressions"])
 
 
-def test_too_few_events_are_refused(folder: Path) -> None:
+def test_too_few_events_are_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="3000 events are too few for 2000 blocks"):
         run_arm(make_spec(folder, blocks=2000))
 

@@ -20,7 +20,7 @@ def test_the_scoreboard_pairs_only_runs_at_the_chosen_learning_rates() -> None:
     assert add("CAdam", 0.1, 1, 0.74) == ("1", "0.7100", "0.7400", "+0.0300")
 
 
-def test_the_head_of_a_scoreboard_is_broken_where_options_begin() -> None:
+def test_the_head_of_a_scoreboard_is_split_before_options() -> None:
     board = Scoreboard("ab", "", ("Adam", "CAdam:moments=int8"), {"auc": "AUC"})
     first, second = board.format(board.head).splitlines()
     assert (first.split(), second.split()) == (["CAdam:"], ["seed", "Adam", "AUC", "moments=int8", "AUC", "difference"])

@@ -34,23 +34,23 @@ NAMES = ("CAdam", "Adam")
         (0.95, 100_001, 1.9600),
     ],
 )
-def test_quantiles_are_those_of_the_tables(confidence: float, freedom: int, expected: float) -> None:
+def test_quantiles_agree_with_printed_tables(confidence: float, freedom: int, expected: float) -> None:
     assert t_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-5)
 
 
 @pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_quantiles_that_do_not_exist_are_refused(confidence: float, freedom: int) -> None:
+def test_arguments_out_of_range_have_no_quantile(confidence: float, freedom: int) -> None:
     with pytest.raises(ValueError, match="must"):
         t_quantile(confidence, freedom)
 
 
-def test_an_interval_by_hand() -> None:
+def test_an_interval_agrees_with_a_manual_computation() -> None:
     found = interval([1.0, 2.0, 3.0, 4.0])
     half = 3.182446 * math.sqrt(5 / 3) / 2
     assert (found.mean, found.low, found.high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
 
 
-def test_intervals_hold_the_truth_nineteen_times_in_twenty() -> None:
+def test_intervals_cover_the_mean_in_95_percent_of_samples() -> None:
     random = np.random.default_rng(0)
     samples = random.normal(3, 2, size=(4000, 5))
     held = np.mean([(found := interval(list(sample))).low <= 3 <= found.high for sample in samples])
@@ -64,7 +64,7 @@ def seeds(*values: float, first: int = 0) -> dict[int, float]:
     return dict(enumerate(values, first))
 
 
-def test_pairing_sees_what_the_seeds_hide() -> None:
+def test_pairing_removes_the_variance_between_seeds() -> None:
     baseline = seeds(10.0, 20.0, 30.0, 40.0)
     arm = {seed: value - 1 - 0.01 * seed for seed, value in baseline.items()}
     found = compare(arm, baseline, names=NAMES, better="lower", repeat=seeds(12.0, 22.0, 33.0, 39.0, first=100))
@@ -74,7 +74,7 @@ def test_pairing_sees_what_the_seeds_hide() -> None:
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
-    """The arms cross: sorted, they are 1 apart everywhere; by seed, by 5, 1 and -3, whatever order they come in."""
+    """Sorted values of the arms differ by 1 each, but by seed they differ by 5, 1 and -3."""
     arm, baseline = {2: 2.0, 0: 6.0, 1: 4.0}, seeds(1.0, 3.0, 5.0)
     found = compare(arm, baseline, names=NAMES, better="higher")
     half = 4.302653 * 4 / math.sqrt(3)  # Student's t with two degrees of freedom; their standard deviation is 4
@@ -83,8 +83,8 @@ def test_differences_are_taken_seed_by_seed() -> None:
     assert found.kind == "inconclusive"
 
 
-def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() -> None:
-    """For the same against itself the true difference is 0; moving one set as a whole leaves the floor where it was."""
+def test_the_noise_floor_does_not_depend_on_the_difference_of_the_two_sets() -> None:
+    """The true A/A difference is 0, so a shift of one set does not change the noise floor."""
     baseline = seeds(1.0, 2.0, 3.0)
     half = 2.776445 * math.sqrt(2 / 3)
     for shift in (0.0, 5.0, -5.0):
@@ -101,13 +101,13 @@ def test_the_floor_does_not_depend_on_how_far_apart_two_sets_happened_to_be() ->
     assert (undecided.kind, floor_qualifier(undecided)) == ("inconclusive", "")
 
 
-def test_two_single_runs_are_apart_without_a_floor() -> None:
+def test_two_single_runs_have_a_difference_but_no_noise_floor() -> None:
     found = compare(seeds(3.0), seeds(1.0), names=NAMES, better="higher", repeat=seeds(4.0, first=100))
     assert math.isnan(found.floor)
     assert comparison_row("loss", "", found, 1.0, 1).noise_floor == "3.0 seen"
 
 
-def test_an_interval_that_holds_0_is_inconclusive() -> None:
+def test_an_interval_that_contains_0_is_inconclusive() -> None:
     found = compare(seeds(1.0, 2.0, 3.0), seeds(1.2, 1.9, 2.9), names=NAMES, better="lower")
     assert found.kind == "inconclusive"
     assert comparison_row("loss", "", found, 1.0).verdict_kind == "inconclusive"
@@ -119,14 +119,14 @@ def test_one_seed_gives_no_verdict() -> None:
     assert comparison_row("loss", "", found, 1.0, 1).interval == "-4.0"
 
 
-def test_without_randomness_one_run_decides() -> None:
+def test_without_randomness_one_run_is_conclusive() -> None:
     found = compare(seeds(1.0), seeds(5.0), names=NAMES, better="lower", random=False)
     assert found.kind == "better"
     same = compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", random=False)
     assert same.kind == "equivalent"
 
 
-def test_without_variance_the_verdict_says_so() -> None:
+def test_the_verdict_mentions_a_difference_without_variance() -> None:
     found = compare(seeds(1.0, 2.0), seeds(2.0, 3.0), names=NAMES, better="lower")
     assert (
         str(verdict_over_seeds(found))
@@ -145,20 +145,20 @@ def test_a_diverged_run_is_not_averaged_away(bad: float) -> None:
     assert comparison_row("loss", "", found, 1.0).values["CAdam diverged"] == 1
 
 
-def test_all_diverged() -> None:
+def test_without_finite_values_there_is_no_interval() -> None:
     found = compare(seeds(math.nan), seeds(math.nan), names=NAMES, better="lower", repeat=seeds(math.nan, first=9))
     assert "diverged in 1 of 1" in str(verdict_over_seeds(found))
     assert comparison_row("loss", "", found, 1.0).interval == "none: all diverged"
 
 
-def test_seeds_must_pair_and_a_a_must_not() -> None:
+def test_arms_need_the_same_seeds_and_the_repeats_other_seeds() -> None:
     with pytest.raises(ValueError, match=r"only one of them has \[1\]"):
         compare(seeds(1.0, 2.0), seeds(1.0), names=NAMES, better="lower")
     with pytest.raises(ValueError, match=r"other seeds.*\[0\]"):
         compare(seeds(1.0), seeds(1.0), names=NAMES, better="lower", repeat=seeds(1.0))
 
 
-def test_the_kinds_of_seeds_never_meet() -> None:
+def test_the_ranges_of_seeds_are_disjoint() -> None:
     kinds = [set(evaluation_seeds(1000)), set(tuning_seeds(1000)), set(repeat_seeds(1000))]
     assert len(set().union(*kinds)) == 3000
 
@@ -191,6 +191,6 @@ def test_higher_can_be_better() -> None:
     assert choose_lr("CAdam", by_seed({0.1: [3.0], 0.2: [1.0]}), "higher").lr == 0.1
 
 
-def test_a_grid_that_only_diverges_is_an_error() -> None:
+def test_a_grid_without_a_finite_value_is_an_error() -> None:
     with pytest.raises(ValueError, match="CAdam diverged at every"):
         choose_lr("CAdam", by_seed({0.1: [math.nan], 0.2: [math.inf]}), "lower")

@@ -103,7 +103,7 @@ def test_a_worse_learning_rate_is_detected_in_training() -> None:
 
 
 def test_the_class_agrees_with_the_function_and_continues_from_its_state() -> None:
-    made = blocks(1, 60, 0.3)[0] + 5e3  # a large mean must not cost digits
+    made = blocks(1, 60, 0.3)[0] + 5e3  # a large mean must not reduce the accuracy
     low, high = confidence_sequence(made)
     plain_low, _ = confidence_sequence(made - 5e3)
     assert low[20:] - 5e3 == pytest.approx(plain_low[20:], abs=1e-9)
@@ -169,7 +169,7 @@ def slow_and_quick(runs: int, length: int, related: float) -> np.ndarray:
 def test_spikes_and_long_tails_do_not_raise_the_error_rate() -> None:
     random = np.random.default_rng(0)
     spikes = np.where(random.random((1000, 200)) < 0.02, 1.0, 0.0) - 0.02
-    assert np.mean(first_exclusion(*confidence_sequence(spikes)) > 0) <= 0.01  # 5% were allowed
+    assert np.mean(first_exclusion(*confidence_sequence(spikes)) > 0) <= 0.01  # the limit is 5%
     skewed = random.lognormal(size=(1000, 200)) - math.exp(0.5)
     for side in (skewed, -skewed):
         assert np.mean(first_exclusion(*confidence_sequence(side)) > 0) <= 0.05
@@ -239,7 +239,7 @@ def test_over_blocks_covers_correlated_blocks() -> None:
 
 def test_recovery_counts_the_blocks_until_the_drop_is_made_up() -> None:
     curve = np.concatenate([np.full(10, 0.8), 0.8 - 0.2 * 0.5 ** np.arange(20)])
-    # 0.2 is down to a tenth within 3.3 halvings; the mean over three blocks is the later ones too
+    # The drop of 0.2 shrinks to a tenth in 3.3 halvings; the mean over three blocks includes later blocks.
     assert recovery_blocks(curve, 10) == 3
     assert recovery_blocks(curve[:13], 10) is None
     assert recovery_blocks(np.full(20, 0.8), 10) == 0

@@ -24,7 +24,7 @@ LINE_INTERVAL = 5.0
 
 
 class Progress:
-    """How many runs of several experiments are finished, and how long the others will take."""
+    """The number of finished runs of several experiments, and the time that the others will take."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests

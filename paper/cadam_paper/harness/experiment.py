@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scale = Literal["quick", "full"]
-"""How large an experiment is: a quick rehearsal, or as many seeds and as much data as a result needs."""
+"""The size of an experiment: a quick rehearsal, or as many seeds and as much data as a result needs."""
 
 OWN_DATA = "CADAM_OWN_DATA"
 """The environment variable with the path of the user's own data, for worker processes."""

@@ -70,7 +70,7 @@ class Request:
     failed: dict[RunSpec, str] = field(default_factory=dict)
     """The tracebacks of failed runs."""
     unknown: str = ""
-    """Why the run specs cannot be listed, for example because data has to be read first."""
+    """The reason why the run specs cannot be listed, for example because data has to be read first."""
 
     @property
     def complete(self) -> bool:

@@ -1,1 +1,1 @@
-"""Two optimizers on the same stream: the paired online A/B that stands in for the paper's production runs."""
+"""The A/B comparison of optimizers on one stream: paired runs, their analysis, a recommendation and a report."""

@@ -3,7 +3,7 @@
 Three intervals for the same paired difference answer different questions: over seeds (would other initial weights give
 the same?), over users (would other users?), and a confidence sequence over blocks of time (would a later check?). One
 arm is called better, or both are called equivalent, only if all three intervals agree. If every seed gives the same
-run, as with a model whose weights all start at 0, seeds are no evidence, and the other two intervals decide.
+run, as with a model whose weights all start at 0, seeds are not evidence, and the other two intervals decide.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .verdict import SAME_ARM, Verdict, floor_qualifier, verdict_over_seeds
 MAIN_METRIC = "gauc_by_impressions"
 """The metric that the verdict is about."""
 CHANCE_METRIC = "gauc_by_chance"
-"""How far from 0.5 random scores put the GAUC: a metric of the measured part, and a curve over its blocks."""
+"""The distance from 0.5 that random scores give the GAUC, as a metric of the measured part and a curve over blocks."""
 METRIC_NAMES = {
     MAIN_METRIC: "GAUC by impressions",
     "gauc_by_user": "GAUC by user",
@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def missing_reason(self) -> str:
-        """Why the sequence has no finite ends after the last block; empty if it has."""
+        """The reason why the sequence has no finite ends after the last block; empty if it has."""
         if math.isfinite(self.sequence.low):
             return ""
         if len(self.by_block) < FIRST_CHECK:

@@ -45,9 +45,9 @@ class Findings:
     has_user: bool = True
     """Whether GAUC compares events of the same user."""
     chance: float = 0.0
-    """How far from 0.5 random scores would put the GAUC."""
+    """The distance from 0.5 that random scores may give the GAUC."""
     missing_reason: str = ""
-    """Why the interval over time is unknown."""
+    """The reason why the interval over time is unknown."""
 
 
 def recommend(findings: Findings) -> Recommendation:

@@ -89,7 +89,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a result was computed: cost, device, software versions and commit. It is never part of the result itself."""
+    """The cost, device, software versions and commit of a result. They are never part of the result itself."""
 
     seconds: float
     peak_memory: int

@@ -108,7 +108,7 @@ class RunEvent:
     """A change in the state of one run."""
 
     kind: Literal["cached", "computed", "failed", "damaged"]
-    """How the run ended; "damaged" means that its file cannot be read and that it is computed again."""
+    """The state of the run; "damaged" means that its file cannot be read and that it is computed again."""
     spec: RunSpec
     result: Result | None = None
     message: str = ""

@@ -20,7 +20,7 @@ ACTIONS: Mapping[Kind, Action] = {
 """The recommended action for each kind of verdict."""
 MORE_SEEDS = "run more seeds (--seeds)"
 ONE_SEED = f"undecided: there is one seed; {MORE_SEEDS}"
-SAME_RUNS = "every seed gives the same run, so seeds are no evidence"
+SAME_RUNS = "every seed gives the same run, so seeds are not evidence"
 SAME_ARM = "every metric is equal to the last bit under every seed"
 
 
@@ -102,7 +102,7 @@ class Recommendation:
     values: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind the recommendation, for JSON."""
     objection: str = ""
-    """Why nothing can be recommended although there is a verdict, in one clause; empty if there is no objection."""
+    """The reason why nothing can be recommended although there is a verdict, in one clause; empty if there is none."""
 
     @property
     def action(self) -> Action:

@@ -23,7 +23,7 @@ Kind = Literal["better", "worse", "equivalent", "inconclusive", "diverged"]
 """The possible conclusions of a comparison."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Position = Literal["above", "below", "within", "open"]
-"""Where an interval lies relative to 0 and to the smallest difference that matters."""
+"""The position of an interval relative to 0 and to the smallest difference that matters."""
 
 
 def sign(interval: Interval) -> int:
@@ -117,7 +117,7 @@ class Comparison:
 
     @property
     def kind(self) -> Kind:
-        """The conclusion from the interval over seeds alone."""
+        """The conclusion from the interval over seeds."""
         if self.diverged or self.baseline_diverged:
             return "diverged"
         d = self.difference

@@ -25,7 +25,7 @@ LINE_INTERVAL = 5.0
 
 
 class Progress:
-    """How many runs of a study are finished, and how long the others will take."""
+    """The number of finished runs of a study, and the time that the others will take."""
 
     def __init__(self, study: Study, seeds: int) -> None:
         self.total, self._total_work = count_work(study, seeds)

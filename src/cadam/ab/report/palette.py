@@ -74,8 +74,8 @@ STYLE: dict[Any, Any] = {
 def arm_colors(arms: Iterable[str]) -> dict[str, str]:
     """Return one color per arm: blue for CAdam, orange-red for Adam, and others from `SERIES` in order.
 
-    Options after a colon do not matter: the first arm of CAdam or Adam takes its color, and further arms of the same
-    optimizer take colors from the list.
+    Options after a colon do not matter: one arm of CAdam and one of Adam take their colors, and further arms of the
+    same optimizer take colors from the list.
 
     Example:
         >>> arm_colors(["Adam", "CAdam:moments=int8"]) == {"Adam": ADAM, "CAdam:moments=int8": CADAM}
