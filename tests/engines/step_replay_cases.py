@@ -520,7 +520,7 @@ def a_list_of_the_same_parameters_of_which_one_is_replaced_later() -> None:
     a, b = begin()
     for t in (a, b):
         t.group["params"] = list(t.params)
-        assert [t.step(seed) for seed in range(3, 5)] == [False, t.replays]
+        assert [t.step(seed) for seed in range(3, 6)] == [False, False, t.replays]
         torch.manual_seed(9)
         left, t.params[1] = t.params[1], torch.nn.Parameter(torch.randn(40))
         was = left.detach().clone()
@@ -588,7 +588,7 @@ def a_group_without_gradients_that_is_gone() -> None:
         t.optimizer.param_groups[1] = Group(t.optimizer.param_groups[1])
         assert [t.step(seed) for seed in range(3)] == [False, False, t.replays]
         group = weakref.ref(t.optimizer.param_groups.pop())
-        assert (group() is not None) == t.replays  # the compiled function is going to look at it
+        assert group() is not None  # compiled code is going to compare its address
         assert not t.step(3)
     assert_same(a, b)
 
@@ -698,7 +698,7 @@ def steps_that_cannot_be_replayed() -> None:
     a = made(True)
     a.group["params"] = tuple(a.params)
     assert not any(a.step(seed) for seed in range(4))
-    assert "not in lists" in a.not_replayed
+    assert "none that another can be like" in a.not_replayed  # a plan is kept for lists only
 
 
 def whatever_the_users_defaults_are() -> None:

@@ -17,24 +17,21 @@ a new plan is made from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..native.container_snapshot import ContainerSnapshot
 from ..native.tensor_snapshot import CHANGED, TensorSnapshot
 from ..rules import Rule
 from .base import PLAIN, Engine, KernelBatch, ParamSlot, share_memory
 from .replay import ReplayController, TrackedContainers
 from .resolved_group import ResolvedGroup
 from .selection import check_requested_engine, choose
-
-Group = Mapping[str, Any]
 
 
 @dataclass
@@ -105,12 +102,12 @@ class StepPlan:
     The optimizer uses it like this::
 
         if plan is None or not plan.fits(groups, state, unscale):
-            plan = StepPlan(rule, confidence, groups, unscale)
+            plan = StepPlan(rule, confidence, groups, state, unscale)
         for planned in plan.find_new_params():
-            plan.set_slot(planned, make_slot(planned), state[planned.param])
+            plan.set_slot(planned, make_slot(planned))
         for engine, batches in plan.make_work(grad_scale):
             engine.run(batches)
-        plan.finish(groups, state)
+        plan.finish()
 
     Attributes:
         work: The batches of each engine in this step.
@@ -118,10 +115,12 @@ class StepPlan:
         replay: The recorded step, if there is one.
     """
 
-    def __init__(self, rule: Rule, confidence: bool, groups: Sequence[Group], unscale: bool) -> None:
+    def __init__(
+        self, rule: Rule, confidence: bool, groups: list[dict[str, Any]], state: dict[Tensor, Any], unscale: bool
+    ) -> None:
         self.rule, self.confidence, self.unscale = rule, confidence, unscale
-        self.groups = list(groups)
-        self.group_params = [list(group["params"]) for group in groups]
+        self.groups, self.state = groups, state
+        self.group_params = [group["params"] for group in groups]
         self.resolved: list[ResolvedGroup | None] = [None] * len(self.groups)
         unique: dict[Tensor, PlannedParam] = {}
         for number, params in enumerate(self.group_params):
@@ -136,12 +135,12 @@ class StepPlan:
         self.has_new_slots, self.has_new_batches = False, True
         self.overlaps = False
         self._snapshot_grads()
-        self._snapshot_state([])
         self._snapshot_memory()
+        self._snapshot_containers()
 
     # Changes between steps -----------------------------------------------------------------------------------------
 
-    def fits(self, groups: Sequence[Group], state: Mapping[Tensor, Any], unscale: bool) -> bool:
+    def fits(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any], unscale: bool) -> bool:
         """Whether nothing but gradients and numbers among the options has changed since the last step.
 
         Raises:
@@ -151,11 +150,10 @@ class StepPlan:
             self.is_reusable
             and self.is_finished  # An engine that raised an error may have adopted only a part of the changes.
             and unscale == self.unscale
-            and _are_same(groups, self.groups)
-            and all(_are_same(group["params"], params) for group, params in zip(groups, self.group_params, strict=True))
-            and _are_same(state.values(), self.states)
-            and sum(map(len, self.slot_states)) == len(self.buffers)
-            and all(map(is_, chain.from_iterable(map(dict.values, self.slot_states)), self.buffers))
+            and groups is self.groups
+            and state is self.state
+            and all(group["params"] is params for group, params in zip(groups, self.group_params, strict=False))
+            and self.containers.is_unchanged()
             and self._refresh_options()
             and not self._has_moved()
         )
@@ -176,11 +174,13 @@ class StepPlan:
                             batch.group = refreshed
         return True
 
-    def _snapshot_state(self, states: Collection[Any]) -> None:
-        """Note the entries of `optimizer.state` and, for parameters with a slot, the buffers in them."""
-        self.states = list(states)
-        self.slot_states = [planned.state for planned in self.params if planned.slot is not None]
-        self.buffers = list(chain.from_iterable(map(dict.values, self.slot_states)))
+    def _snapshot_containers(self) -> None:
+        """Note the groups, their parameters, the entries of `optimizer.state` and the buffers of all slots."""
+        states = [planned.state for planned in self.params if planned.slot is not None]
+        containers = [self.groups, self.state, *self.group_params, *states]
+        self.is_reusable &= all(isinstance(container, list | dict) for container in containers)
+        if self.is_reusable:
+            self.containers = ContainerSnapshot(containers)
 
     def _snapshot_memory(self) -> None:
         """Note where the tensors of all slots are in memory, and in which form.
@@ -271,7 +271,7 @@ class StepPlan:
             )
         return group
 
-    def set_slot(self, planned: PlannedParam, slot: ParamSlot, state: dict[str, Any]) -> None:
+    def set_slot(self, planned: PlannedParam, slot: ParamSlot) -> None:
         """Set the slot of a parameter that `find_new_params` returned, and choose its engine.
 
         Raises:
@@ -281,7 +281,7 @@ class StepPlan:
         grad = real_local_grad(planned.param.grad, planned.param)  # type: ignore[arg-type]
         choice = choose(group, slot, grad)
         check_requested_engine(group, slot, choice)
-        planned.slot, planned.engine, planned.state = slot, choice.engine, state
+        planned.slot, planned.engine, planned.state = slot, choice.engine, self.state[planned.param]
         if planned.is_view:
             planned.memory = planned.view_memory()
             # Autograd must differentiate through the view of each step, so `differentiable` needs a new one.
@@ -327,7 +327,7 @@ class StepPlan:
         self.work = list(work.values())
         self.replay = ReplayController()
 
-    def finish(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+    def finish(self) -> None:
         """Complete a step: adopt what the engines have moved, record the step if it repeats, release the gradients.
 
         Gradients are as large as the parameters, and the user may be about to delete them.
@@ -335,10 +335,10 @@ class StepPlan:
         if self.has_new_batches:
             self.memory.update()  # Engines move step counts of a new batch into one tensor.
         if self.has_new_slots:
-            self._snapshot_state(state.values())
+            self._snapshot_containers()
         self.has_new_slots = self.has_new_batches = False
         if self.is_reusable:
-            self._record(groups, state)
+            self._record()
         for _, batches in self.work:
             for batch in batches:
                 batch.grads = ()
@@ -346,7 +346,7 @@ class StepPlan:
             view.grad_holder.grad = None
         self.is_finished = True
 
-    def _record(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+    def _record(self) -> None:
         if self.views:
             self.replay.reason = "a parameter is complex or a DTensor"
             return
@@ -354,7 +354,7 @@ class StepPlan:
         def containers() -> TrackedContainers:
             absent = [p.param for p, signature in zip(self.params, self.signatures, strict=True) if signature is None]
             present = [p.state for p, signature in zip(self.params, self.signatures, strict=True) if signature]
-            return TrackedContainers(groups, state, present, absent)
+            return TrackedContainers(self.groups, self.state, present, absent)
 
         self.replay.after_step(self.work, containers)
 
@@ -365,11 +365,6 @@ class StepPlan:
             for planned, signature in zip(self.params, self.signatures, strict=True)
             if signature is not None and planned.engine is not None
         }
-
-
-def _are_same(now: Collection[Any], then: Collection[Any]) -> bool:
-    """Whether two collections contain the same objects in the same order."""
-    return len(now) == len(then) and all(map(is_, now, then))
 
 
 def _grad_signature(grad: Tensor | None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Sequence
 from functools import cache
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -38,12 +39,29 @@ class ContainerSnapshot:
         self._ignored_keys = ignored_keys
         self.records = np.zeros(len(containers), TRACKED_CONTAINER)
         self._entries: list[Any] = [None] * len(containers)
-        for index, container in enumerate(containers):
-            self.track(index, container)
+        if ignored_keys:
+            for index, container in enumerate(containers):
+                self.track(index, container)
+        else:
+            self._track_all(containers)
         try:
             self._compare: Any = package_library().locked.cadam_are_containers_unchanged
         except UnavailableError:
             self._compare = None
+
+    def _track_all(self, containers: Sequence[dict[Any, Any] | list[Any]]) -> None:
+        """Take a snapshot of all containers with one array for the addresses of their values."""
+        are_dicts = [isinstance(container, dict) for container in containers]
+        values = [list(c.values() if is_dict else c) for c, is_dict in zip(containers, are_dicts, strict=True)]  # type: ignore[union-attr]
+        counts = np.fromiter(map(len, values), np.int64, len(values))
+        ids = np.fromiter(map(id, chain.from_iterable(values)), np.int64, counts.sum())
+        starts = np.cumsum(counts) - counts
+        self.records["object"] = np.fromiter(map(id, containers), np.int64, len(containers))
+        self.records["is_dict"] = are_dicts
+        self.records["count"] = counts
+        self.records["expected"] = ids.ctypes.data + ids.itemsize * starts
+        splits = [ids[start : start + count] for start, count in zip(starts, counts, strict=True)]
+        self._entries = list(zip(containers, values, splits, strict=True))
 
     def track(self, index: int, container: dict[Any, Any] | list[Any]) -> None:
         """Replace one of the containers, and take a snapshot of it."""

@@ -91,7 +91,7 @@ class Optimizer(torch.optim.Optimizer):
         plan, self._plan = self._plan, None  # If this method raises, the next step makes a new plan.
         unscale = grad_scale is not None
         if plan is None or not plan.fits(self.param_groups, self.state, unscale):
-            plan = StepPlan(self.rule, self.confidence, self.param_groups, unscale)
+            plan = StepPlan(self.rule, self.confidence, self.param_groups, self.state, unscale)
             self._forget_counts()
         self._add_slots(plan, plan.find_new_params())
         work = plan.make_work(grad_scale)
@@ -118,7 +118,7 @@ class Optimizer(torch.optim.Optimizer):
             for planned in new:
                 group = plan.resolve(planned.group_number).source
                 slot = self._slot(planned.param, group, names[planned.param])
-                plan.set_slot(planned, slot, self.state[planned.param])
+                plan.set_slot(planned, slot)
         except RuntimeError:
             for param in set(self.state) - existing:
                 del self.state[param]
@@ -127,7 +127,7 @@ class Optimizer(torch.optim.Optimizer):
     def _finish_step(self) -> None:
         plan = self._plan
         if plan is not None:
-            plan.finish(self.param_groups, self.state)
+            plan.finish()
             if not plan.is_reusable:
                 self._plan = None
 
