@@ -25,7 +25,7 @@ import torch
 from cadam_paper.images import data
 from cadam_paper.images.data import Images
 from cadam_paper.images.streams import Stream, continuous, noisy, sudden
-from cadam_paper.images.train import Record, Run, Task, side_by_side
+from cadam_paper.images.train import Record, Run, Task, run_concurrently
 
 Line = tuple[str, str]
 BAR_EPOCH, BAR_THROUGHPUT = 0.9, 1.5
@@ -152,8 +152,8 @@ def neighbours(images: Images, found: dict[str, Any]) -> list[Line]:
         optimizer, stream = (("CAdam", TURNING), ("Adam", GLIDING))[seed % 2]
         return Run(task(optimizer=optimizer, seed=seed, epochs=2, stream=stream), some)
 
-    alone = {seed: next(run.record() for run, _ in side_by_side([two_epochs(seed)], 1)) for seed in (0, 1)}
-    among = {run.task.seed: run.record() for run, _ in side_by_side(map(two_epochs, range(6)), 6)}
+    alone = {seed: next(run.record() for run, _ in run_concurrently([two_epochs(seed)], 1)) for seed in (0, 1)}
+    among = {run.task.seed: run.record() for run, _ in run_concurrently(map(two_epochs, range(6)), 6)}
     lines = []
     for seed, record in alone.items():
         apart = differences(among[seed], record)

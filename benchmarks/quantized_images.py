@@ -18,7 +18,7 @@ from cadam.rules.moment_storage import STORAGES
 from cadam.statistics import comparison
 from cadam_paper.images import data, streams
 from cadam_paper.images.runs import LANES
-from cadam_paper.images.train import Run, Task, side_by_side
+from cadam_paper.images.train import Run, Task, run_concurrently
 
 REPEAT = 100
 """Offset of the seeds of the noise floor, so that they differ from the others."""
@@ -42,7 +42,7 @@ def main() -> None:
     start = time.monotonic()
     last: dict[tuple[str, int], float] = {}
     mean: dict[tuple[str, int], float] = {}
-    for run, seconds in side_by_side(runs(), LANES):
+    for run, seconds in run_concurrently(runs(), LANES):
         record, task = run.record(), run.task
         run.release()
         arm = task.moments, task.seed

@@ -117,7 +117,7 @@ def test_the_error_names_a_damaged_file(files: dict[str, dict[str, bytes]], tmp_
     name = next(name for name in contents if "3" in name)
     contents[name] = contents[name][:-1] + bytes([contents[name][-1] ^ 1])
     write(tmp_path / folder, contents)
-    with pytest.raises(data.DamagedImagesError, match=f"{name} is damaged.*md5"):
+    with pytest.raises(data.DamagedImagesError, match=f"{name} is damaged.*MD5"):
         data.read_cifar10(tmp_path)
 
 
@@ -139,12 +139,12 @@ def test_an_archive_that_was_cut_short_is_named(files: dict[str, dict[str, bytes
         data.read_cifar10(archive)
 
 
-def test_a_pickle_that_asks_for_functions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_that_calls_functions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (str(tmp_path / "touched"),)
 
-    with pytest.raises(pickle.UnpicklingError, match=r"asks for .*which no file of images needs"):
+    with pytest.raises(pickle.UnpicklingError, match="posix|os"):
         data._read_python(pickle.dumps(Evil()))
     assert not (tmp_path / "touched").exists()
 
@@ -173,17 +173,17 @@ def test_a_download_is_checked_before_it_takes_its_name(
     site = tmp_path / "site"
     site.mkdir()
     archive = pack(site / version.archive, version.folder, files[version.folder])
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(data.DamagedImagesError, match=version.md5):
-        data.download_cifar10(tmp_path / "here", site.as_uri(), said.append)
+        data.download_cifar10(tmp_path / "here", site.as_uri(), reported.append)
     assert list((tmp_path / "here").iterdir()) == []
     right = replace(version, md5=hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setattr(data, "VERSIONS", (right, *data.VERSIONS[1:]))
-    data.download_cifar10(tmp_path / "here", site.as_uri(), said.append)
+    data.download_cifar10(tmp_path / "here", site.as_uri(), reported.append)
     monkeypatch.setenv("CADAM_DATA", str(tmp_path / "here"))
     assert data.CIFAR10.missing() is None
     assert len(data.read_cifar10(data.CIFAR10.location()).train) == 5 * ROWS
-    assert any(version.archive in line for line in said)
+    assert any(version.archive in line for line in reported)
 
 
 @pytest.mark.skipif(data.CIFAR10.missing() is not None, reason="CIFAR-10 is not in $CADAM_DATA")

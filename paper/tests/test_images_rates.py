@@ -1,4 +1,4 @@
-"""Accuracy over learning rates: what is run, and what is said of it."""
+"""The experiments on images over learning rates: their runs and their summaries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_arm_is_judged_at_its_own_best_rate() -> None:
     assert len(EXPERIMENT.figures(found)) == 1
 
 
-def test_before_runs_tell_no_growth_of_the_grid_is_expected() -> None:
+def test_without_results_no_extension_of_the_grid_is_expected() -> None:
     """The time left would be that of a grid of all rates."""
     request = runner.Request(EXPERIMENT, EXPERIMENT.plan("full"))
     runner.look_up(request, lambda _, spec: None)
@@ -82,8 +82,8 @@ def test_a_best_rate_at_an_end_of_the_grid_is_warned_of() -> None:
     assert all("Adam" in text and "3e-05" in text for text in warnings)
 
 
-def test_a_run_on_digits_is_said_to_be_a_rehearsal() -> None:
+def test_a_summary_on_digits_starts_with_a_disclaimer() -> None:
     full = results({"Adam": 3e-4, "CAdam": 1e-3})
     quick = Results([replace(result, spec=replace(result.spec, data="digits")) for result in full])
-    assert EXPERIMENT.summary(quick).verdict.startswith("A rehearsal, not the paper's run")
-    assert not EXPERIMENT.summary(full).verdict.startswith("A rehearsal")
+    assert EXPERIMENT.summary(quick).verdict.startswith("Not the paper's setting")
+    assert not EXPERIMENT.summary(full).verdict.startswith("Not the paper's setting")

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from cadam_paper.images import data, models, train
 from cadam_paper.images.data import Images
-from cadam_paper.images.streams import CLEAN, OWN, Stream, augmented, continuous, noisy, parse, sudden
-from cadam_paper.images.train import Record, Run, Task, side_by_side
+from cadam_paper.images.streams import CLEAN, TRUE_LABEL, Stream, augmented, continuous, noisy, parse, sudden
+from cadam_paper.images.train import Record, Run, Task, run_concurrently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -50,14 +50,14 @@ def raw(run: Run, seen: torch.Tensor) -> torch.Tensor:
 def test_quarter_turns_are_exact(images: Images, quarter: int) -> None:
     run = Run(task(), images)
     view = torch.from_numpy(train.rotations(np.array([90.0 * quarter])))
-    seen = raw(run, run.seen(images.train[:5], view))
+    seen = raw(run, run.transform(images.train[:5], view))
     torch.testing.assert_close(seen, torch.rot90(images.train[:5], quarter, (2, 3)).float(), rtol=0, atol=1e-2)
 
 
 def test_corners_are_black_when_turned_by_half_a_quarter(images: Images) -> None:
     run = Run(task(), images)
     white = torch.full_like(images.train[:2], 255)
-    seen = raw(run, run.seen(white, torch.from_numpy(train.rotations(np.array([45.0])))))
+    seen = raw(run, run.transform(white, torch.from_numpy(train.rotations(np.array([45.0])))))
     assert seen[:, :, 0, 0].abs().max() < 1e-2
     assert (seen[:, :, 4:6, 4:6] - 255).abs().max() < 1e-2
 
@@ -68,7 +68,7 @@ def test_images_are_moved_mirrored_and_then_turned(images: Images) -> None:
     index = torch.from_numpy(schedule.order[step])
     moves = torch.from_numpy(train.moves(schedule, images.train.shape[-2:]))[step]
     view = moves @ torch.from_numpy(train.rotations(schedule.angle[step : step + 1]))
-    seen = raw(run, run.seen(images.train[index], view))
+    seen = raw(run, run.transform(images.train[index], view))
     for number in range(8):
         down, right = schedule.shift[step, number].tolist()
         flipped = images.train[index[number]].flip(2) if schedule.flip[step, number] else images.train[index[number]]
@@ -104,7 +104,7 @@ def test_the_step_is_the_plain_one(images: Images) -> None:
         own = images.train_labels[index]
         turned = torch.rot90(images.train[index], int(schedule.angle[step]) // 90, (2, 3)).float()
         logits = model((turned - images.mean) / images.std)
-        loss = F.cross_entropy(logits, own if shown[0] == OWN else shown)
+        loss = F.cross_entropy(logits, own if shown[0] == TRUE_LABEL else shown)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -233,7 +233,7 @@ def test_runs_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> No
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     runs = [Timed(turns, clock) for turns in (2, 6, 3)]
-    seconds = {runs.index(run): took for run, took in side_by_side(runs, 2)}  # type: ignore[arg-type]
+    seconds = {runs.index(run): took for run, took in run_concurrently(runs, 2)}  # type: ignore[arg-type]
     # The first and the second take turns, two seconds each; then the third and the second; the second ends alone.
     assert seconds == pytest.approx({0: 2, 2: 3, 1: 6})
     assert sum(seconds.values()) == clock[0] == 11
@@ -253,7 +253,7 @@ def test_runs_side_by_side_are_as_they_are_alone(images: Images, lanes: int) -> 
             yield Run(task(seed=seed), images)
 
     found = {}
-    for run, seconds in side_by_side(begin(), lanes):
+    for run, seconds in run_concurrently(begin(), lanes):
         at_once.discard(run.task.seed)
         assert seconds > 0
         found[run.task.seed] = run.record()

@@ -1,6 +1,8 @@
-"""labeled images, kept as bytes on the device: CIFAR-10 from its official files, and handwritten digits.
+"""The image data sets: CIFAR-10 from its official files, and the handwritten digits of scikit-learn.
 
-python -m cadam_paper.images.data data     downloads CIFAR-10 into the folder data
+Pixels are kept as bytes on the device. This command downloads CIFAR-10 into the folder `data`::
+
+    python -m cadam_paper.images.data data
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ from ..harness.experiment import Data
 
 SITE = "https://www.cs.toronto.edu/~kriz"
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-"""Five of training images and one of test images."""
+"""Names of CIFAR-10's files: five batches of training images and one of test images."""
 
 
 class DamagedImagesError(ValueError):
-    """A file of a data set that is not what its publishers gave out."""
+    """Raised if a file of a data set is missing or differs from the published one."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """One of the forms in which CIFAR-10 is published: its archive, the folder in it, and the md5 of every file."""
+    """A file format in which CIFAR-10 is published: the archive, its folder, and the MD5 hash of every file."""
 
     archive: str
     md5: str
@@ -58,18 +60,21 @@ def _read_binary(content: bytes) -> tuple[Array, Array]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads pickles of arrays, lists and texts. A pickle may ask for any function of Python; this one gets none."""
+    """Unpickler that accepts only NumPy arrays, lists and strings.
+
+    A pickle can call any Python function, so it refuses every global except those that NumPy arrays need.
+    """
 
     ALLOWED = ("_reconstruct", "ndarray", "dtype")
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in self.ALLOWED:
             return np.dtype if name == "dtype" else np.ndarray if name == "ndarray" else _reconstruct
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of images needs")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR-10 files do not need")
 
 
 def _reconstruct(kind: type, shape: tuple[int, ...], dtype: bytes) -> Array:
-    """What numpy pickles an array by: an empty one, filled in afterwards."""
+    """Create an empty array for unpickling, as `numpy.core.multiarray._reconstruct` does. Its values are set later."""
     empty: Array = np.ndarray.__new__(kind, shape, np.dtype(dtype.decode()))
     return empty
 
@@ -118,7 +123,10 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class Images:
-    """Images (n, channels, height, width) as bytes with their labels, and mean and spread of the training pixels."""
+    """Training and test images as bytes of shape (n, channels, height, width), and their labels.
+
+    `mean` and `std` are the mean and the standard deviation of the training pixels of each channel.
+    """
 
     train: Tensor
     train_labels: Tensor
@@ -130,7 +138,7 @@ class Images:
 
     @classmethod
     def of(cls, train: tuple[Array, Array], test: tuple[Array, Array]) -> Images:
-        """From arrays of bytes; mean and spread are those of each channel, exactly."""
+        """Create the data set from (images, labels) arrays, and compute the exact mean and standard deviation."""
         pixels = train[0]
         if pixels.ndim != 4:
             raise ValueError(f"images must be (n, channels, height, width), got {pixels.shape}")
@@ -150,6 +158,7 @@ class Images:
         )
 
     def to(self, device: torch.device) -> Images:
+        """Return a copy with all tensors on a device."""
         tensors: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
@@ -160,12 +169,12 @@ class Images:
 
 @lru_cache(maxsize=2)
 def load(name: str, device: torch.device) -> Images:
-    """A data set by name, on a device; loaded once in a process."""
+    """Load a data set by name to a device. The result is cached for the lifetime of the process."""
     if name == CIFAR10.name:
         return read_cifar10(CIFAR10.location()).to(device)
     if name == DIGITS.name:
         return read_digits().to(device)
-    raise ValueError(f"no images are called {name!r}; there are {CIFAR10.name} and {DIGITS.name}")
+    raise ValueError(f"there is no data set {name!r}; the data sets are {CIFAR10.name} and {DIGITS.name}")
 
 
 # CIFAR-10 ------------------------------------------------------------------------------------------------------
@@ -173,12 +182,12 @@ def load(name: str, device: torch.device) -> Images:
 
 @dataclass(frozen=True)
 class Cifar10(Data):
-    """CIFAR-10 in any of its published forms, packed or unpacked."""
+    """CIFAR-10 in any of its published formats, as an archive or as unpacked files."""
 
     def location(self) -> Path:
-        """The archive or the folder with the files: $CADAM_DATA itself, or something in it."""
+        """Return the archive or the folder with the files: $CADAM_DATA itself, or a path in it."""
         root = Path(os.environ.get("CADAM_DATA", "data"))
-        return next((place for place in _places(root) if _version(place) is not None), root)
+        return next((path for path in _candidate_paths(root) if _version(path) is not None), root)
 
     def missing(self) -> str | None:
         root = self.location()
@@ -186,44 +195,49 @@ class Cifar10(Data):
             return None
         names = [name for version in VERSIONS for name in (version.archive, version.folder)]
         return (
-            f"{self.name} ({self.size}) is not in {root}: none of {', '.join(names)} is there. "
+            f"{self.name} ({self.size}) is not in {root}, which contains none of {', '.join(names)}. "
             f"`python -m cadam_paper.images.data {root}` downloads it from {self.source}; "
-            "or set CADAM_DATA to the folder that has it"
+            "or set CADAM_DATA to the folder that contains it"
         )
 
 
-def _places(root: Path) -> list[Path]:
+def _candidate_paths(root: Path) -> list[Path]:
     return [root, *(root / version.folder for version in VERSIONS), *(root / version.archive for version in VERSIONS)]
 
 
-def _version(place: Path) -> Version | None:
-    """Which form of CIFAR-10 is at a place, if one is."""
+def _version(path: Path) -> Version | None:
+    """Return the format of CIFAR-10 at a path, or None if it contains none."""
     for version in VERSIONS:
-        if place.name == version.archive and place.is_file():
+        if path.name == version.archive and path.is_file():
             return version
-        if any((place / name).is_file() for name in version.files):
+        if any((path / name).is_file() for name in version.files):
             return version
     return None
 
 
-def read_cifar10(place: Path) -> Images:
-    """CIFAR-10 from an official archive or from the folder of its files. What is damaged or missing is named."""
-    found = next(((p, v) for p in _places(place) if (v := _version(p)) is not None), None)
-    if found is None:
+def read_cifar10(root: Path) -> Images:
+    """Read CIFAR-10 from an official archive or from the folder of its files.
+
+    Raises:
+        FileNotFoundError: If neither an archive nor its files are found.
+        DamagedImagesError: If a file is missing or its MD5 hash is wrong.
+    """
+    located = next(((p, v) for p in _candidate_paths(root) if (v := _version(p)) is not None), None)
+    if located is None:
         names = " or ".join(version.archive for version in VERSIONS)
-        raise FileNotFoundError(f"there is no CIFAR-10 at {place}: neither {names} nor the files that are in them")
-    place, version = found
-    contents = _unpacked(place, version) if place.is_file() else _in_folder(place, version)
+        raise FileNotFoundError(f"there is no CIFAR-10 at {root}: neither {names} nor the files that they contain")
+    path, version = located
+    contents = _read_archive(path, version) if path.is_file() else _read_folder(path, version)
     batches = []
     for name in version.files:
-        where = f"{place}: {name}"
+        file = f"{path}: {name}"
         if name not in contents:
-            raise DamagedImagesError(f"{where} is missing")
+            raise DamagedImagesError(f"{file} is missing")
         digest = hashlib.md5(contents[name], usedforsecurity=False).hexdigest()
         if digest != version.batches[name]:
             raise DamagedImagesError(
-                f"{where} is damaged: its md5 is {digest}, published is {version.batches[name]} "
-                f"({len(contents[name]):,} bytes); get it anew from {SITE}/{version.archive}"
+                f"{file} is damaged ({len(contents[name]):,} bytes): its MD5 hash is {digest} instead of "
+                f"{version.batches[name]}; download it again from {SITE}/{version.archive}"
             )
         pixels, labels = version.read(contents[name])
         batches.append((pixels.reshape(-1, 3, 32, 32), labels))
@@ -231,12 +245,12 @@ def read_cifar10(place: Path) -> Images:
     return Images.of((pixels, labels), batches[-1])
 
 
-def _in_folder(folder: Path, version: Version) -> dict[str, bytes]:
+def _read_folder(folder: Path, version: Version) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in version.files if (folder / name).is_file()}
 
 
-def _unpacked(archive: Path, version: Version) -> dict[str, bytes]:
-    """The files of an archive by name. Nothing is written to the disk."""
+def _read_archive(archive: Path, version: Version) -> dict[str, bytes]:
+    """Read the files of an archive by name, without writing them to the disk."""
     contents = {}
     try:
         with tarfile.open(archive) as packed:
@@ -248,17 +262,31 @@ def _unpacked(archive: Path, version: Version) -> dict[str, bytes]:
                     contents[name] = file.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DamagedImagesError(
-            f"{archive} is damaged ({error}); get it anew from {SITE}/{version.archive}"
+            f"{archive} is damaged ({error}); download it again from {SITE}/{version.archive}"
         ) from error
     return contents
 
 
-def download_cifar10(folder: Path, site: str = SITE, tell: Callable[[str], None] = print) -> Path:
-    """Fetch the binary archive into a folder. It takes its name only once its md5 is right."""
+def download_cifar10(folder: Path, site: str = SITE, report: Callable[[str], None] = print) -> Path:
+    """Download the binary archive of CIFAR-10 into a folder.
+
+    The file gets its final name only after its MD5 hash was checked.
+
+    Args:
+        folder: The target folder, which is created if necessary.
+        site: The address of the folder to download from.
+        report: Called with a line of progress after each tenth of the file.
+
+    Returns:
+        The path of the archive.
+
+    Raises:
+        DamagedImagesError: If the MD5 hash of the downloaded file is wrong.
+    """
     version = VERSIONS[0]
     folder.mkdir(parents=True, exist_ok=True)
     archive, part = folder / version.archive, folder / f".{version.archive}.part"
-    digest, done, said = hashlib.md5(usedforsecurity=False), 0, 0
+    digest, done, reported_tenths = hashlib.md5(usedforsecurity=False), 0, 0
     try:
         with urllib.request.urlopen(f"{site}/{version.archive}", timeout=60) as source, part.open("wb") as target:
             total = int(source.headers.get("Content-Length", 0))
@@ -266,12 +294,12 @@ def download_cifar10(folder: Path, site: str = SITE, tell: Callable[[str], None]
                 target.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                if total and done * 10 // total > said:
-                    said = done * 10 // total
-                    tell(f"{version.archive}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+                if total and done * 10 // total > reported_tenths:
+                    reported_tenths = done * 10 // total
+                    report(f"{version.archive}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if digest.hexdigest() != version.md5:
             raise DamagedImagesError(
-                f"{site}/{version.archive} came with md5 {digest.hexdigest()}, published is {version.md5}"
+                f"{site}/{version.archive} has the MD5 hash {digest.hexdigest()} instead of {version.md5}"
             )
         part.replace(archive)
     finally:
@@ -287,12 +315,12 @@ CIFAR10 = Cifar10("CIFAR-10", "", f"{SITE}/cifar.html", "170 MB")
 
 @dataclass(frozen=True)
 class Digits(Data):
-    """Images that come with scikit-learn."""
+    """The data set of handwritten digits that is part of scikit-learn."""
 
     def missing(self) -> str | None:
         if find_spec("sklearn") is not None:
             return None
-        return f"{self.name} come with {self.source}: in a clone of the project, pip install './paper[images]'"
+        return f"{self.name} are part of {self.source}: in a clone of the project, pip install './paper[images]'"
 
 
 DIGITS = Digits("digits", "", "scikit-learn", "in its package")
@@ -300,7 +328,7 @@ DIGITS_SIZE, DIGITS_TEST = 10, 360
 
 
 def read_digits() -> Images:
-    """1,797 handwritten digits of scikit-learn, enlarged from 8x8 to 10x10 so that they can be turned."""
+    """Load the 1,797 digits of scikit-learn, enlarged from 8x8 to 10x10 pixels so that they can be rotated."""
     missing = DIGITS.missing()
     if missing:
         raise ModuleNotFoundError(missing)
@@ -320,5 +348,5 @@ if __name__ == "__main__":
     try:
         print(f"done: {download_cifar10(Path(sys.argv[1]))}")
     except (OSError, DamagedImagesError) as error:
-        by_hand = f"an archive of it from {SITE}/cifar.html can be put there by hand"
-        sys.exit(f"CIFAR-10 could not be downloaded: {error}; {by_hand}")
+        advice = f"you can put an archive from {SITE}/cifar.html into the folder yourself"
+        sys.exit(f"CIFAR-10 could not be downloaded: {error}; {advice}")

@@ -1,4 +1,4 @@
-"""DenseNet in the form usual for images of 32x32 pixels."""
+"""DenseNet (https://arxiv.org/abs/1608.06993) in the variant for images of 32x32 pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layers import batch_norm, convolution
 
 
 class DenseLayer(nn.Module):
-    """A 1x1 and a 3x3 convolution whose output is put beside their input."""
+    """A 1x1 and a 3x3 convolution whose output is concatenated to their input."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Dense layers, then the norm, the ReLU and the average pool that follow them."""
+    """Dense layers followed by batch normalization, ReLU and average pooling."""
 
     def __init__(self, layers: int, inputs: int, growth: int, window: int | None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class DenseBlock(nn.Module):
         )
         self.norm = batch_norm(inputs + layers * growth)
         self.window = window
-        """The pool's; None: all of the image."""
+        """Width of the pooling window; None for global average pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -44,10 +44,10 @@ class DenseBlock(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Dense blocks; between them, width and resolution are halved.
+    """Dense blocks with transitions between them that halve the number of channels and the resolution.
 
-    The pool goes before the 1x1 convolution that halves the width: both orders give the same, and this one takes a
-    quarter of the work.
+    The average pooling comes before the 1x1 convolution of a transition. Both orders give the same result, and this one
+    needs a quarter of the operations.
     """
 
     def __init__(self, blocks: Sequence[int], growth: int, inputs: int, classes: int) -> None:

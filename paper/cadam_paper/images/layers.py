@@ -1,4 +1,4 @@
-"""What all models of the image study are made of."""
+"""Layers that all models of the image experiments share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from torch import nn
 
 
 def batch_norm(channels: int) -> nn.BatchNorm2d:
-    """Batch norm that does not count its batches: only a momentum of None asks for that, and each costs a launch."""
+    """Return a batch normalization layer without the counter of batches.
+
+    PyTorch uses the counter only if `momentum` is None, and updating it costs a kernel launch per layer and step.
+    """
     layer = nn.BatchNorm2d(channels)
     layer.num_batches_tracked = None
     return layer
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Without a bias: a batch norm after it takes it out again, and computing it costs a seventh of a step."""
+    """Return a convolution without a bias.
+
+    The batch normalization after it would remove the bias again, and computing it takes a seventh of a training step.
+    """
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)

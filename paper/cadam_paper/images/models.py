@@ -1,6 +1,6 @@
-"""VGG, ResNet and DenseNet in the forms usual for images of 32x32 pixels, and small ones for a CPU.
+"""VGG, ResNet and DenseNet in the variants for images of 32x32 pixels, and small versions for a CPU.
 
-Against the forms for ImageNet they begin with a 3x3 convolution at full resolution and end with one linear layer.
+Unlike the variants for ImageNet, they start with a 3x3 convolution at full resolution and end with one linear layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .layers import batch_norm, convolution
 
 
 class VGG(nn.Module):
-    """Stages of 3x3 convolutions with batch norm, each ended by a max pool that halves the resolution."""
+    """VGG (https://arxiv.org/abs/1409.1556) with batch normalization: stages of 3x3 convolutions and max pooling."""
 
     def __init__(self, stages: Sequence[Sequence[int]], inputs: int, classes: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class VGG(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut connection."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -53,7 +53,10 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages of residual blocks; each but the first halves the resolution and doubles the width."""
+    """ResNet (https://arxiv.org/abs/1512.03385): stages of residual blocks.
+
+    Each stage except the first halves the resolution and doubles the number of channels.
+    """
 
     def __init__(self, blocks: Sequence[int], width: int, inputs: int, classes: int) -> None:
         super().__init__()
@@ -81,13 +84,17 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "small ResNet": partial(ResNet, (1, 1), 8),
     "small DenseNet": partial(DenseNet, (2, 1), 4),
 }
-"""By name, made from the number of input channels and of classes."""
+"""Functions that build each model from the numbers of input channels and of classes, by name."""
 
 
 def build(name: str, channels: int, classes: int, seed: int) -> nn.Module:
-    """A model with the initial weights of a seed, the same on every device."""
+    """Build a model whose initial weights depend only on the seed, not on the device.
+
+    Raises:
+        ValueError: If there is no model with this name.
+    """
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}; there are {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name](channels, classes)

@@ -1,4 +1,9 @@
-"""Accuracy over learning rates: both optimizers of a pair at every rate, under four conditions."""
+"""Test accuracy over a grid of learning rates, for pairs of optimizers with and without confidence.
+
+The paper compares the optimizers at a single learning rate, which it does not state (figures 4 and 5, table 4). These
+experiments run both optimizers of a pair at every rate of a grid, without change and under the paper's three
+conditions.
+"""
 
 from __future__ import annotations
 
@@ -30,45 +35,47 @@ GRIDS: dict[str, dict[Scale, tuple[float, ...]]] = {
     "AmsGrad": {"quick": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "full": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)},
     "SGDM": study.SGDM_GRIDS,
 }
-"""Where each baseline and its pair begin; a grid grows until it holds the best rates of both."""
+"""Initial grids of learning rates by baseline. A grid is extended until the best rates of both optimizers are "
+"inside."""
 FEWER: dict[Scale, tuple[float, ...]] = {"quick": (3e-3, 1e-2, 3e-2), "full": (1e-4, 3e-4, 1e-3)}
-"""Where a larger model begins."""
+"""Initial grid of learning rates for the larger models."""
 NEAR = 1.0
-"""Points of accuracy within which a rate counts as near the best."""
+"""A learning rate counts as near the best if it loses at most this many points of accuracy."""
 CAPTION = (
-    "Above: mean test accuracy over learning rates, with 95% intervals over seeds; a ring marks the best rate, dotted "
-    "lines the paper's accuracies. Below: the difference at each rate for both; the dashed line is the paper's."
+    "Top: mean test accuracy over learning rates, with 95% intervals over seeds; a ring marks the best rate, dotted "
+    "lines mark the paper's accuracies. Bottom: the difference at each common rate; the dashed line is the paper's."
 )
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What is run: a model, and an optimizer with confidence before the one without."""
+    """A family of models and a pair of optimizers: the one with confidence first, then the one without."""
 
     family: str
     arms: tuple[str, str]
 
     def grid(self, scale: Scale) -> tuple[float, ...]:
+        """Return the initial grid of learning rates."""
         return GRIDS[self.arms[1]][scale] if self.family == "vgg" else FEWER[scale]
 
 
-def run_specs(plan: Plan, found: Results, what: Curves) -> list[RunSpec]:
-    """Both arms at every rate under every condition and seed."""
+def run_specs(plan: Plan, found: Results, curves: Curves) -> list[RunSpec]:
+    """List the runs of both optimizers at every learning rate, condition and seed."""
     named: list[RunSpec] = []
     for stream in CONDITIONS.values():
-        here = partial(_specs, plan, what, stream)
+        here = partial(_specs, plan, curves, stream)
         named += rate_pairs.extended_specs(
-            what.grid(plan.scale), here, partial(_curves, what=what), _under(found, stream)
+            curves.grid(plan.scale), here, partial(_curves, curves=curves), _under(found, stream)
         )
     return named
 
 
-def _specs(plan: Plan, what: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[RunSpec]:
+def _specs(plan: Plan, curves: Curves, stream: streams.Stream, grid: Sequence[float]) -> list[RunSpec]:
     return [
-        study.spec(plan, what.family, arm, rate, stream, seed)
+        study.spec(plan, curves.family, arm, rate, stream, seed)
         for seed in plan.test_seeds()
         for rate in grid
-        for arm in what.arms
+        for arm in curves.arms
     ]
 
 
@@ -76,52 +83,52 @@ def _under(results: Results, stream: streams.Stream) -> Results:
     return results.where(condition=str(stream))
 
 
-def _curves(results: Results, what: Curves) -> list[RateCurve]:
-    return [RateCurve.of(results, arm, "accuracy", "higher") for arm in what.arms]
+def _curves(results: Results, curves: Curves) -> list[RateCurve]:
+    return [RateCurve.of(results, arm, "accuracy", "higher") for arm in curves.arms]
 
 
-def pairs(results: Results, what: Curves, missing: Iterable[RunSpec] = ()) -> dict[str, Pair]:
-    """The curves of the treatment and of the baseline by condition, beside what the paper has for VGG.
+def pairs(results: Results, curves: Curves, missing: Iterable[RunSpec] = ()) -> dict[str, Pair]:
+    """Return the learning-rate curves of the pair by condition, with the paper's accuracies for VGG.
 
-    Conditions that lack one of the `missing` runs are left out.
+    Conditions with `missing` runs are omitted.
     """
-    found, lacking = {}, {spec.condition for spec in missing}
+    pairs_by_condition, incomplete = {}, {spec.condition for spec in missing}
     for name, stream in CONDITIONS.items():
-        if str(stream) in lacking:
+        if str(stream) in incomplete:
             continue
-        here = _under(results, stream)
-        treatment, baseline = _curves(here, what)
-        paper = study.PAPER.get((name.split()[0], what.arms[1])) if what.family == "vgg" else None
-        found[name] = Pair(treatment, baseline, paper, here.seconds)
-    return found
+        of_condition = _under(results, stream)
+        treatment, baseline = _curves(of_condition, curves)
+        paper = study.PAPER.get((name.split()[0], curves.arms[1])) if curves.family == "vgg" else None
+        pairs_by_condition[name] = Pair(treatment, baseline, paper, of_condition.seconds)
+    return pairs_by_condition
 
 
-def summary(results: Results, what: Curves) -> Summary:
-    found = rate_pairs.summary(pairs(results, what), NEAR, same_data=True)
-    return replace(found, verdict=f"{study.rehearsal(results)}{found.verdict}")
+def summary(results: Results, curves: Curves) -> Summary:
+    summary = rate_pairs.summary(pairs(results, curves), NEAR, same_data=True)
+    return replace(summary, verdict=f"{study.disclaimer(results)}{summary.verdict}")
 
 
-def figures(results: Results, what: Curves) -> Mapping[str, Figure]:
-    return {CAPTION: rate_pairs.figure(pairs(results, what), "mean test accuracy, %", same_data=True)}
+def figures(results: Results, curves: Curves) -> Mapping[str, Figure]:
+    return {CAPTION: rate_pairs.figure(pairs(results, curves), "mean test accuracy, %", same_data=True)}
 
 
-def _experiment(suffix: str, what: Curves, seconds: Mapping[Scale, float], seeds: int) -> Experiment:
-    model, (treatment, baseline) = study.MODELS[what.family]["full"], what.arms
+def _experiment(suffix: str, curves: Curves, seconds: Mapping[Scale, float], seeds: int) -> Experiment:
+    model, (treatment, baseline) = study.MODELS[curves.family]["full"], curves.arms
     return Experiment(
         name=f"fig-rates{suffix}",
         title=f"Accuracy over learning rates, {model}: {baseline} and {treatment}",
         shows=f"{baseline} and {treatment} over learning rates, without change and under the paper's three conditions.",
-        claim="The paper compares at one rate for both, which it does not give.",
-        run_specs=partial(run_specs, what=what),
-        summary=partial(summary, what=what),
-        figures=partial(figures, what=what),
+        claim="The paper compares the optimizers at one learning rate, which it does not state.",
+        run_specs=partial(run_specs, curves=curves),
+        summary=partial(summary, curves=curves),
+        figures=partial(figures, curves=curves),
         seconds=seconds,
         seeds={"quick": 3, "full": seeds},
         notes=(
             *study.NOTES[:2],
-            "Best against best, the rate of each seed is chosen on the other seeds.",
-            "Rates are judged on the same 10,000 test images that results are measured on, under other seeds.",
-            "The grid grows where a best rate stands at its end.",
+            "In the comparison at the best rates, the rate of each seed is chosen on the other seeds.",
+            "Learning rates are chosen on the same 10,000 test images that results are measured on, with other seeds.",
+            "The grid is extended if the best rate is at its end.",
         ),
         **study.SHARED,
     )

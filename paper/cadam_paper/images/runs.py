@@ -1,4 +1,4 @@
-"""From a spec of the image study to its outcome."""
+"""Computation of the runs of the image experiments: from a run spec to its outcome."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cadam.statistics.intervals import Array
 
 from ..harness.experiment import Finished
 from . import data, streams
-from .train import Record, Run, Task, side_by_side
+from .train import Record, Run, Task, run_concurrently
 
 LANES = 6
-"""Runs at once on one GPU."""
+"""Number of runs that share one GPU."""
 RECOVERED = 0.95
-"""The share of the accuracy before a shift that counts as having recovered from it."""
+"""A run has recovered from a shift when it reaches this share of its accuracy before the shift."""
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """One run, alone."""
+    """Compute one run."""
     run = _run(spec)
     while run.advance():
         pass
@@ -30,7 +30,7 @@ def compute(spec: RunSpec) -> Outcome:
 
 
 def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
-    """Runs side by side on one GPU."""
+    """Compute several runs concurrently on one GPU, and yield each as soon as it is finished."""
     spec_of: dict[Run, RunSpec] = {}
 
     def begin() -> Iterator[Run]:
@@ -39,7 +39,7 @@ def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
             spec_of[run] = spec
             yield run
 
-    for run, seconds in side_by_side(begin(), LANES):
+    for run, seconds in run_concurrently(begin(), LANES):
         spec, record = spec_of.pop(run), run.record()
         run.release()
         yield Finished(spec, outcome(spec, record, run.schedule.steps_per_epoch), seconds)
@@ -52,7 +52,7 @@ def on_gpu(spec: RunSpec) -> bool:
 def _run(spec: RunSpec) -> Run:
     settings = spec.settings
     if on_gpu(spec) and not torch.cuda.is_available():
-        raise RuntimeError(f"{spec} needs a CUDA device, and torch finds none; --quick runs on the CPU")
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
     task = Task(
         spec.model,
         spec.optimizer,
@@ -69,7 +69,7 @@ def _run(spec: RunSpec) -> Run:
 
 
 def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
-    """Accuracies in percent. A run that diverged (non-finite loss) has none."""
+    """Convert the record of a run to metrics and curves. Accuracies are in percent, and NaN if the loss diverged."""
     diverged = not np.isfinite(record.loss).all()
     test = 100 * record.test_accuracy
     window = spec.settings["window"]
@@ -93,23 +93,24 @@ def outcome(spec: RunSpec, record: Record, steps_per_epoch: int) -> Outcome:
 
 
 def averaged(curve: Array, window: int) -> Array:
-    """Means of so many steps each; what is left over at the end is left out."""
+    """Average a curve over consecutive windows of steps. An incomplete last window is dropped."""
     whole = len(curve) // window * window
     return np.asarray(curve[:whole].reshape(-1, window).mean(1))
 
 
 def recovery_steps(accuracy: Array, steps_per_epoch: int) -> Array:
-    """After each start of an epoch, the steps until batches are classified correctly nearly as often as before it.
+    """Count the steps after the start of each epoch until the training accuracy has recovered from the shift.
 
-    Before: the mean over the last eighth of the last epoch. Recovered: the mean over the next twentieth of an
-    epoch is at least 95% of that. An epoch that does not get there counts in full.
+    The accuracy before the shift is the mean over the last eighth of the previous epoch. It has recovered at the first
+    step at which the mean over the following twentieth of an epoch is at least 95% of it. If this never happens, the
+    result is the number of steps of the epoch.
     """
     before, window = max(1, steps_per_epoch // 8), max(1, steps_per_epoch // 20)
-    found = []
+    recoveries = []
     for start in range(steps_per_epoch, len(accuracy), steps_per_epoch):
         level = RECOVERED * accuracy[start - before : start].mean()
         epoch = accuracy[start : start + steps_per_epoch]
         smooth = np.convolve(epoch, np.full(window, 1 / window), mode="valid")
-        there = np.flatnonzero(smooth >= level - 1e-9)
-        found.append(there[0] if len(there) else steps_per_epoch)
-    return np.array(found, np.int32)
+        recovered = np.flatnonzero(smooth >= level - 1e-9)
+        recoveries.append(recovered[0] if len(recovered) else steps_per_epoch)
+    return np.array(recoveries, np.int32)

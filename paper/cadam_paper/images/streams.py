@@ -1,8 +1,9 @@
-"""What a run meets, step by step: which samples, how far turned, with which labels.
+"""Distribution change and label noise in the image experiments (sections 3.1 and 3.2 of the paper).
 
-A stream is a sum of changes: `sudden(60) + noisy(40)` turns the images by 60 degrees at every epoch and gives 40% of
-the batches random labels. Made into a schedule, it says all that is random about the data of a run. A schedule follows
-from the seed alone, never from the optimizer or the device, and knows samples by number only: it serves any data.
+A `Stream` is a sum of changes: `sudden(60) + noisy(40)` rotates the images by another 60 degrees at every epoch and
+gives 40% of the batches random labels. `Stream.schedule` turns it into a `Schedule`, which fixes the sample indices,
+the rotation angles and the labels of every step. A schedule depends only on the seed, not on the optimizer or the
+device. It refers to samples by index, so it can be used with any data set.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ import numpy as np
 
 from cadam.statistics.intervals import Array
 
-OWN = -1
-"""In place of a label: the sample's own counts."""
+TRUE_LABEL = -1
+"""Placeholder in `Schedule.labels` for the true label of the sample."""
 
 
 @dataclass
 class Schedule:
-    """All steps of a run. Axes: step, and place in the batch."""
+    """The data of all steps of a run. The first axis of each array is the step, the second the position in the "
+    "batch."""
 
     steps_per_epoch: int
     classes: int
     order: Array
-    """The number of each sample (steps, batch)."""
+    """Index of each sample, of shape (steps, batch)."""
     angle: Array
-    """How far all images of a step are turned, in degrees (steps,)."""
+    """Rotation angle of all images of a step in degrees, of shape (steps,)."""
     labels: Array
-    """The label that is shown, or OWN (steps, batch)."""
+    """Random label, or `TRUE_LABEL`, of shape (steps, batch)."""
     flip: Array
-    """Which images are mirrored (steps, batch)."""
+    """Whether each image is mirrored, of shape (steps, batch)."""
     shift: Array
-    """By how many pixels, down and to the right, images are moved (steps, batch, 2)."""
+    """Translation of each image in pixels, down and to the right, of shape (steps, batch, 2)."""
 
     @property
     def epochs(self) -> int:
@@ -43,17 +45,17 @@ class Schedule:
 
     @property
     def step(self) -> Array:
-        """The number of each step in the run."""
+        """Index of each step in the run."""
         return np.arange(len(self.order))
 
     @property
     def epoch(self) -> Array:
-        """The number of each step's epoch."""
+        """Index of the epoch of each step."""
         return self.step // self.steps_per_epoch
 
 
 class Change(Protocol):
-    """Something that happens to a stream."""
+    """A change of the data along a stream."""
 
     name: ClassVar[str]
 
@@ -64,7 +66,7 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class Sudden:
-    """At the start of each epoch but the first, the images turn by so many degrees more."""
+    """Sudden shift: the images are rotated by another `strength` degrees at the start of each epoch after the first."""
 
     strength: float
     name: ClassVar[str] = "sudden"
@@ -75,7 +77,7 @@ class Sudden:
 
 @dataclass(frozen=True)
 class Continuous:
-    """At each step but the first, the images turn by so many degrees more."""
+    """Continuous shift: the images are rotated by another `strength` degrees at each step after the first."""
 
     strength: float
     name: ClassVar[str] = "continuous"
@@ -86,7 +88,7 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Noisy:
-    """In each epoch, so many percent of the batches, chosen anew, get labels at random."""
+    """Label noise: in each epoch, `strength` percent of the batches, chosen at random, get random labels."""
 
     strength: float
     name: ClassVar[str] = "noise"
@@ -100,7 +102,7 @@ class Noisy:
 
 @dataclass(frozen=True)
 class Augmented:
-    """Every image is moved by up to so many pixels each way and mirrored at random."""
+    """Data augmentation: every image is moved by up to `strength` pixels in each direction and mirrored at random."""
 
     strength: float
     name: ClassVar[str] = "augmented"
@@ -113,7 +115,7 @@ class Augmented:
 
 @dataclass(frozen=True)
 class Stream:
-    """Changes that happen together; none of them if it is clean."""
+    """A combination of changes. A stream without changes is called clean."""
 
     changes: tuple[Change, ...] = ()
 
@@ -124,13 +126,24 @@ class Stream:
         return " + ".join(f"{change.name} {change.strength:g}" for change in self.changes) or "clean"
 
     def schedule(self, seed: int, samples: int, classes: int, batch: int, epochs: int) -> Schedule:
-        """All that is random about a run. Samples left over by the last whole batch of an epoch are not shown in it.
+        """Draw the data of a run.
 
-        Order and changes draw from generators of their own: none feels what else happens.
+        The order of the samples and each change have separate random generators, so adding a change does not affect
+        the others.
+
+        Args:
+            seed: The seed that determines the schedule.
+            samples: Number of training samples.
+            classes: Number of classes.
+            batch: Batch size. An epoch omits the samples that do not fill a whole batch.
+            epochs: Number of epochs.
+
+        Raises:
+            ValueError: If there are fewer samples than a batch needs.
         """
         steps = samples // batch
         if steps == 0:
-            raise ValueError(f"a batch of {batch} is more than there are samples: {samples}")
+            raise ValueError(f"a batch of {batch} needs more samples than there are ({samples})")
         random = np.random.default_rng([seed, 0])
         order = [random.permutation(samples)[: steps * batch].reshape(steps, batch) for _ in range(epochs)]
         shape = (epochs * steps, batch)
@@ -139,7 +152,7 @@ class Stream:
             classes,
             np.concatenate(order).astype(np.int64),
             np.zeros(shape[0]),
-            np.full(shape, OWN, np.int64),
+            np.full(shape, TRUE_LABEL, np.int64),
             np.zeros(shape, bool),
             np.zeros((*shape, 2), np.int8),
         )
@@ -153,37 +166,40 @@ CLEAN = Stream()
 
 
 def sudden(degrees: float) -> Stream:
+    """Return a stream with sudden shift: a rotation by `degrees` at each epoch."""
     return _of(Sudden(degrees))
 
 
 def continuous(degrees: float) -> Stream:
+    """Return a stream with continuous shift: a rotation by `degrees` at each step."""
     return _of(Continuous(degrees))
 
 
 def noisy(percent: float) -> Stream:
+    """Return a stream with label noise in `percent` of the batches."""
     if not 0 <= percent <= 100:
         raise ValueError(f"noise must lie between 0 and 100 percent, got {percent}")
     return _of(Noisy(percent))
 
 
 def augmented(pixels: float = 4) -> Stream:
+    """Return a stream with translations by up to `pixels` and random mirroring."""
     return _of(Augmented(pixels))
 
 
 def _of(change: Change) -> Stream:
-    """A change as a stream; one of strength 0 is none."""
+    """Return a stream with one change, or a clean stream if the strength is 0."""
     return Stream((change,)) if change.strength else CLEAN
 
 
 def parse(text: str) -> Stream:
-    """The stream that a text stands for, as `str` writes it: "sudden 60 + noise 40"."""
+    """Parse the text form of a stream, such as "sudden 60 + noise 40", which `str(stream)` returns."""
     makers: dict[str, Callable[[float], Stream]]
     makers = {"sudden": sudden, "continuous": continuous, "noise": noisy, "augmented": augmented}
     stream = CLEAN
     for part in () if text == "clean" else text.split(" + "):
-        found = re.fullmatch(r"(\w+) ([\d.]+)", part)
-        if found is None or found[1] not in makers:
-            known = ", ".join(makers)
-            raise ValueError(f"no stream is written {part!r}: a change and its strength; there are {known}")
-        stream += makers[found[1]](float(found[2]))
+        match = re.fullmatch(r"(\w+) ([\d.]+)", part)
+        if match is None or match[1] not in makers:
+            raise ValueError(f"cannot parse the change {part!r}: expected one of {', '.join(makers)} and a number")
+        stream += makers[match[1]](float(match[2]))
     return stream

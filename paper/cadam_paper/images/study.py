@@ -1,8 +1,10 @@
-"""The figures and the table of the image study: which specs they need, what these say, and how they are drawn.
+"""The image experiments of the paper: figures 4 and 5, table 4 (ablation) and the figures of the appendix.
 
-Learning rates are chosen for the optimizer without confidence, on tuning seeds, at the strength of the ablation
-table; the one with confidence and all other strengths use the same. Experiments share specs, runs without any change
-too where conditions have chosen the same rate: strength 0 of a condition is run at the rate of that condition.
+The conditions are sudden shift (rotation at each epoch), continuous shift (rotation at each step) and label noise, each
+at several strengths. As in the paper, both optimizers of a pair use the learning rate that is best for the optimizer
+without confidence. It is chosen on tuning seeds at the strength of table 4, the reference strength, and used at all
+strengths. Strength 0 is a run without change at the rate of its condition; conditions with equal rates share these
+runs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ COLORS = {"CAdam": palette.CADAM, "Adam": palette.ADAM}
 
 @dataclass(frozen=True)
 class Condition:
-    """A kind of stream: its strengths at each scale, and the one that learning rates are chosen at."""
+    """A kind of change with its strengths at each scale. Learning rates are chosen at the `reference` strength."""
 
     name: str
     make: Callable[[float], streams.Stream]
@@ -50,6 +52,7 @@ class Condition:
     axis: str
 
     def label(self, strength: float) -> str:
+        """Return the name of the condition at a strength, such as "sudden 80°"."""
         return f"{self.name} {strength:g}{self.unit}"
 
 
@@ -62,7 +65,7 @@ CONDITIONS = {
             "°",
             80,
             {"quick": (0, 60, 80), "full": (0, 20, 40, 60, 80)},
-            "degrees turned at each epoch",
+            "degrees of rotation per epoch",
         ),
         Condition(
             "continuous",
@@ -70,7 +73,7 @@ CONDITIONS = {
             "°",
             2,
             {"quick": (0, 1, 2), "full": (0, 0.5, 1, 2, 4)},
-            "degrees turned at each step",
+            "degrees of rotation per step",
         ),
         Condition(
             "noise",
@@ -93,16 +96,16 @@ PAPER = {
     ("noise", "Adam"): (73.86, 77.20),
     ("noise", "AmsGrad"): (74.28, 77.20),
 }
-"""The ablation table of the paper: VGG without and with confidence, at the reference strengths."""
+"""Accuracies of table 4 of the paper: VGG without and with confidence, at the reference strengths."""
 MEASURES = {
     "accuracy": "mean test accuracy",
     "last_accuracy": "test accuracy of the last epoch",
     "recovery": "steps to recover from a shift",
 }
-"""What is compared, in words."""
+"""Descriptions of the compared metrics."""
 DETAIL = 60.0
 DETAIL_STEPS = (1400, 2300)
-"""The paper's closer look: degrees, and steps of some 390 an epoch."""
+"""Rotation in degrees and range of steps that the right part of figure 4 shows. An epoch has about 390 steps."""
 
 MODELS: dict[str, dict[Scale, str]] = {
     "vgg": {"quick": "small VGG", "full": "VGG-16"},
@@ -131,17 +134,20 @@ SETTINGS: dict[Scale, dict[str, Any]] = {
     },
 }
 TUNING_EPOCHS: dict[Scale, int] = {"quick": 4, "full": 10}
-"""How long the runs are that learning rates are chosen by."""
+"""Number of epochs of the runs that choose a learning rate."""
 TUNING_RUNS = {("vgg", "full"): 3}
-"""How many there are of them at each rate, where it is more than one: seeds move accuracy as far as neighboring rates
-do. The other families are larger: three runs a rate would be half of what they cost."""
+"""Number of tuning runs per learning rate, where it is more than one.
+
+Seeds change the accuracy about as much as neighboring rates do, so VGG has three. The other models are more expensive:
+three runs per rate would be half of their total cost."""
 FEWER_RATES = {("densenet", "full"): (1e-4, 3e-4, 1e-3)}
-"""The largest family looks for the rate of the optimizer without confidence alone, and only among these."""
+"""Learning rates of DenseNet-121, the most expensive model, which is tuned only for the optimizer without "
+"confidence."""
 WINDOWS: dict[Scale, int] = {"quick": 1, "full": 10}
-"""Steps that one point of a kept curve stands for; those of the closer look are kept step by step."""
+"""Number of steps that one point of a stored curve averages. The runs of `FIG_SUDDEN_DETAIL` store every step."""
 
 
-# Cells ---------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------------------
 
 
 def spec(
@@ -155,7 +161,7 @@ def spec(
 
 
 def strengths(condition: Condition, family: str, scale: Scale) -> tuple[float, ...]:
-    """VGG at every strength, the others without any change and at the reference."""
+    """Return the strengths at which a model is run: all for VGG, only 0 and the reference for the others."""
     return condition.strengths[scale] if family == "vgg" else (0, condition.reference)
 
 
@@ -171,27 +177,31 @@ def tuning_specs(plan: Plan, family: str, condition: Condition, arms: Sequence[s
     return specs
 
 
-def choice(found: Results, condition: Condition, arm: str) -> RateChoice:
-    """The learning rate that is best for an arm at the reference strength of a condition."""
-    return choose_lr(arm, _tuning(found, condition, arm).metric_by_rate("accuracy"), "higher")
+def choice(results: Results, condition: Condition, arm: str) -> RateChoice:
+    """Choose the best learning rate of an optimizer at the reference strength of a condition."""
+    return choose_lr(arm, _tuning(results, condition, arm).metric_by_rate("accuracy"), "higher")
 
 
-def _tuning(found: Results, condition: Condition, arm: str) -> Results:
-    return found.tuning().where(optimizer=arm, condition=str(condition.make(condition.reference)))
+def _tuning(results: Results, condition: Condition, arm: str) -> Results:
+    return results.tuning().where(optimizer=arm, condition=str(condition.make(condition.reference)))
 
 
-def _tuned(found: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
-    """The arms that a learning rate was looked for."""
-    return [arm for arm in arms if len(_tuning(found, condition, arm))]
+def _tuned(results: Results, condition: Condition, arms: Sequence[str]) -> list[str]:
+    """Return the optimizers that have tuning runs under a condition."""
+    return [arm for arm in arms if len(_tuning(results, condition, arm))]
 
 
-def condition_specs(plan: Plan, found: Results, family: str, name: str) -> list[RunSpec]:
-    """Learning rates for both arms; then both at Adam's, at each strength, and Adam once more at the reference."""
+def condition_specs(plan: Plan, results: Results, family: str, name: str) -> list[RunSpec]:
+    """List the runs of one condition: first the tuning runs, then those at the chosen rate.
+
+    Both optimizers run at Adam's best rate at each strength. Adam also runs with repeat seeds at the reference strength
+    to estimate the noise floor.
+    """
     condition = CONDITIONS[name]
     tuning = tuning_specs(plan, family, condition, ARMS)
-    if not found.has(tuning):
+    if not results.has(tuning):
         return tuning
-    lr = choice(found, condition, "Adam").lr
+    lr = choice(results, condition, "Adam").lr
     tests = [
         spec(plan, family, arm, lr, condition.make(strength), seed)
         for strength in strengths(condition, family, plan.scale)
@@ -206,62 +216,63 @@ def _repeats(plan: Plan, family: str, arm: str, lr: float, condition: Condition)
     return [spec(plan, family, arm, lr, stream, seed) for seed in plan.repeat_seeds()]
 
 
-def detail_specs(plan: Plan, found: Results) -> list[RunSpec]:
-    """Both arms at 60 degrees; and the noise floor of the whole figure, Adam twice over at the reference strength."""
+def detail_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """List the runs at 60 degrees, and those at the reference strength that give the noise floor of the figure."""
     condition = CONDITIONS["sudden"]
     tuning = tuning_specs(plan, "vgg", condition, ARMS)
-    if not found.has(tuning):
+    if not results.has(tuning):
         return tuning
-    lr = choice(found, condition, "Adam").lr
+    lr = choice(results, condition, "Adam").lr
     wanted = [*((arm, DETAIL) for arm in ARMS), ("Adam", condition.reference)]
     tests = [spec(plan, "vgg", arm, lr, condition.make(s), seed) for arm, s in wanted for seed in plan.test_seeds()]
     return [*tuning, *tests, *_repeats(plan, "vgg", "Adam", lr, condition)]
 
 
-def ablation_specs(plan: Plan, found: Results) -> list[RunSpec]:
-    """A learning rate for each optimizer without confidence under each condition; then it and its pair at that."""
+def ablation_specs(plan: Plan, results: Results) -> list[RunSpec]:
+    """List the tuning runs of each optimizer without confidence; then the runs of each pair at the chosen rates."""
     bases = [base for _, base in PAIRS]
     tuning = [each for c in CONDITIONS.values() for each in tuning_specs(plan, "vgg", c, bases)]
-    if not found.has(tuning):
+    if not results.has(tuning):
         return tuning
     specs = list(tuning)
     for condition in CONDITIONS.values():
         stream = condition.make(condition.reference)
         for pair in PAIRS:
-            lr = choice(found, condition, pair[1]).lr
+            lr = choice(results, condition, pair[1]).lr
             specs += [spec(plan, "vgg", arm, lr, stream, seed) for arm in pair for seed in plan.test_seeds()]
             specs += _repeats(plan, "vgg", pair[1], lr, condition)
     return specs
 
 
-def rates_specs(plan: Plan, found: Results, family: str) -> list[RunSpec]:
-    """Learning rates for both arms under each condition; then Adam at its own, CAdam at its own and at Adam's."""
+def rates_specs(plan: Plan, results: Results, family: str) -> list[RunSpec]:
+    """List the tuning runs of both optimizers; then Adam at its best rate, and CAdam at both best rates."""
     tuning = [each for condition in CONDITIONS.values() for each in tuning_specs(plan, family, condition, ARMS)]
-    if not found.has(tuning):
+    if not results.has(tuning):
         return tuning
     specs = list(tuning)
     for condition in CONDITIONS.values():
-        stream, rates = condition.make(condition.reference), own_rates(found, condition)
+        stream, rates = condition.make(condition.reference), own_rates(results, condition)
         wanted = dict.fromkeys([("Adam", rates["Adam"]), ("CAdam", rates["Adam"]), ("CAdam", rates["CAdam"])])
         specs += [spec(plan, family, arm, lr, stream, seed) for arm, lr in wanted for seed in plan.test_seeds()]
         specs += _repeats(plan, family, "Adam", rates["Adam"], condition)
     return specs
 
 
-def own_rates(found: Results, condition: Condition) -> dict[str, float]:
-    """The best learning rate of each arm."""
-    return {arm: choice(found, condition, arm).lr for arm in ARMS}
+def own_rates(results: Results, condition: Condition) -> dict[str, float]:
+    """Return the best learning rate of each optimizer under a condition."""
+    return {arm: choice(results, condition, arm).lr for arm in ARMS}
 
 
-# What they say -------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------------
 
 
 def compared(
     results: Results, condition: Condition, strength: float, pair: tuple[str, str] = ARMS, metric: str = "accuracy"
 ) -> Comparison:
-    """A pair at one strength, beside the noise floor of the baseline at the reference strength.
+    """Compare a pair at one strength.
 
-    Without change nothing stands beside it: these runs belong to all conditions, and the reference to one.
+    The comparison includes the noise floor of the baseline at the reference strength, except at strength 0: the runs
+    without change belong to all conditions, but the reference strength to only one.
     """
     arm, baseline = (by_seed(results, condition, strength, name, metric) for name in pair)
     better: Better = "lower" if metric == "recovery" else "higher"
@@ -272,22 +283,22 @@ def compared(
 def by_seed(
     results: Results, condition: Condition, strength: float, arm: str, metric: str = "accuracy"
 ) -> dict[int, float]:
-    """A metric of an arm at one strength, by test seed."""
+    """Return a metric of an optimizer at one strength by test seed."""
     return results.tests().where(condition=str(condition.make(strength)), optimizer=arm).metric(metric)
 
 
 def noise(results: Results, condition: Condition, baseline: str, metric: str) -> Interval:
-    """A/A: the baseline under its test seeds, and under as many others, at the reference strength."""
-    there = results.where(condition=str(condition.make(condition.reference)), optimizer=baseline)
+    """Estimate the A/A noise floor from the baseline's test seeds and repeat seeds at the reference strength."""
+    of_baseline = results.where(condition=str(condition.make(condition.reference)), optimizer=baseline)
     first, second = (
         [value for value in part.metric(metric).values() if np.isfinite(value)]
-        for part in (there.tests(), there.repeats())
+        for part in (of_baseline.tests(), of_baseline.repeats())
     )
     return statistics.noise_floor(first, second)
 
 
 def gain(results: Results, condition: Condition, at: Sequence[float]) -> dict[int, float]:
-    """How much more accurate CAdam is than Adam, in the mean over some strengths, by seed."""
+    """Return the accuracy of CAdam minus that of Adam, averaged over some strengths, by seed."""
     cadam, adam = means(results, condition, at)
     return {seed: cadam[seed] - adam[seed] for seed in cadam}
 
@@ -295,7 +306,7 @@ def gain(results: Results, condition: Condition, at: Sequence[float]) -> dict[in
 def means(
     results: Results, condition: Condition, at: Sequence[float], metric: str = "accuracy"
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """A metric of CAdam and of Adam in the mean over some strengths, by seed."""
+    """Return a metric of CAdam and of Adam, averaged over some strengths, by seed."""
     cadam, adam = ([by_seed(results, condition, strength, arm, metric) for strength in at] for arm in ARMS)
     return _mean(cadam), _mean(adam)
 
@@ -304,18 +315,18 @@ def _mean(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {seed: float(np.mean([each[seed] for each in values])) for seed in values[0]}
 
 
-def overall(results: Results, condition: Condition, at: Sequence[float]) -> list[Row]:
-    """Both arms in the mean over some strengths."""
+def mean_rows(results: Results, condition: Condition, at: Sequence[float]) -> list[Row]:
+    """Compare the optimizers in the mean over some strengths."""
     rows = []
     for metric, paper in (("accuracy", "CAdam higher"), ("last_accuracy", "")):
         comparison = statistics.compare(*means(results, condition, at, metric), names=ARMS, better="higher")
-        what = f"{condition.name}, mean over {_range(condition, at)}: {MEASURES[metric]}"
-        rows.append(_row(what, paper, comparison, results.tests()))
+        label = f"{condition.name}, mean over {_range(condition, at)}: {MEASURES[metric]}"
+        rows.append(_row(label, paper, comparison, results.tests()))
     return rows
 
 
-def claimed(results: Results, condition: Condition, at: Sequence[float]) -> Row:
-    """What the paper says of a condition as a whole, beyond who is ahead at each strength."""
+def claim_row(results: Results, condition: Condition, at: Sequence[float]) -> Row:
+    """Check the paper's claim about a condition as a whole, beyond the comparison at each strength."""
     changed = [strength for strength in at if strength]
     tests = results.tests()
     if condition.name == "noise":
@@ -328,17 +339,17 @@ def claimed(results: Results, condition: Condition, at: Sequence[float]) -> Row:
         )
         comparison = replace(comparison, noise=noise(results, condition, "Adam", "last_accuracy"))
         return _row(f"{names[0]} against {names[1]}, test accuracy of the last epoch", "comparable", comparison, tests)
-    return gains(results, condition, changed if condition.name == "sudden" else changed[-1:], 0)
+    return gain_row(results, condition, changed if condition.name == "sudden" else changed[-1:], 0)
 
 
-def gains(results: Results, condition: Condition, at: Sequence[float], base: float) -> Row:
-    """How much more CAdam gains at some strengths than at another."""
+def gain_row(results: Results, condition: Condition, at: Sequence[float], base: float) -> Row:
+    """Compare CAdam's gain at some strengths with its gain at the strength `base`."""
     names = f"gain at {_range(condition, at)}", f"gain at {base:g}{condition.unit}"
     comparison = statistics.compare(
         gain(results, condition, at), gain(results, condition, [base]), names=names, better="higher"
     )
-    what = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
-    row = _row(what, "larger", comparison, results.tests())
+    label = f"CAdam's {names[0]} against that at {base:g}{condition.unit}, in mean test accuracy"
+    row = _row(label, "larger", comparison, results.tests())
     return replace(row, verdict=verdict_over_seeds(comparison).describe("larger", "smaller"))
 
 
@@ -346,8 +357,8 @@ def _range(condition: Condition, at: Sequence[float]) -> str:
     return " to ".join(f"{s:g}" for s in dict.fromkeys((at[0], at[-1]))) + condition.unit
 
 
-def _row(what: str, paper: str, comparison: Comparison, results: Results) -> Row:
-    return comparison_row(what, paper, comparison, results.seconds, digits=2)
+def _row(label: str, paper: str, comparison: Comparison, results: Results) -> Row:
+    return comparison_row(label, paper, comparison, results.seconds, digits=2)
 
 
 def _paper(condition: Condition, strength: float, family: str, pair: tuple[str, str]) -> str:
@@ -363,13 +374,13 @@ def _tuning_warnings(results: Results, condition: Condition, arms: Sequence[str]
 
 
 def _own_rate(results: Results, condition: Condition) -> str:
-    """What CAdam's own best learning rate would be."""
+    """Describe the learning rate of the runs, and CAdam's own best rate if it differs."""
     adam = choice(results, condition, "Adam")
     if not _tuned(results, condition, ["CAdam"]):
-        return f"Both at lr {adam.lr:g}, the best for Adam, as in the paper; CAdam's own best was not looked for."
+        return f"Both at lr {adam.lr:g}, the best for Adam, as in the paper; CAdam's own best rate was not determined."
     cadam = choice(results, condition, "CAdam")
     if adam.lr == cadam.lr:
-        return f"Both at lr {adam.lr:g}, the best of the grid for either."
+        return f"Both at lr {adam.lr:g}, the best rate of the grid for both."
     return (
         f"Both at lr {adam.lr:g}, the best for Adam, as in the paper; CAdam's own best is {cadam.lr:g} (tuning seeds: "
         f"{cadam.means[cadam.lr]:.2f} there, {cadam.means[adam.lr]:.2f} at {adam.lr:g}, where Adam has "
@@ -377,7 +388,7 @@ def _own_rate(results: Results, condition: Condition) -> str:
     )
 
 
-def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
+def _describe_by_verdict(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for kind in KINDS:
         for comparison, label in zip(comparisons, labels, strict=True):
@@ -388,14 +399,12 @@ def _counted(comparisons: Sequence[Comparison], labels: Sequence[str]) -> str:
     return f"CAdam against Adam, mean test accuracy over epochs: {'; '.join(parts)}."
 
 
-def rehearsal(results: Results) -> str:
-    """What must be said first where the results are not those of the paper's network and images."""
+def disclaimer(results: Results) -> str:
+    """Return a warning if the results are not from the paper's models and data, otherwise an empty text."""
     spec = results[0].spec
     if spec.data == CIFAR10.name:
         return ""
-    return (
-        f"A rehearsal, not the paper's run: {spec.model} on {spec.data}; its numbers do not compare with the paper's. "
-    )
+    return f"Not the paper's setting: {spec.model} on {spec.data}. The numbers cannot be compared with the paper's. "
 
 
 def condition_summary(results: Results, family: str, name: str) -> Summary:
@@ -406,8 +415,8 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
     rows = []
     for strength, label, comparison in zip(at, labels, comparisons, strict=True):
         part = tests.where(condition=str(condition.make(strength)))
-        what = f"{label}: {MEASURES['accuracy']}"
-        rows.append(_row(what, _paper(condition, strength, family, ARMS), comparison, part))
+        row_label = f"{label}: {MEASURES['accuracy']}"
+        rows.append(_row(row_label, _paper(condition, strength, family, ARMS), comparison, part))
     for metric in ("last_accuracy", "recovery"):
         for strength in at:
             if metric == "recovery" and (name != "sudden" or not strength):
@@ -421,24 +430,25 @@ def condition_summary(results: Results, family: str, name: str) -> Summary:
                     part,
                 )
             )
-    told = _counted(comparisons, labels)
-    whole = claimed(results, condition, at)
-    of_all = [whole]
+    text = _describe_by_verdict(comparisons, labels)
+    claim = claim_row(results, condition, at)
+    combined = [claim]
     changed = [strength for strength in at if strength]
     if len(changed) > 1:
-        of_all = [*overall(results, condition, changed), whole]
-        told += f" Over {_range(condition, changed)} together: {of_all[0].verdict} ({of_all[0].interval})."
+        combined = [*mean_rows(results, condition, changed), claim]
+        text += f" Over {_range(condition, changed)} together: {combined[0].verdict} ({combined[0].interval})."
         if name == "continuous":
-            of_all.append(gains(results, condition, changed[-1:], changed[0]))
-    rows[len(at) : len(at)] = of_all
-    told += f" {whole.label}: {whole.verdict} ({whole.interval})."
-    verdict = f"{rehearsal(results)}{told} {_own_rate(results, condition)}"
+            combined.append(gain_row(results, condition, changed[-1:], changed[0]))
+    rows[len(at) : len(at)] = combined
+    text += f" {claim.label}: {claim.verdict} ({claim.interval})."
+    verdict = f"{disclaimer(results)}{text} {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
 def _strengths(results: Results, condition: Condition) -> list[float]:
-    there = {result.spec.condition for result in results.tests()}
-    return [s for s in condition.strengths["full"] if str(condition.make(s)) in there]
+    """Return the strengths of a condition that the results contain."""
+    conditions = {result.spec.condition for result in results.tests()}
+    return [s for s in condition.strengths["full"] if str(condition.make(s)) in conditions]
 
 
 def detail_summary(results: Results) -> Summary:
@@ -465,12 +475,13 @@ def detail_summary(results: Results) -> Summary:
                 values={"before": before, "highest": highest, "lowest": lowest},
             )
         )
-    verdict = f"{rehearsal(results)}Recovery: {verdict_over_seeds(recovery)}. {_own_rate(results, condition)}"
+    verdict = f"{disclaimer(results)}Recovery: {verdict_over_seeds(recovery)}. {_own_rate(results, condition)}"
     return Summary(verdict, rows, _tuning_warnings(results, condition, ARMS))
 
 
 def _around_shifts(results: Results, arm: str) -> tuple[float, float, float]:
-    """Mean alignment before shifts, and its highest and lowest in the tenth of an epoch after them."""
+    """Return the mean alignment ratio before shifts, and its maximum and minimum in the tenth of an epoch after "
+    "them."""
     curve = results.where(optimizer=arm).curve("alignment").astype(float)
     epochs = curve.reshape(len(curve), results[0].spec.settings["epochs"], -1)
     near = max(2, epochs.shape[2] // 10)
@@ -488,20 +499,20 @@ def ablation_summary(results: Results) -> Summary:
             part = results.tests().where(condition=str(condition.make(condition.reference)))
             both = Results([r for r in part if r.spec.optimizer in pair])
             lr = choice(results, condition, pair[1]).lr
-            what = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
-            rows.append(_row(what, _paper(condition, condition.reference, "vgg", pair), comparison, both))
+            label = f"{condition.label(condition.reference)}: {pair[0]} against {pair[1]}, lr {lr:g}"
+            rows.append(_row(label, _paper(condition, condition.reference, "vgg", pair), comparison, both))
             comparisons.append(comparison)
     counts = tally(comparisons, "comparisons", "higher", "lower")
-    verdict = f"{rehearsal(results)}Mean test accuracy with confidence, against without: {counts}."
+    verdict = f"{disclaimer(results)}Mean test accuracy with confidence, against without: {counts}."
     return Summary(verdict, rows, warnings)
 
 
 def compared_at(
     results: Results, condition: Condition, rates: Mapping[str, float], metric: str = "accuracy"
 ) -> Comparison:
-    """CAdam and Adam at the reference strength, at these rates."""
-    there = Results([r for r in results if r.spec.lr == rates[r.spec.optimizer]])
-    return compared(there, condition, condition.reference, metric=metric)
+    """Compare CAdam with Adam at the reference strength and at the given learning rates."""
+    at_rates = Results([r for r in results if r.spec.lr == rates[r.spec.optimizer]])
+    return compared(at_rates, condition, condition.reference, metric=metric)
 
 
 def rates_summary(results: Results) -> Summary:
@@ -521,8 +532,8 @@ def rates_summary(results: Results) -> Summary:
         labels.append(label)
         warnings += _tuning_warnings(results, condition, ARMS)
     verdict = (
-        f"{rehearsal(results)}Each at its own best rate: {_counted(own, labels)} "
-        f"Both at Adam's: {_counted(same, labels)}"
+        f"{disclaimer(results)}Each at its own best rate: {_describe_by_verdict(own, labels)} "
+        f"Both at Adam's: {_describe_by_verdict(same, labels)}"
     )
     return Summary(verdict, rows, warnings)
 
@@ -531,7 +542,7 @@ def rates_summary(results: Results) -> Summary:
 
 
 def _shade(panel: Axes, x: Sequence[float], values: Array, arm: str, **style: Any) -> None:
-    """The mean of several runs, and the range they span."""
+    """Draw the mean of several runs and shade their range."""
     color = COLORS[arm]
     panel.plot(x, values.mean(0), color=color, lw=1.3, label=arm, **style)
     if len(values) > 1:
@@ -566,8 +577,8 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
     for column, strength in zip(grid.T, at, strict=True):
         part = tests.where(condition=str(condition.make(strength)))
         for arm in reversed(ARMS):
-            mine = part.where(optimizer=arm)
-            accuracy, alignment = mine.curve("test_accuracy"), mine.curve("alignment").astype(float)
+            of_arm = part.where(optimizer=arm)
+            accuracy, alignment = of_arm.curve("test_accuracy"), of_arm.curve("alignment").astype(float)
             epochs = accuracy.shape[1]
             _shade(column[0], range(1, 1 + epochs), accuracy, arm)
             alignment = _thinned(alignment, 120)
@@ -580,15 +591,15 @@ def condition_figures(results: Results, name: str) -> dict[str, Figure]:
     grid[0, 0].set_ylabel("test accuracy, %")
     grid[1, 0].set_ylabel("alignment ratio")
     grid[0, 0].legend(fontsize=8, loc="lower right")
-    turned = " Dotted: the images turn." if name == "sudden" else ""
+    marks = " Dotted lines mark the shifts." if name == "sudden" else ""
     return {
-        "Mean test accuracy over the strength of the change, with 95% intervals; and over the learning rate": scale,
-        f"Test accuracy by epoch and alignment ratio by step; mean and range over seeds.{turned}": curves,
+        "Mean test accuracy by strength of the change, with 95% intervals, and by learning rate": scale,
+        f"Test accuracy by epoch and alignment ratio by step; mean and range over seeds.{marks}": curves,
     }
 
 
 def _thinned(curve: Array, points: int) -> Array:
-    """About so many means along each row."""
+    """Average each row of a curve to about `points` values."""
     window = max(1, curve.shape[1] // points)
     return np.stack([runs.averaged(row, window) for row in curve])
 
@@ -612,44 +623,44 @@ def detail_figures(results: Results) -> dict[str, Figure]:
         panel.set_ylabel({"alignment": "alignment ratio", "accuracy": "batch accuracy, %", "loss": "loss"}[name])
     axes[-1, 0].set_xlabel("step")
     axes[0, 0].legend(fontsize=8)
-    return {f"A closer look at {DETAIL:g} degrees an epoch; dashed: the images turn. Mean and range over seeds": figure}
+    return {f"A sudden shift of {DETAIL:g} degrees per epoch (dashed lines); mean and range over seeds": figure}
 
 
 def ablation_figures(results: Results) -> dict[str, Figure]:
     figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4)
     for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
-        for place, pair in enumerate(PAIRS):
-            found = compared(results, condition, condition.reference, pair).difference
+        for x, pair in enumerate(PAIRS):
+            difference = compared(results, condition, condition.reference, pair).difference
             without, with_confidence = PAPER[condition.name, pair[1]]
-            _difference(panel, place, found, label=None if place else "measured")
-            panel.plot(place, with_confidence - without, "D", color=palette.TARGET, label=None if place else "paper")
+            _draw_difference(panel, x, difference, label=None if x else "measured")
+            panel.plot(x, with_confidence - without, "D", color=palette.TARGET, label=None if x else "paper")
         panel.axhline(0, color=palette.MUTED, lw=0.8)
         panel.set_xticks(range(len(PAIRS)), [arm for arm, _ in PAIRS])
         panel.set_title(condition.label(condition.reference))
     axes[0, 0].set_ylabel("points of accuracy gained")
     axes[0, 0].legend(fontsize=8)
-    return {"What confidence adds to the mean test accuracy, with 95% intervals, beside the paper's": figure}
+    return {"Gain in mean test accuracy from confidence, with 95% intervals, and the paper's gain": figure}
 
 
 def rates_figures(results: Results) -> dict[str, Figure]:
     figure, axes = panels(1, len(CONDITIONS), 10.5, 3.4, sharey=True)
     for panel, condition in zip(axes[0], CONDITIONS.values(), strict=True):
         own = own_rates(results, condition)
-        for place, rates in enumerate((dict.fromkeys(ARMS, own["Adam"]), own)):
-            _difference(panel, place, compared_at(results, condition, rates).difference)
+        for x, rates in enumerate((dict.fromkeys(ARMS, own["Adam"]), own)):
+            _draw_difference(panel, x, compared_at(results, condition, rates).difference)
         panel.axhline(0, color=palette.MUTED, lw=0.8)
         names = [f"both at Adam's rate,\n{own['Adam']:g}", f"each at its own,\n{own['CAdam']:g} and {own['Adam']:g}"]
         panel.set_xticks(range(2), names)
         panel.set(title=condition.label(condition.reference), xlim=(-0.5, 1.5))
     axes[0, 0].set_ylabel("points of accuracy gained")
-    return {"What CAdam adds to the mean test accuracy of Adam, with 95% intervals": figure}
+    return {"Gain in mean test accuracy of CAdam over Adam, with 95% intervals": figure}
 
 
-def _difference(panel: Axes, place: int, found: Interval, **style: Any) -> None:
-    """A difference and its interval."""
-    if found.count > 1:
-        panel.plot([place] * 2, [found.low, found.high], color=palette.CADAM, lw=2)
-    panel.plot(place, found.mean, "o", color=palette.CADAM, **style)
+def _draw_difference(panel: Axes, x: int, difference: Interval, **style: Any) -> None:
+    """Draw a difference and its interval."""
+    if difference.count > 1:
+        panel.plot([x] * 2, [difference.low, difference.high], color=palette.CADAM, lw=2)
+    panel.plot(x, difference.mean, "o", color=palette.CADAM, **style)
 
 
 # Experiments ---------------------------------------------------------------------------------------------------
@@ -669,39 +680,38 @@ SHARED: dict[str, Any] = {
     "quick_data": DIGITS,
     "weight": _epochs,
     "measure": (
-        "Mean test accuracy: test accuracy in percent, averaged over epochs; more is better. Steps to recover: how "
-        "many steps after a shift accuracy is back at 95% of what it was; fewer is better."
+        "Mean test accuracy: test accuracy in percent, averaged over epochs; higher is better. Steps to recover: the "
+        "number of steps after a shift until the accuracy is back at 95% of its value before; fewer is better."
     ),
 }
 NOTES = (
-    "--quick: small models of the family on scikit-learn's digits, on the CPU; it shows how all of it works and is no "
-    "evidence about CIFAR-10. --full: CIFAR-10 on a CUDA device, batch 128, 30 epochs (10 to choose a "
-    "learning rate by), weight decay 5e-4, bfloat16.",
-    "An epoch shows 390 batches in an order of its own; the 80 images that are left over, others each time, are not "
-    "shown in it.",
-    "Learning rates are chosen by the mean accuracy on the same 10,000 test images that results are measured on; no "
-    "images are held out for it. Only the seeds are others: tuning seeds (three with --full for VGG-16, else one) that "
-    "no result comes from. The best rate of the optimizer without confidence is used for both, as in the paper; for "
-    "DenseNet-121 it is looked for among three.",
-    "Test images get the current rotation. Images are turned with bilinear interpolation, and black fills the corners; "
-    "the paper does not say how it turns them.",
+    "--quick uses small models on scikit-learn's digits, on the CPU. It demonstrates the experiment and is not "
+    "evidence about CIFAR-10. --full uses CIFAR-10 on a CUDA device: batch size 128, 30 epochs (10 to choose a "
+    "learning rate), weight decay 5e-4, bfloat16.",
+    "Each epoch has 390 batches in a new random order. The 80 remaining images, different ones each time, are omitted.",
+    "Learning rates are chosen by the mean accuracy on the same 10,000 test images that results are measured on, "
+    "without a validation set. Only the seeds differ: tuning seeds (three with --full for VGG-16, otherwise one) are "
+    "not used for results. Both optimizers use the best rate of the one without confidence, as in the paper; for "
+    "DenseNet-121 it is chosen from three rates.",
+    "Test images get the current rotation. Images are rotated with bilinear interpolation and black corners; the paper "
+    "does not describe its rotation.",
 )
 _NOTES_BY_STRENGTH = (
-    "The A/A noise floor is measured at the strength that learning rates are chosen at, and stands beside all rows.",
-    "The rows of strength 0 are runs without any change, at the rate that was chosen for this condition: where another "
-    "has chosen another rate, its rows of strength 0 are other runs.",
+    "The A/A noise floor is measured at the strength at which learning rates are chosen, and is shown in all rows.",
+    "The rows of strength 0 are runs without change, at the learning rate of this condition. Conditions with different "
+    "learning rates have different runs of strength 0.",
 )
 _CLAIMS = {
     "sudden": (
-        "Images that turn at every epoch",
+        "Sudden shift: images rotated at every epoch",
         "CAdam consistently outperforms Adam across rotation speeds, and by more than without rotation.",
     ),
     "continuous": (
-        "Images that turn at every step",
+        "Continuous shift: images rotated at every step",
         "As the rotation speed increases, the advantage of CAdam over Adam becomes more pronounced.",
     ),
     "noise": (
-        "Batches with random labels",
+        "Label noise: batches with random labels",
         "CAdam consistently outperforms Adam; by the end of training, its accuracy with 40% noise is comparable to "
         "Adam's without noise.",
     ),
@@ -714,7 +724,7 @@ def _experiment(name: str, family: str, condition: str, seconds: Mapping[Scale, 
     return Experiment(
         name=name,
         title=f"{title}, {shown} ({figure if family == 'vgg' else 'appendix'})",
-        shows=f"Test accuracy of Adam and CAdam, {shown} on CIFAR-10, as the change grows stronger.",
+        shows=f"Test accuracy of Adam and CAdam, {shown} on CIFAR-10, by strength of the change.",
         claim=claim,
         run_specs=partial(condition_specs, family=family, name=condition),
         summary=partial(condition_summary, family=family, name=condition),
@@ -738,10 +748,10 @@ FIG_IMAGE_NOISE_DENSENET = _experiment("fig-image-noise-densenet", "densenet", "
 
 FIG_SUDDEN_DETAIL = Experiment(
     name="fig-sudden-detail",
-    title="A closer look at turning images, VGG-16 (fig. 4, right)",
-    shows="Alignment ratio, accuracy and loss step by step while the images turn by 60 degrees at every epoch.",
+    title="Sudden shift step by step, VGG-16 (fig. 4, right)",
+    shows="Alignment ratio, accuracy and loss by step, with images rotated by 60 degrees at every epoch.",
     claim=(
-        "When the images turn, the alignment ratio falls and recovers; CAdam's accuracy drops more slowly and "
+        "When the images are rotated, the alignment ratio falls and recovers; CAdam's accuracy drops more slowly and "
         "recovers faster than Adam's."
     ),
     run_specs=detail_specs,
@@ -751,14 +761,15 @@ FIG_SUDDEN_DETAIL = Experiment(
     seeds={"quick": 3, "full": 3},
     notes=(
         *NOTES,
-        "The A/A noise floor is that of the whole figure, measured at 80 degrees.",
-        "Recovered from a shift: accuracy is back at 95% of what it was before, over a twentieth of an epoch.",
+        "The A/A noise floor is measured at 80 degrees, as for the rest of the figure.",
+        "A run has recovered from a shift when its accuracy, averaged over a twentieth of an epoch, is back at 95% of "
+        "its value before.",
     ),
     **SHARED,
 )
 TAB_ABLATION = Experiment(
     name="tab-ablation-images",
-    title="Confidence for other optimizers, VGG-16 (ablation table)",
+    title="Confidence for other optimizers, VGG-16 (table 4)",
     shows="SGDM, Adam and AMSGrad with and without confidence under the three conditions.",
     claim="Adding confidence consistently improves performance: CSGDM, CAdam and CAmsGrad beat their counterparts.",
     run_specs=ablation_specs,
@@ -768,8 +779,9 @@ TAB_ABLATION = Experiment(
     seeds={"quick": 3, "full": 3},
     notes=(
         *NOTES,
-        f"The paper gives no grid for SGDM, here {SGDM_GRIDS['full'][0]:g} to {SGDM_GRIDS['full'][-1]:g} (its momentum "
-        "is a moving average, so its steps are ten times shorter than torch's).",
+        "The paper does not state the learning rates of SGDM. The grid here is "
+        f"{SGDM_GRIDS['full'][0]:g} to {SGDM_GRIDS['full'][-1]:g}. The momentum of SGDM is a moving average, so its "
+        "steps are ten times shorter than those of torch.optim.SGD.",
     ),
     **SHARED,
 )
@@ -780,13 +792,13 @@ def _rates(name: str, family: str, seconds: Mapping[Scale, float]) -> Experiment
         name=name,
         title=f"Each optimizer at its own best learning rate, {MODELS[family]['full']}",
         shows="CAdam against Adam under the three conditions, both at Adam's best rate and each at its own.",
-        claim="Both run at the rate that is best for Adam; it has no numbers for this reading.",
+        claim="The paper runs both at the rate that is best for Adam; it has no numbers for other rates.",
         run_specs=partial(rates_specs, family=family),
         summary=rates_summary,
         figures=rates_figures,
         seconds=seconds,
         seeds={"quick": 3 if family == "vgg" else 2, "full": 3},
-        notes=(*NOTES, "Here CAdam is also run at the rate that is best for itself, chosen in the same way."),
+        notes=(*NOTES, "CAdam also runs at its own best learning rate, which is chosen in the same way."),
         **SHARED,
     )
 

@@ -1,8 +1,8 @@
-"""Training with everything on the device: data, rotation, forward, backward, optimizer and the record of each step.
+"""Training of the image models with all data on the device: images, rotations, model, optimizer and recorded curves.
 
-On CUDA the model is compiled or has kernels of its own, a graph holds the whole step, and several runs go side by side,
-each on a stream of its own: one run alone leaves most of a large GPU idle. On the CPU, and where no graph is wanted,
-the same functions are called step by step.
+On CUDA the model may be compiled, a CUDA graph replays the whole training step, and several runs proceed concurrently,
+each on its own CUDA stream, because a single run leaves most of a large GPU idle. On the CPU, and if no graph is
+requested, the same functions are called eagerly.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from cadam.statistics.intervals import Array
 
 from . import models
 from .data import Images
-from .streams import OWN, Schedule, Stream
+from .streams import TRUE_LABEL, Schedule, Stream
 
 Precision = Literal["float32", "bfloat16"]
 WARM_UP = 3
-"""Calls before a graph is captured: kernels are compiled and algorithms chosen in them. They count as any other."""
+"""Number of eager calls before a graph is captured, in which kernels are compiled and algorithms are selected.
+
+These calls are ordinary training steps."""
 TEST_BATCH = 1000
-"""Test images at once, at most."""
+"""Largest batch of test images."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, how and on what."""
+    """The configuration of a training run."""
 
     model: str
     optimizer: str
@@ -47,40 +49,39 @@ class Task:
     weight_decay: float = 5e-4
     precision: Precision = "float32"
     compiled: bool = False
-    """Fuse what lies between the convolutions of the training step. Sums are taken in another order then.
-
-    On CUDA in bfloat16, the blocks of DenseNet have kernels of their own for it, which refuse sizes they do not know;
-    else torch compiles the model.
-    """
+    """Whether `torch.compile` fuses the operations between convolutions. This changes the order of summation."""
     moments: str = "float32"
-    """How the optimizer stores its moments."""
+    """The storage format of the optimizer's moments."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What came out of a run: curves by step, and by epoch the test accuracy, as a share."""
+    """The recorded curves of a run: loss, accuracy and alignment by step, and test accuracy by epoch (0 to 1)."""
 
     loss: Array
     accuracy: Array
-    """The share of each batch classified correctly before the step, by the samples' own labels."""
+    """Share of each batch that is classified correctly before the step, by the true labels."""
     alignment: Array
     test_accuracy: Array
 
 
 def predict(model: nn.Module, batch: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of a batch, and the logits it comes from."""
+    """Return the loss and the logits of a batch."""
     logits = model(batch)
     return F.cross_entropy(logits, labels), logits
 
 
 @cache
 def compiled_predict() -> Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same, compiled once for all models of a kind, into kernels that do not depend on how fast others were."""
+    """Return the compiled `predict`, which all runs share.
+
+    With the option `deterministic`, torch does not choose kernels by timing them, so the results are reproducible.
+    """
     return torch.compile(predict, dynamic=False, options={"deterministic": True})
 
 
 class Captured:
-    """A function without arguments or result that a CUDA graph holds from its fourth call on."""
+    """A function without arguments and result that is replayed as a CUDA graph after `WARM_UP` eager calls."""
 
     def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream) -> None:
         self.function, self.stream = function, stream
@@ -95,15 +96,15 @@ class Captured:
                 return
             if self.graph is None:
                 self.graph = torch.cuda.CUDAGraph()
-                # On the stream of the run: matrix products keep a workspace for each stream, and graphs that were
-                # captured on the same one would share it while they run at the same time.
+                # Capture on the stream of the run. cuBLAS has one workspace per stream, and graphs captured on the
+                # same stream would share it while they run concurrently.
                 with torch.cuda.graph(self.graph, stream=self.stream):
                     self.function()
             self.graph.replay()
 
 
 class Run:
-    """One training run. `advance` does a step of it, or the tests that end an epoch."""
+    """One training run. Each call of `advance` performs a training step or the evaluation at the end of an epoch."""
 
     def __init__(self, task: Task, images: Images, *, graph: bool = True, deterministic: bool = True) -> None:
         device = images.train.device
@@ -121,7 +122,7 @@ class Run:
             moments=task.moments,
         )
         self._predict = compiled_predict() if task.compiled else predict
-        self._place_schedule(device)
+        self._copy_schedule_to_device(device)
         steps, epochs = len(self.schedule.order), self.schedule.epochs
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._test_batch = torch.zeros_like(self._step)
@@ -135,10 +136,10 @@ class Run:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
             self._train, self._test = Captured(self.train_step, self.stream), Captured(self.test_step, self.stream)
-        self._turns = self._all()
+        self._actions = self._iterate()
         self.done = False
 
-    def _place_schedule(self, device: torch.device) -> None:
+    def _copy_schedule_to_device(self, device: torch.device) -> None:
         schedule, size = self.schedule, self.images.train.shape[-2:]
         self._order = torch.from_numpy(schedule.order).to(device)
         self._labels = torch.from_numpy(schedule.labels).to(device)
@@ -150,67 +151,72 @@ class Run:
     # One step -------------------------------------------------------------------------------------------------
 
     def train_step(self) -> None:
-        """Everything from taking the batch to recording what became of it; all of it stays on the device."""
+        """Perform one training step, from selecting the batch to recording the results, entirely on the device."""
         images, step = self.images, self._step
         self.optimizer.zero_grad(set_to_none=True)
         index = self._order.index_select(0, step).squeeze(0)
         shown = self._labels.index_select(0, step).squeeze(0)
-        own = images.train_labels.index_select(0, index)
+        true = images.train_labels.index_select(0, index)
         view = self._rotation.index_select(0, step)
         if self._moves is not None:
             view = self._moves.index_select(0, step).squeeze(0) @ view
-        batch = self.seen(images.train.index_select(0, index), view)
+        batch = self.transform(images.train.index_select(0, index), view)
         with self._numerics():
-            loss, logits = self._predict(self.model, batch, torch.where(shown == OWN, own, shown))
+            loss, logits = self._predict(self.model, batch, torch.where(shown == TRUE_LABEL, true, shown))
             loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self._loss.index_copy_(0, step, loss.detach().view(1))
-        self._correct.index_copy_(0, step, (logits.argmax(1) == own).sum().view(1))
+        self._correct.index_copy_(0, step, (logits.argmax(1) == true).sum().view(1))
         self._counts.index_copy_(0, step, self.optimizer.alignment_counts().view(1, 3))
         step.add_(1)
 
     @torch.no_grad()
     def test_step(self) -> None:
-        """Test images, a batch of them, turned as the last training batch was."""
+        """Evaluate one batch of test images, rotated like the last training batch."""
         images, last = self.images, self._step - 1
         size = min(TEST_BATCH, len(images.test))
         index = self._test_batch * size + torch.arange(size, device=last.device)
-        there = index < len(images.test)
+        valid = index < len(images.test)
         index = index.clamp(max=len(images.test) - 1)
-        batch = self.seen(images.test.index_select(0, index), self._rotation.index_select(0, last))
+        batch = self.transform(images.test.index_select(0, index), self._rotation.index_select(0, last))
         self.model.eval()
         with self._numerics():
             logits = self.model(batch)
         self.model.train()
-        right = (logits.argmax(1) == images.test_labels.index_select(0, index)) & there
-        self._test_correct.index_add_(0, last // self.schedule.steps_per_epoch, right.sum().view(1))
+        correct = (logits.argmax(1) == images.test_labels.index_select(0, index)) & valid
+        self._test_correct.index_add_(0, last // self.schedule.steps_per_epoch, correct.sum().view(1))
         self._test_batch.add_(1).remainder_(self.test_batches)
 
     @property
     def test_batches(self) -> int:
         return -(-len(self.images.test) // TEST_BATCH)
 
-    def seen(self, batch: Tensor, view: Tensor) -> Tensor:
-        """Images as the model sees them: moved and turned, with black around them, and normalized.
+    def transform(self, batch: Tensor, view: Tensor) -> Tensor:
+        """Rotate, translate and normalize images. Pixels from outside of the image are black.
 
-        `view` takes places in what is seen to places in the image, a matrix (1 or batch, 3, 3).
+        Args:
+            batch: Images as bytes, of shape (batch, channels, height, width).
+            view: Matrices of shape (1 or batch, 3, 3) that map output coordinates to input coordinates.
+
+        Returns:
+            The normalized images in float32.
         """
-        places = self._pixels @ view[:, :2].mT
+        coordinates = self._pixels @ view[:, :2].mT
         height, width = batch.shape[-2:]
-        grid = places.view(-1, height, width, 2).expand(len(batch), -1, -1, -1)
-        turned = F.grid_sample(batch.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        grid = coordinates.view(-1, height, width, 2).expand(len(batch), -1, -1, -1)
+        rotated = F.grid_sample(batch.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         shape = (1, -1, 1, 1)
-        normalized = (turned - self.images.mean.view(shape)) / self.images.std.view(shape)
+        normalized = (rotated - self.images.mean.view(shape)) / self.images.std.view(shape)
         if batch.is_cuda:
             return normalized.contiguous(memory_format=torch.channels_last)
         return normalized
 
     @contextmanager
     def _numerics(self) -> Iterator[None]:
-        """The precision of the model, and how algorithms are chosen: the same every time, or the fastest ones."""
+        """Set the precision of the model, and select either deterministic or the fastest cuDNN algorithms."""
         choice = {"deterministic": self.deterministic, "benchmark": not self.deterministic}
         half = self.task.precision == "bfloat16"
-        # Casts of weights are not kept from one step to the next: a graph could not renew them.
+        # Autocast must not cache the cast weights: a replayed graph would not update the cached copies.
         cast = torch.autocast(self._step.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True, **choice), cast:
             yield
@@ -218,11 +224,12 @@ class Run:
     # All steps ------------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """One turn of the run; False once it is at its end."""
-        self.done = next(self._turns, True)
+        """Perform the next training step or evaluation; return False at the end of the run."""
+        self.done = next(self._actions, True)
         return not self.done
 
-    def _all(self) -> Iterator[bool]:
+    def _iterate(self) -> Iterator[bool]:
+        """Perform the run and yield False after each training step and each evaluation."""
         for _ in range(self.schedule.epochs):
             for _ in range(self.schedule.steps_per_epoch):
                 self._train()
@@ -232,12 +239,12 @@ class Run:
             yield False
 
     def synchronize(self) -> None:
-        """Wait until the device has done what this run has asked of it."""
+        """Wait until the device has finished all work of this run."""
         if self.stream is not None:
             self.stream.synchronize()
 
     def record(self) -> Record:
-        """What the run has recorded so far."""
+        """Return the curves recorded so far."""
         self.synchronize()
         counts = np.diff(self._counts.cpu().numpy(), axis=0, prepend=0)
         with np.errstate(invalid="ignore"):
@@ -250,25 +257,25 @@ class Run:
         )
 
     def release(self) -> None:
-        """Give the memory of a run's graphs and gradients back."""
+        """Free the memory of the graphs and gradients of the run."""
         for captured in (self._train, self._test):
             if isinstance(captured, Captured) and captured.graph is not None:
                 captured.graph.reset()
         self.optimizer.zero_grad(set_to_none=True)
 
 
-# Where pixels come from ----------------------------------------------------------------------------------------
+# Coordinate transformations ----------------------------------------------------------------------------------------
 
 
 def pixels(size: Iterable[int]) -> Array:
-    """The centers of the pixels, row by row, as (x, y, 1); the image reaches from -1 to 1."""
+    """Return the homogeneous coordinates (x, y, 1) of the pixel centers, row by row; the image spans [-1, 1]."""
     height, width = size
     y, x = np.meshgrid(*((2 * np.arange(n) + 1) / n - 1 for n in (height, width)), indexing="ij")
     return np.stack([x, y, np.ones_like(x)], axis=-1).reshape(1, -1, 3).astype(np.float32)
 
 
 def rotations(angle: Array) -> Array:
-    """Matrices (n, 3, 3) that turn images counter-clockwise by so many degrees."""
+    """Return matrices of shape (n, 3, 3) that rotate images counterclockwise by angles in degrees."""
     radians = np.deg2rad(angle)
     matrices = np.tile(np.eye(3), (len(radians), 1, 1))
     matrices[:, 0, 0] = matrices[:, 1, 1] = np.cos(radians)
@@ -278,7 +285,7 @@ def rotations(angle: Array) -> Array:
 
 
 def moves(schedule: Schedule, size: Iterable[int]) -> Array:
-    """Matrices (steps, batch, 3, 3) that move and mirror each image."""
+    """Return matrices of shape (steps, batch, 3, 3) that translate and mirror each image."""
     height, width = size
     matrices = np.tile(np.eye(3, dtype=np.float32), (*schedule.flip.shape, 1, 1))
     matrices[..., 0, 0] = np.where(schedule.flip, -1, 1)
@@ -287,15 +294,16 @@ def moves(schedule: Schedule, size: Iterable[int]) -> Array:
     return matrices
 
 
-# Runs side by side ---------------------------------------------------------------------------------------------
+# Concurrent runs ---------------------------------------------------------------------------------------------
 
 
-def side_by_side(runs: Iterable[Run], lanes: int) -> Iterator[tuple[Run, float]]:
-    """Advance up to `lanes` runs in turn; each that ends is given back, and the next one takes its place.
+def run_concurrently(runs: Iterable[Run], lanes: int) -> Iterator[tuple[Run, float]]:
+    """Advance up to `lanes` runs in turn, and start the next run whenever one ends.
 
-    With a run come the seconds it took: while several went on, each took its share of the time.
+    Yields:
+        Each finished run and its cost in seconds. Time during which several runs proceed is divided equally among them.
     """
-    waiting = iter(runs)
+    queue = iter(runs)
     seconds: dict[Run, float] = {}
     mark = time.perf_counter()
 
@@ -309,7 +317,7 @@ def side_by_side(runs: Iterable[Run], lanes: int) -> Iterator[tuple[Run, float]]
     while True:
         while len(seconds) < lanes:
             share()
-            following = next(waiting, None)
+            following = next(queue, None)
             if following is None:
                 break
             seconds[following] = 0.0
