@@ -26,7 +26,7 @@ from ctr_cpu import Torchs
 from cadam_paper.ctr import models, study
 from cadam_paper.ctr.data import Feed
 from cadam_paper.ctr.generator import Generated, best_auc
-from cadam_paper.ctr.train import Learner, Task, numerics, read_stream, read_table
+from cadam_paper.ctr.train import Learner, Task, numerics, train_epoch, train_stream
 from cadam_paper.images.train import Captured
 
 Line = tuple[str, str]
@@ -57,7 +57,7 @@ def same_curves(found: dict[str, Any]) -> list[Line]:
     for model in models.MODELS:
         for optimizer in ("CAdam", "Adam") if model == "DeepFM" else ("CAdam",):
             what = task(model, optimizer, max_norm=0.05)  # so low that clipping takes part
-            graph, plain, again = (read_table(what, clicks, here(), graph=graph) for graph in (True, False, False))
+            graph, plain, again = (train_epoch(what, clicks, here(), graph=graph) for graph in (True, False, False))
             apart = {
                 name: [float(np.abs(r.loss - plain.loss).max()), float(np.abs(r.norm - plain.norm).max())]
                 for name, r in (("graph", graph), ("plain again", again))
@@ -193,10 +193,10 @@ def whole_run(found: dict[str, Any]) -> list[Line]:
         for reading in ("table", "stream"):
             start = synchronized()
             if reading == "table":
-                record = read_table(task(optimizer=optimizer), clicks, here())
+                record = train_epoch(task(optimizer=optimizer), clicks, here())
             else:
                 moving = replace(clicks, drift="sudden")
-                record = read_stream(task(optimizer=optimizer), moving, here(), 50)
+                record = train_stream(task(optimizer=optimizer), moving, here(), 50)
             seconds = synchronized() - start
             scores = {part: [s.auc, s.log_loss] for part, s in record.scores.items()}
             ratios = record.dense.over_touched, record.tables.over_touched

@@ -40,7 +40,10 @@ def preprocess_file(path: Path, rows: int | None) -> None:
     began = time.perf_counter()
     try:
         manifest = preprocess(
-            path, folder, rows=rows, tell=lambda stage, share, rows: ended.update({stage: time.perf_counter() - began})
+            path,
+            folder,
+            rows=rows,
+            report=lambda stage, share, rows: ended.update({stage: time.perf_counter() - began}),
         )
         seconds = time.perf_counter() - began
         kept = {part: sum(f.stat().st_size for f in folder.glob(part)) for part in ("tokens/*", "ids.i32")}

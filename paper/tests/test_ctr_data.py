@@ -25,7 +25,7 @@ from cadam_paper.ctr import criteo_parser as parsing
 from cadam_paper.ctr import criteo_writer as text
 from cadam_paper.ctr import preprocess as stages
 from cadam_paper.ctr.criteo_dataset import Criteo
-from cadam_paper.ctr.criteo_parser import hexadecimal, parse, what_is_wrong
+from cadam_paper.ctr.criteo_parser import find_error, hexadecimal, parse
 from cadam_paper.ctr.criteo_writer import bucket, unbucket, write
 from cadam_paper.ctr.fields import CATEGORIES, FIELDS, INTEGERS, offsets, scaled
 from cadam_paper.ctr.generator import Generated
@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no waiting for the disk, which only a loss of power would tell."""
+    """Also skip the synchronization with the disk, which matters only after a loss of power."""
     monkeypatch.setattr(stages, "CHUNK", 200_000)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(os, "fdatasync", lambda file: None)
@@ -166,7 +166,7 @@ def test_a_cache_is_made_once_and_outlives_its_source(
     assert torch.equal(Criteo(path)._ids, first._ids)
     path.unlink()
     assert torch.equal(Criteo(path)._ids, first._ids)
-    with pytest.raises(FileNotFoundError, match=r"no .*train\.txt, and no complete cache"):
+    with pytest.raises(FileNotFoundError, match=r"train\.txt does not exist"):
         Criteo(path, 3000)
 
 
@@ -238,7 +238,7 @@ BAD = {
     "39 columns instead of 40": GOOD.rpartition(b"\t")[0],
     "41 columns instead of 40": GOOD + b"\t00000000",
     "1 columns instead of 40": b"1",
-    "it is empty": b"",
+    "the line is empty": b"",
     "the label is '2'": replaced(0, b"2"),
     "the label is ''": replaced(0, b""),
     "the label is '01'": replaced(0, b"01"),
@@ -292,11 +292,11 @@ def test_a_last_line_without_its_end_is_taken_if_whole(end: bytes) -> None:
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("kept", [1, 2, 30, len(GOOD) - 9, len(GOOD) - 8, len(GOOD) - 1])
-def test_a_truncated_last_line_is_told(kept: int) -> None:
+def test_a_truncated_last_line_is_reported(kept: int) -> None:
     table, bad = parse(GOOD + b"\n" + GOOD[:kept], 1, ends_early=True)
     assert len(table) == 1
     assert bad[0].number == 2
-    assert "the file ends within it" in bad[0].reason
+    assert "the file ends within this line" in bad[0].reason
 
 
 def damaged(source: Path, path: Path) -> tuple[Path, list[int]]:
@@ -327,14 +327,14 @@ def test_bad_lines_of_a_file_are_counted_listed_and_refused_if_strict(source: Pa
     assert (tmp_path / "good" / "ids.i32").read_bytes() == (tmp_path / "cache" / "ids.i32").read_bytes()
 
 
-def test_a_gzip_that_ends_early_is_read_to_there_and_told(source: Path, tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_read_up_to_its_end_and_noted(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.txt.gz"
     packed = gzip.compress(source.read_bytes())
     path.write_bytes(packed[: len(packed) // 2])
     manifest = preprocess(path, tmp_path / "cache")
     assert 1000 < manifest.rows < ROWS - 1000
-    assert "gzip stream ends early" in manifest.notes[0]
-    with pytest.raises(BadLinesError, match="gzip stream ends early"):
+    assert "gzip stream is truncated" in manifest.notes[0]
+    with pytest.raises(BadLinesError, match="gzip stream is truncated"):
         preprocess(path, tmp_path / "strict", strict=True)
 
 
@@ -348,7 +348,7 @@ def test_a_damaged_gzip_is_named(source: Path, tmp_path: Path, damage: Callable[
 
 def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
-    path.write_bytes(b"x" * (stages.CHUNK + stages.LONGEST + 1))
+    path.write_bytes(b"x" * (stages.CHUNK + stages.MAX_LINE + 1))
     with pytest.raises(ValueError, match=r"train\.txt has a line of more than 1,048,576 bytes"):
         preprocess(path, tmp_path / "cache")
 
@@ -356,17 +356,17 @@ def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
 def test_clicks_alone_cannot_be_split(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes((GOOD + b"\n") * 50)
-    with pytest.raises(ValueError, match=r"50 clicks in 50 rows: the 10 folds need both kinds each"):
+    with pytest.raises(ValueError, match="50 clicks in 50 rows"):
         preprocess(path, tmp_path / "cache")
 
 
 def test_nothing_good_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(b"label,I1\n" * 20)
-    with pytest.raises(ValueError, match=r"0 good rows are too few\n  bad lines so far: 20\n    line 1: 1 columns"):
+    with pytest.raises(ValueError, match=r"0 valid rows .*\n.*lines so far: 20\n    line 1: 1 columns"):
         preprocess(path, tmp_path / "cache")
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="0 good rows are too few"):
+    with pytest.raises(ValueError, match="is empty"):
         preprocess(path, tmp_path / "cache")
 
 
@@ -386,7 +386,7 @@ def test_after_a_stop_the_next_run_goes_on_and_ends_the_same(
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(source, tmp_path / "stopped", workers=1, tell=tell)
+        preprocess(source, tmp_path / "stopped", workers=1, report=tell)
     begun = Manifest.load(tmp_path / "stopped")
     assert begun is not None
     assert begun.complete == (stop == ("encode", 1))
@@ -464,7 +464,7 @@ def test_ended_at_every_step_it_goes_on(short: Path, tmp_path: Path, monkeypatch
 def test_ended_while_bad_lines_are_put_together_it_goes_on(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of bad lines is made from parts, which must not go before the manifest says that it is there."""
+    """The list of invalid lines is assembled from parts, which must exist until the manifest records the list."""
     remove = shutil.rmtree
 
     def remove_and_stop(folder: Path, **options: Any) -> None:
@@ -485,7 +485,7 @@ def test_killed_at_any_moment_it_goes_on(source: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from cadam_paper.ctr import preprocess as p; p.CHUNK = 200_000\n"
         "tell = lambda *at: print(*at, flush=True)\n"
-        f"p.preprocess(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), workers=1, tell=tell)"
+        f"p.preprocess(Path({str(source)!r}), Path({str(tmp_path / 'killed')!r}), workers=1, report=tell)"
     )
     for lines in (5, 1000):
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -509,11 +509,11 @@ def test_a_source_that_changes_under_a_resumed_run_is_refused(source: Path, tmp_
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(path, tmp_path / "cache", workers=1, tell=tell)
+        preprocess(path, tmp_path / "cache", workers=1, report=tell)
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
     in_its_place(path, content)
-    with pytest.raises(stages.SourceChangedError, match="changed since"):
+    with pytest.raises(stages.SourceChangedError, match="changed after line"):
         preprocess(path, tmp_path / "cache")
 
 
@@ -548,18 +548,18 @@ def test_another_code_begins_anew_but_reads_what_is_complete(
 
 
 def test_two_processes_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
-    with stages._alone(tmp_path), pytest.raises(RuntimeError, match="another process"):
+    with stages._lock(tmp_path), pytest.raises(RuntimeError, match="another process"):
         preprocess(source, tmp_path)
 
 
-def test_a_complete_cache_is_read_without_lock_and_leave_to_write(
+def test_a_complete_cache_is_read_without_a_lock_and_without_write_permission(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Criteo(short, cache=tmp_path)
     files = [first.folder, *first.folder.rglob("*")]
     times = [path.stat().st_mtime_ns for path in files]
-    with stages._alone(first.folder):
-        monkeypatch.setattr(stages, "_alone", None)
+    with stages._lock(first.folder):
+        monkeypatch.setattr(stages, "_lock", None)
         monkeypatch.setattr(Path, "mkdir", None)
         assert torch.equal(Criteo(short, cache=tmp_path)._ids, first._ids)
     assert [path.stat().st_mtime_ns for path in files if path.name != "lock"] == [
@@ -567,7 +567,7 @@ def test_a_complete_cache_is_read_without_lock_and_leave_to_write(
     ]
 
 
-def test_a_cache_that_is_made_anew_while_it_is_opened_is_refused(
+def test_a_cache_that_is_rewritten_while_it_is_opened_is_refused(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Criteo(short, cache=tmp_path)
@@ -577,7 +577,7 @@ def test_a_cache_that_is_made_anew_while_it_is_opened_is_refused(
         return first.manifest
 
     monkeypatch.setattr(reading, "preprocess", others)
-    with pytest.raises(RuntimeError, match="made anew by another process"):
+    with pytest.raises(RuntimeError, match="another process is writing"):
         Criteo(short, cache=tmp_path)
 
 
@@ -592,7 +592,7 @@ def test_rows_that_are_lost_are_encoded_again(source: Path, tmp_path: Path, name
             raise StopError
 
     with pytest.raises(StopError):
-        preprocess(source, tmp_path / "stopped", workers=1, tell=tell)
+        preprocess(source, tmp_path / "stopped", workers=1, report=tell)
     (tmp_path / "stopped" / name).unlink()
     assert preprocess(source, tmp_path / "stopped") == whole
     assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
@@ -601,7 +601,7 @@ def test_rows_that_are_lost_are_encoded_again(source: Path, tmp_path: Path, name
 def test_a_damaged_manifest_is_named(short: Path, tmp_path: Path) -> None:
     preprocess(short, tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 2, "chunks": [')
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged, delete "):
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged .*delete "):
         preprocess(short, tmp_path)
 
 
@@ -621,7 +621,7 @@ def test_integers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
 
     write(clicks(341), tmp_path / "train.txt")
     assert preprocess(tmp_path / "train.txt", tmp_path / "cache", min_count=1).bad == 0
-    with pytest.raises(ValueError, match="an integer field has at most 341 ids"):
+    with pytest.raises(ValueError, match="at most 341 ids"):
         write(clicks(342), tmp_path / "train.txt")
 
 
@@ -665,14 +665,14 @@ def test_an_encoder_finds_every_token_and_no_other(size: int) -> None:
 # The command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_preprocesses_and_says_what_it_found(
+def test_the_command_preprocesses_and_prints_a_summary(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, numbers = damaged(source, tmp_path / "train.txt")
     assert main.main(["criteo", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
     said = capsys.readouterr()
     assert f"{ROWS - len(numbers):,} rows" in said.out
-    assert "bad lines, left out: 7" in said.out
+    assert "skipped 7 invalid lines" in said.out
     assert "line 700: 41 columns instead of 40" in said.out
     assert "3 of 3: encode 100%" in said.err
     assert said.err.count("read 100%") == 1
@@ -683,7 +683,7 @@ def test_the_command_preprocesses_and_says_what_it_found(
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
-def test_the_command_generates_a_file_and_never_over_another(
+def test_the_command_generates_a_file_and_does_not_overwrite_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = tmp_path / name
@@ -694,7 +694,7 @@ def test_the_command_generates_a_file_and_never_over_another(
     assert content.startswith(b"\x1f\x8b") == (path.suffix == ".gz")
     assert (Criteo(path).manifest.rows, Criteo(path).manifest.bad) == (2000, 0)
     assert main.main(["criteo", str(path), "--generate", "3000"]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert path.read_bytes() == content
     assert main.main(["criteo", str(tmp_path / "few.txt"), "--generate", "9"]) == 1
     assert "rows must be at least 10" in capsys.readouterr().err
@@ -718,11 +718,11 @@ def test_without_pyarrow_the_error_names_the_package(
 ) -> None:
     monkeypatch.setattr(parsing, "find_spec", lambda name: None)
     assert main.main(["criteo", str(source), "--cache", str(tmp_path)]) == 5
-    assert "pip install ./paper" in capsys.readouterr().err
+    assert "pip install pyarrow" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("reader")
-def test_what_is_wrong_agrees_with_the_fast_way() -> None:
+def test_find_error_agrees_with_the_parsers() -> None:
     """Lines with one character changed at random: good for both or bad for both."""
     random = np.random.default_rng(0)
     outcomes: Counter[bool] = Counter()
@@ -730,7 +730,7 @@ def test_what_is_wrong_agrees_with_the_fast_way() -> None:
         line = bytearray(GOOD)
         line[random.integers(len(line))] = random.choice(np.frombuffer(b"0159afgAF-+. xX\t\"'\\\x00,;\xff", np.uint8))
         table, bad = parse(bytes(line) + b"\n", 1)
-        wrong = what_is_wrong(bytes(line))
+        wrong = find_error(bytes(line))
         assert len(bad) == (wrong is not None)
         assert len(table) == 1 - len(bad)
         outcomes[wrong is None] += 1
@@ -764,8 +764,8 @@ def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
         for _ in range(random.integers(3)):
             place, taken, put = random.integers(len(text) - 1), random.integers(2), random.integers(2)
             text[place : place + taken] = random.choice(characters, put).tobytes()
-        good = not any(map(what_is_wrong, bytes(text).split(b"\n")[:-1]))
-        by_c, by_pyarrow = parsing._by_c(c, bytes(text)), parsing._by_pyarrow(bytes(text))
+        good = not any(map(find_error, bytes(text).split(b"\n")[:-1]))
+        by_c, by_pyarrow = parsing._parse_with_c(c, bytes(text)), parsing._parse_with_pyarrow(bytes(text))
         assert (by_c is not None) == (by_pyarrow is not None) == good, text
         if by_c is not None:
             by_c.validate(full=True)
@@ -778,11 +778,11 @@ def test_with_and_without_c_the_same_texts_are_good(source: Path) -> None:
 def test_c_reads_no_text_that_does_not_end_a_line() -> None:
     c = parsing.compiled()
     assert not isinstance(c, str)
-    empty, whole = parsing._by_c(c, b""), parsing._by_c(c, GOOD + b"\n")
+    empty, whole = parsing._parse_with_c(c, b""), parsing._parse_with_c(c, GOOD + b"\n")
     assert empty is not None
     assert len(empty) == 0
-    assert parsing._by_c(c, GOOD) is None
-    assert parsing._by_c(c, GOOD + b"\n" + GOOD) is None
+    assert parsing._parse_with_c(c, GOOD) is None
+    assert parsing._parse_with_c(c, GOOD + b"\n" + GOOD) is None
     assert whole is not None
     assert len(whole) == 1
 
@@ -805,9 +805,9 @@ def test_c_is_compiled_into_the_cache_of_the_user_or_it_is_said_why_not(
         assert len(list((tmp_path / "cadam").glob("criteo-*.so"))) == 1
 
 
-def test_without_c_the_command_says_why(
+def test_the_command_prints_why_there_is_no_c_parser(
     short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parsing, "compiled", lambda: "there is no compiler")
     assert main.main(["criteo", str(short), "--cache", str(tmp_path)]) == 0
-    assert "cadam criteo: pyarrow reads the text, which takes longer: there is no compiler" in capsys.readouterr().err
+    assert "there is no compiler" in capsys.readouterr().err

@@ -116,23 +116,23 @@ def test_the_teacher_is_calibrated() -> None:
 
 
 def test_logits_are_exact_in_any_order_of_sums() -> None:
-    world = generator._world(SMALL)
+    teacher = generator._teacher(SMALL)
     ids, _ = streamed(SMALL)
-    logits = SMALL._logits(world, ids, None)
-    linear = world.linear.double()[ids].sum(1)
-    vectors = world.pairs.double()[ids[:, world.paired]]
+    logits = SMALL._logits(teacher, ids, None)
+    linear = teacher.linear.double()[ids].sum(1)
+    vectors = teacher.pairs.double()[ids[:, teacher.paired]]
     pairs = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(8) for j in range(i)]
-    assert torch.equal(logits.double(), linear + torch.stack(pairs).sum(0) + world.bias)
+    assert torch.equal(logits.double(), linear + torch.stack(pairs).sum(0) + teacher.bias)
     assert linear.abs().max() + torch.stack(pairs).abs().sum(0).max() < 2**23
 
 
 @pytest.mark.parametrize("drift", ["gradual", "sudden", "hours"])
 def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
     clicks = Generated(33_600, scaled(0.01), drift=drift)
-    world = generator._world(clicks)
+    teacher = generator._teacher(clicks)
     ids, labels = streamed(clicks)
     rows = torch.arange(clicks.rows)
-    towards = clicks._towards(rows)
+    towards = clicks._drift_progress(rows)
     assert towards is not None
     expected = {
         "gradual": (rows * 256 / clicks.rows).floor(),
@@ -146,7 +146,7 @@ def test_drift_moves_who_comes_and_what_appeals(drift: generator.Drift) -> None:
     assert head[a].float().mean() > 3 * head[b].float().mean()
 
     def auc_of_a(rows: torch.Tensor) -> float:
-        score = clicks._logits(world, ids[rows], None)
+        score = clicks._logits(teacher, ids[rows], None)
         return auc(score.numpy(), labels[rows].numpy())
 
     assert auc_of_a(a) > auc_of_a(b) + 0.03

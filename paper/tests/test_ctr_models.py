@@ -126,5 +126,5 @@ def test_dropout_is_for_training_only() -> None:
 
 
 def test_an_unknown_model_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="no model is called 'FM'; there are DeepFM, WideDeep, DNN, PNN, DCN"):
+    with pytest.raises(ValueError, match="'FM'; the models are DeepFM, WideDeep, DNN, PNN, DCN"):
         models.build("FM", SMALL, 0)

@@ -55,7 +55,7 @@ def gains(spec: RunSpec) -> float:
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: Scale) -> None:
+def test_every_experiment_summarizes_and_draws_its_results(name: str, scale: Scale) -> None:
     experiment = catalog.find(name)
     request = runner.Request(experiment, experiment.plan(scale))
     request.results = results_of(experiment, request.plan, gains)
@@ -66,7 +66,7 @@ def test_every_experiment_says_and_draws_what_its_cells_hold(name: str, scale: S
     assert len(confident) >= 3
     assert all(row.verdict_kind == "better" for row in confident)
     assert "worse" not in summary.verdict
-    assert summary.verdict.startswith("Not the paper's run: ")
+    assert summary.verdict.startswith("Not the paper's setting: ")
     assert ("small models on generated clicks, 20,000 rows" in summary.verdict) == (scale == "quick")
     assert not summary.warnings
     figures = report.draw(experiment, request)
@@ -175,15 +175,15 @@ def test_only_all_of_criteo_is_the_papers_run() -> None:
     def about(rows: str, lines: int | None) -> str:
         data = f"a file of Criteo's format, train.txt, all lines, {rows} rows, sha256 0"
         other = replace(spec, data=data, settings={**spec.settings, "source": "file", "rows": lines})
-        return study.about(Results([Result(other, Outcome({}), COST)]))
+        return study.describe_data(Results([Result(other, Outcome({}), COST)]))
 
     whole = about("45,840,617", None)
     assert whole.startswith(
         "On a file of Criteo's format, train.txt, all lines, 45,840,617 rows, sha256 0: the paper's"
     )
     assert "if the file is Criteo's own" in whole  # a generated one can be as long
-    assert about("2,000", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
-    assert about("145,840,617", None).startswith("Not the paper's run: a file of Criteo's format, train.txt")
+    assert about("2,000", None).startswith("Not the paper's setting: a file of Criteo's format, train.txt")
+    assert about("145,840,617", None).startswith("Not the paper's setting: a file of Criteo's format, train.txt")
 
 
 def test_a_mean_over_models_counts_a_divergence() -> None:
@@ -207,7 +207,7 @@ def test_other_data_is_another_cell() -> None:
     one, other = (study.spec(Plan("quick", 1, rows=rows), "DNN", "Adam", 1e-3, study.TABLE, 0) for rows in (None, 3000))
     assert one.data != other.data
     assert "3,000 rows" in other.data
-    with pytest.raises(ValueError, match="the spec is about 'something else'"):
+    with pytest.raises(ValueError, match="the run needs 'something else'"):
         runs.compute(replace(one, data="something else"))
 
 
@@ -240,7 +240,7 @@ def test_a_stream_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells name the file by its content; a file that has changed since is refused."""
-    monkeypatch.setattr(runs, "own", runs.own.__wrapped__)
+    monkeypatch.setattr(runs, "load_criteo", runs.load_criteo.__wrapped__)
     path = tmp_path / "train.txt"
     criteo_writer.write(runs.generated(2500, 40, "none"), path)
     plan = Plan("quick", 1, str(path), 2000)
@@ -259,7 +259,7 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0) == spec, "it is what read the file that counts"
     criteo_writer.write(replace(runs.generated(2500, 40, "none"), seed=7), path)
     assert study.spec(plan, "DNN", "CAdam", 1e-2, study.TABLE, 0).data != spec.data
-    with pytest.raises(ValueError, match="and what is there is"):
+    with pytest.raises(ValueError, match="but the data is"):
         runs.compute(spec)
 
 
@@ -278,7 +278,7 @@ def test_an_optimizer_that_diverges_everywhere_is_named(
 def test_looking_at_results_never_reads_the_users_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the numbers of a file are gone, that is said with what brings them back; then the results are there."""
+    """If the preprocessed ids are gone, the command that restores them is printed; then the results are found again."""
     monkeypatch.setitem(study.GRIDS, "quick", (5e-3, 2e-2))
     monkeypatch.delenv(OWN_DATA, raising=False)
     path, cache = tmp_path / "my train.txt", f"--cache={tmp_path / 'store'}"
@@ -291,11 +291,12 @@ def test_looking_at_results_never_reads_the_users_file(
 
     numbers = tmp_path / "my train.txt.cache"
     shutil.rmtree(numbers)
-    runs.own.cache_clear()
+    runs.load_criteo.cache_clear()
     assert [main.main(listing), main.main(page), main.main([*page, "stream-criteo"])] == [0, 4, 4]
     told = capsys.readouterr()
     advice = f"cadam criteo '{path}' --rows 1500"
-    assert f"unknown: the numbers of {path} are not in {numbers / 'first-1500'}: run `{advice}`" in told.out
+    assert str(numbers / "first-1500") in told.out
+    assert f"run `{advice}`" in told.out
     assert advice in told.err
     assert not numbers.exists()
 

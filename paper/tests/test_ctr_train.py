@@ -16,7 +16,7 @@ from cadam.online.metrics.auc import auc
 from cadam.online.metrics.log_loss import log_loss
 from cadam_paper.ctr import models, train
 from cadam_paper.ctr.generator import Generated
-from cadam_paper.ctr.train import Record, Task, read_stream, read_table
+from cadam_paper.ctr.train import Record, Task, train_epoch, train_stream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -70,12 +70,12 @@ def torch_curve(model_name: str, lr: float, seed: int, max_norm: float) -> tuple
 def test_without_confidence_the_curve_is_that_of_torch(model: str, max_norm: float) -> None:
     """Step for step, also where most steps are clipped."""
     what = task("Adam", model, max_norm=max_norm)
-    record = read_table(what, CLICKS, CPU)
+    record = train_epoch(what, CLICKS, CPU)
     losses, _ = torch_curve(model, what.lr, what.seed, max_norm)
     np.testing.assert_allclose(record.loss, losses, rtol=2e-5)
     clipped = (record.norm > max_norm).mean()
     assert clipped == 0 if max_norm == 10 else clipped > 0.5
-    assert np.abs(read_table(task("CAdam", model, max_norm=max_norm), CLICKS, CPU).loss - losses).max() > 1e-3
+    assert np.abs(train_epoch(task("CAdam", model, max_norm=max_norm), CLICKS, CPU).loss - losses).max() > 1e-3
 
 
 def test_tables_are_updated_row_by_row() -> None:
@@ -99,17 +99,17 @@ def same(first: Record, second: Record) -> bool:
 
 
 def test_runs_are_paired_and_repeat_to_the_bit() -> None:
-    cadam_, again, adam = (read_table(task(name), CLICKS, CPU) for name in ("CAdam", "CAdam", "Adam"))
+    cadam_, again, adam = (train_epoch(task(name), CLICKS, CPU) for name in ("CAdam", "CAdam", "Adam"))
     assert same(cadam_, again)
     assert cadam_.loss[0] == adam.loss[0]
     assert cadam_.loss[-1] != adam.loss[-1]
-    assert not same(cadam_, read_table(task(seed=4), CLICKS, CPU))
+    assert not same(cadam_, train_epoch(task(seed=4), CLICKS, CPU))
 
 
 def test_a_run_leaves_the_random_numbers_of_others_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    read_table(task(), CLICKS, CPU)
+    train_epoch(task(), CLICKS, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -117,9 +117,9 @@ def test_a_run_leaves_the_random_numbers_of_others_alone() -> None:
 def test_scores_are_of_all_rows_in_clean_data() -> None:
     """Noise is for training only, and the last batch counts though it is shorter."""
     what = task(noise=0.1, batch=70)
-    record = read_table(what, CLICKS, CPU)
+    record = train_epoch(what, CLICKS, CPU)
     assert len(record.loss) == -(-2400 // 70)
-    assert not same(record, read_table(task(batch=70), CLICKS, CPU))
+    assert not same(record, train_epoch(task(batch=70), CLICKS, CPU))
     with train.numerics(what, CPU):
         learner = train.Learner(what, CLICKS, CPU)
         learner.train(CLICKS.feed("train", 70, seed=what.seed, device=CPU, noise=0.1))
@@ -133,7 +133,7 @@ def test_scores_are_of_all_rows_in_clean_data() -> None:
 
 @pytest.mark.parametrize("optimizer", ["Adam", "CAdam", "CAmsGrad", "Yogi", "AdaBelief", "RAdam"])
 def test_clicks_are_learned(optimizer: str) -> None:
-    record = read_table(task(optimizer, lr=0.02), CLICKS, CPU)
+    record = train_epoch(task(optimizer, lr=0.02), CLICKS, CPU)
     assert record.scores["test"].auc > 0.7
     assert record.loss[-3:].mean() < record.loss[:3].mean()
     assert 0.3 < record.dense.over_touched < 1
@@ -142,7 +142,7 @@ def test_clicks_are_learned(optimizer: str) -> None:
 
 def test_the_stream_is_predicted_before_it_is_learned() -> None:
     what = task("CAdam", lr=0.02)
-    record = read_stream(what, CLICKS, CPU, windows=6)
+    record = train_stream(what, CLICKS, CPU, windows=6)
     learner, logits = train.Learner(what, CLICKS, CPU), []
     torch.manual_seed(what.seed)
     for batch in CLICKS.stream(what.batch, device=CPU):
@@ -157,17 +157,17 @@ def test_the_stream_is_predicted_before_it_is_learned() -> None:
 
 
 def test_options_reach_the_optimizer() -> None:
-    plain = read_table(task("AdamW", options={"weight_decay": 0.0}), CLICKS, CPU)
-    assert same(plain, read_table(task("Adam"), CLICKS, CPU))
-    assert not same(plain, read_table(task("AdamW"), CLICKS, CPU))
-    assert not same(plain, read_table(task("Adam", table_l2=0.1), CLICKS, CPU))
+    plain = train_epoch(task("AdamW", options={"weight_decay": 0.0}), CLICKS, CPU)
+    assert same(plain, train_epoch(task("Adam"), CLICKS, CPU))
+    assert not same(plain, train_epoch(task("AdamW"), CLICKS, CPU))
+    assert not same(plain, train_epoch(task("Adam", table_l2=0.1), CLICKS, CPU))
     model = models.build("DNN", CLICKS.vocabulary, 0, width=4, hidden=16)
     dense, tables = train.optimizer_for(task("AdamW"), model, capturable=False).param_groups
     assert dense["weight_decay"] == tables["weight_decay"] == 0.01
 
 
 def test_a_run_that_diverges_has_no_scores() -> None:
-    record = read_table(task("SGDM", lr=1e20), CLICKS, CPU)
+    record = train_epoch(task("SGDM", lr=1e20), CLICKS, CPU)
     assert np.isnan(record.scores["test"].auc)
 
 
@@ -177,7 +177,7 @@ def test_filling_a_batch_asks_for_no_value() -> None:
     assert feed.order is not None
     assert feed.limit is not None
     meta = torch.device("meta")
-    there = dataclasses.replace(feed, world=feed.world.to(meta), order=feed.order.to(meta))
+    there = dataclasses.replace(feed, teacher=feed.teacher.to(meta), order=feed.order.to(meta))
     ids, labels = torch.empty(100, 39, dtype=torch.int64, device=meta), torch.empty(100, device=meta)
     there.fill(torch.empty((), dtype=torch.int64, device=meta), ids, labels)
 
@@ -189,6 +189,6 @@ def test_filling_a_batch_asks_for_no_value() -> None:
 def test_a_graph_gives_the_curve_of_the_plain_loop(model: str, optimizer: str) -> None:
     device = torch.device("cuda")
     what = task(optimizer, model, max_norm=0.05)
-    plain, graph = (read_table(what, CLICKS, device, graph=graph) for graph in (False, True))
+    plain, graph = (train_epoch(what, CLICKS, device, graph=graph) for graph in (False, True))
     np.testing.assert_array_equal(graph.loss, plain.loss)
     assert graph.scores == plain.scores

@@ -144,7 +144,7 @@ def test_a_pickle_that_calls_functions_is_refused(tmp_path: Path, monkeypatch: p
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (str(tmp_path / "touched"),)
 
-    with pytest.raises(pickle.UnpicklingError, match="posix|os"):
+    with pytest.raises(pickle.UnpicklingError, match="refers to"):
         data._read_python(pickle.dumps(Evil()))
     assert not (tmp_path / "touched").exists()
 

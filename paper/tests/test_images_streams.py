@@ -94,5 +94,5 @@ def test_an_invalid_text_is_refused(text: str) -> None:
 def test_bad_strengths_and_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 100"):
         noisy(140)
-    with pytest.raises(ValueError, match="batch of 200 .*107"):
+    with pytest.raises(ValueError, match=r"batch of 200 .*107"):
         CLEAN.schedule(0, SAMPLES, CLASSES, 200, 1)

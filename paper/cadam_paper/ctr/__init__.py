@@ -1,1 +1,1 @@
-"""Click-through rates: the paper's study of Criteo's display advertising, on the real file or on generated clicks."""
+"""The CTR prediction experiments of the paper (tables 1, 2 and 4), on the Criteo data set or on generated clicks."""

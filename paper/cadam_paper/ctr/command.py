@@ -1,4 +1,4 @@
-"""Preprocess Criteo's train.txt for the study of click-through rates, or generate a file like it."""
+"""The command `cadam criteo`, which preprocesses Criteo's train.txt or generates a file in its format."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from .criteo_writer import write
 from .generator import Generated
 from .preprocess import STAGES, BadLinesError, Manifest, SourceChangedError, Stage, preprocess
 
-DESCRIPTION = """Preprocess Criteo's train.txt for the study of click-through rates.
+DESCRIPTION = """Preprocess Criteo's train.txt for the CTR prediction experiments.
 
-Reads the text once, counts vocabularies on the training part of split x4 and writes every row as 39 ids. Stop it as
-you like: the same command goes on from there. The file may be gzipped. --generate writes a file of Criteo's format
-instead, with clicks of a known teacher."""
+The command reads the text once, counts the vocabularies on the training part of split x4 and writes every row as 39
+ids. You can interrupt it at any time; the same command resumes. The file may be compressed with gzip. --generate writes
+a file in Criteo's format instead, with simulated clicks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cadam criteo`."""
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("path", type=Path, metavar="PATH", help="train.txt, train.txt.gz, or the folder it is in")
-    parser.add_argument("--rows", type=int, metavar="N", help="only the first N lines")
-    parser.add_argument("--generate", type=int, metavar="N", help="write N generated lines to PATH, and do no more")
-    parser.add_argument("--strict", action="store_true", help="refuse a file with bad lines (default: leave them out)")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where to write (default: PATH.cache)")
+    parser.add_argument("path", type=Path, metavar="PATH", help="train.txt, train.txt.gz, or the folder of one")
+    parser.add_argument("--rows", type=int, metavar="N", help="use only the first N lines")
+    parser.add_argument("--generate", type=int, metavar="N", help="write N simulated lines to PATH and exit")
+    parser.add_argument("--strict", action="store_true", help="fail on invalid lines (default: skip them)")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="folder for the ids (default: PATH.cache)")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `cadam criteo` and return the exit code."""
     if options.generate is not None and (options.rows is not None or options.strict or options.cache):
-        return _fail("--generate writes a file and does no more: leave --rows, --strict and --cache out", USAGE)
+        return _fail("--generate cannot be combined with --rows, --strict or --cache", USAGE)
     try:
         if options.generate is not None:
             generate(options.path, options.generate)
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
         source = find_source(options.path)
         folder = cache_folder(source, options.rows, options.cache)
         if isinstance(reason := criteo_parser.compiled(), str):
-            print(f"cadam criteo: pyarrow reads the text, which takes longer: {reason}", file=sys.stderr)
-        manifest = preprocess(source, folder, rows=options.rows, strict=options.strict, tell=Progress())
+            print(f"cadam criteo: the text is parsed by pyarrow, which is slower: {reason}", file=sys.stderr)
+        manifest = preprocess(source, folder, rows=options.rows, strict=options.strict, report=Progress())
     except (FileNotFoundError, PermissionError) as error:
         return _fail(error, NO_DATA)
     except ModuleNotFoundError as error:
@@ -56,15 +57,19 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if options.generate is not None:
             return _fail("interrupted: nothing was written", INTERRUPTED)
-        return _fail("interrupted: what is done is kept, the same command goes on from there", INTERRUPTED)
+        return _fail("interrupted: finished work is kept; the same command resumes", INTERRUPTED)
     print("\n".join(summary(manifest, folder)))
     return DONE
 
 
 def generate(path: Path, rows: int) -> None:
-    """Write generated clicks; the file is there when it is whole."""
+    """Write a file of simulated clicks. It gets its final name only when it is complete.
+
+    Raises:
+        FileExistsError: If the file exists.
+    """
     if path.exists():
-        raise FileExistsError(f"{path} is there already: it may be Criteo's own")
+        raise FileExistsError(f"{path} exists already; it is not replaced, because it may be Criteo's original file")
     clicks, unfinished = Generated(rows), path.with_name(f"unfinished-{path.name}")
     try:
         write(clicks, unfinished)
@@ -79,7 +84,7 @@ def _fail(error: object, code: int) -> int:
 
 
 class Progress:
-    """A line of progress: rewritten on a terminal, else a new one every ten seconds."""
+    """Prints the progress of the preprocessing: one updated line on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self) -> None:
         self.began: dict[Stage, tuple[float, float, int]] = {}
@@ -102,15 +107,15 @@ class Progress:
 
 
 def summary(manifest: Manifest, folder: Path) -> list[str]:
-    """What was read, what was left out and why, and where it is."""
+    """Return the lines that describe a finished preprocessing: source, folder, warnings and invalid lines."""
     assert manifest.vocabulary is not None
     lines = [
         f"{manifest.source}: {manifest.rows:,} rows, {sum(manifest.vocabulary):,} ids in 39 fields, "
         f"sha256 {manifest.sha256}",
-        f"kept in {folder}",
+        f"written to {folder}",
     ]
-    lines += [f"beware: {note}" for note in manifest.notes]
+    lines += [f"warning: {note}" for note in manifest.notes]
     if manifest.bad:
-        lines.append(f"bad lines, left out: {manifest.bad:,}; all of them in {folder / 'bad-lines.tsv'}")
+        lines.append(f"skipped {manifest.bad:,} invalid lines, which are listed in {folder / 'bad-lines.tsv'}")
         lines += [f"  {line}" for line in manifest.first_bad]
     return lines

@@ -1,4 +1,7 @@
-"""The user's own copy of Criteo's display advertising data, read from a cache that is made on first use."""
+"""The Criteo display advertising data set, read from the user's copy of train.txt.
+
+The text is preprocessed on first use, and the resulting ids are kept in a cache folder (see `preprocess`).
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,44 @@ from cadam.statistics.intervals import Array
 
 from .data import Batch, Part, Reading, flip_, noise_limit, read, shuffled
 from .fields import FIELDS
-from .preprocess import Manifest, Tell, preprocess
+from .preprocess import Manifest, Report, preprocess
 from .split import folds, rows_of
 
 NAMES = ("train.txt", "train.txt.gz")
 
 
 def find_source(path: Path) -> Path:
-    """The file itself, or Criteo's file in this folder."""
+    """Return the path itself, or the file train.txt or train.txt.gz in it if the path is a folder.
+
+    Raises:
+        FileNotFoundError: If the folder has neither of these files.
+    """
     if path.is_dir():
         for name in NAMES:
             if (path / name).exists():
                 return path / name
-        raise FileNotFoundError(f"{path} has no {' and no '.join(NAMES)}")
+        raise FileNotFoundError(f"{path} contains neither {' nor '.join(NAMES)}")
     return path
 
 
 def cache_folder(source: Path, rows: int | None, cache: Path | None) -> Path:
-    """Where the numbers of a source are kept: beside it, unless said otherwise; a prefix on its own."""
+    """Return the folder for the ids of a source, by default next to it. Each prefix of the file has its own folder."""
     return (cache or source.with_name(f"{source.name}.cache")) / ("all" if rows is None else f"first-{rows}")
 
 
 class Criteo:
-    """Rows of Criteo's file: `table` reading by the published split x4, `stream` reading in the order of the file.
+    """The rows of Criteo's train.txt, as the parts of split x4 (`batches`) or in the order of the file (`stream`).
 
-    The ids stay in a memory-mapped file, so that memory is taken only as the system can spare it. A shuffled epoch
-    picks rows from anywhere in it: fast while the file (156 bytes a row, 7 GB in all) fits into memory that is free,
-    and as fast as the disk is otherwise.
+    The ids are memory-mapped, so they use only memory that the system can spare. A shuffled epoch accesses rows in
+    random order, which is fast while the file (156 bytes per row, 7 GB in total) fits into free memory. Otherwise the
+    speed is limited by the disk.
+
+    Args:
+        path: The file train.txt, the compressed train.txt.gz, or the folder that contains one of them.
+        rows: Number of lines to use; None for all.
+        cache: The folder of the preprocessed ids; None for a folder next to the file.
+        strict: Whether to raise an error for invalid lines instead of skipping them.
+        report: Called with the stage of the preprocessing, its completed share, and the number of rows.
     """
 
     def __init__(
@@ -51,26 +65,27 @@ class Criteo:
         *,
         cache: Path | None = None,
         strict: bool = False,
-        tell: Tell = lambda stage, share, rows: None,
+        report: Report = lambda stage, share, rows: None,
     ) -> None:
         source = find_source(Path(path))
         self.folder = cache_folder(source, rows, cache)
-        self.manifest: Manifest = preprocess(source, self.folder, rows=rows, strict=strict, tell=tell)
+        self.manifest: Manifest = preprocess(source, self.folder, rows=rows, strict=strict, report=report)
         shape = (self.manifest.rows, len(FIELDS))
         self._ids = torch.from_numpy(np.memmap(self.folder / "ids.i32", np.int32, "c", shape=shape))
         self._labels = torch.from_numpy(np.fromfile(self.folder / "labels.u8", np.uint8))
-        if Manifest.load(self.folder) != self.manifest:  # readers have no lock
-            raise RuntimeError(f"{self.folder} is made anew by another process just now: try again later")
+        if Manifest.load(self.folder) != self.manifest:  # reading takes no lock
+            raise RuntimeError(f"another process is writing {self.folder}: try again later")
         self._on_device: tuple[torch.device, Tensor, Tensor] = (torch.device("cpu"), self._ids, self._labels)
         self._rows: dict[Part, Tensor] = {}
 
     @property
     def description(self) -> str:
+        """Text that identifies the data. It is stored with every result."""
         wanted = self.manifest.wanted
-        which = f"first {wanted:,} lines" if wanted is not None else "all lines"
-        left_out = f", {self.manifest.bad:,} bad lines left out" if self.manifest.bad else ""
+        lines = f"first {wanted:,} lines" if wanted is not None else "all lines"
+        skipped = f", {self.manifest.bad:,} bad lines left out" if self.manifest.bad else ""
         return (
-            f"a file of Criteo's format, {self.manifest.source}, {which}, {self.manifest.rows:,} rows{left_out}, "
+            f"a file of Criteo's format, {self.manifest.source}, {lines}, {self.manifest.rows:,} rows{skipped}, "
             f"sha256 {str(self.manifest.sha256)[:16]}"
         )
 
@@ -84,7 +99,7 @@ class Criteo:
         return folds(self._labels.numpy())
 
     def rows(self, part: Part) -> Tensor:
-        """The numbers of the rows of a part, from 0 among the good lines, in the order of the published split."""
+        """Return the row numbers of a part in the order of the published split, counting valid lines from 0."""
         if part not in self._rows:
             self._rows[part] = torch.from_numpy(rows_of(part, self._folds).astype(np.int32))
         return self._rows[part]
@@ -101,7 +116,7 @@ class Criteo:
         return self._read("stream", batch_size, seed, device, noise)
 
     def _read(self, reading: Reading, size: int, seed: int, device: torch.device, noise: float) -> Iterator[Batch]:
-        """Batches gathered on CPU, then moved: only the batch is on the device."""
+        """Yield batches that are collected on the CPU and then moved, so the device holds only one batch."""
         cpu = torch.device("cpu")
         for batch in read(self.feed(reading, size, seed=seed, device=cpu, noise=noise), cpu):
             yield Batch(batch.ids.to(device), batch.labels.to(device))
@@ -109,7 +124,7 @@ class Criteo:
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> TableFeed:
-        """Batches by number, from all rows on the device."""
+        """Return a feed of batches whose rows are all on the device."""
         rows = None if reading == "stream" else self.rows(reading)
         limit = None
         if noise and reading in ("train", "stream"):
@@ -126,7 +141,7 @@ class Criteo:
 
 @dataclass(frozen=True)
 class TableFeed:
-    """Batches of a table by number, for buffers of the caller: see `Feed`."""
+    """A `Feed` of rows from a table of ids."""
 
     rows: int
     batch_size: int

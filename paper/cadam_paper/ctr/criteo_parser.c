@@ -1,20 +1,20 @@
-/* Text of Criteo's format to columns of numbers, for parse.py, which says what the format is and compiles this.
+/* Parser of the Criteo text format, which criteo_parser.py describes. That module compiles and calls this code.
  *
- * All or nothing: a text with a bad line is refused as a whole, and Python then says which lines are bad and why.
- * No character is read beyond the last one, which must end a line: whatever is not the end of a line has another
- * character after it. */
+ * A text with an invalid line is rejected as a whole; Python then finds the invalid lines and the reasons.
+ * The code never reads beyond the end of the text: the last character must be a newline, so any other character is
+ * followed by at least one more. */
 #include <stdint.h>
 #include <string.h>
 
 enum { INTEGERS = 13, FIELDS = INTEGERS + 26, DIGITS = 8 };
 
-/* One more than what a hexadecimal digit stands for; 0 for any other character. */
+/* The value of a hexadecimal digit plus one, and 0 for any other character. */
 static const uint8_t digits[256] = {
     ['0'] = 1, ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
     ['8'] = 9, ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
 };
 
-/* An integer of 32 bits. Returns where it ends, or NULL if there is none. */
+/* Parse a 32-bit integer. Returns its end, or NULL if there is no valid integer. */
 static inline const uint8_t *read_integer(const uint8_t *p, uint32_t *value)
 {
     const int negative = *p == '-';
@@ -30,7 +30,7 @@ static inline const uint8_t *read_integer(const uint8_t *p, uint32_t *value)
     return p == first ? NULL : p;
 }
 
-/* Eight hexadecimal digits, with another character after them. Returns where they end, or NULL if they are not that. */
+/* Parse eight hexadecimal digits that are followed by another character. Returns their end, or NULL if invalid. */
 static inline const uint8_t *read_category(const uint8_t *p, const uint8_t *end, uint32_t *value)
 {
     if (end - p <= DIGITS)
@@ -45,9 +45,15 @@ static inline const uint8_t *read_category(const uint8_t *p, const uint8_t *end,
     return seen > 15 ? NULL : p + DIGITS;
 }
 
-/* Fill the columns of so many rows: labels; values, field after field, 0 where one is missing; a bit for each value,
- * 0 where it is missing, each field from a new byte on; how many are missing in each field.
- * Returns whether the text is so many lines, all of them good; if not, what the columns hold means nothing. */
+/* Parse a text of `rows` lines into columns.
+ *
+ * labels:  one byte per row.
+ * values:  FIELDS columns of `rows` values; 0 for a missing value.
+ * valid:   FIELDS bitmaps that each start at a new byte; the bit of a missing value is 0.
+ * missing: the number of missing values of each field.
+ *
+ * Returns 1 if the text consists of exactly `rows` valid lines. Otherwise it returns 0, and the content of the columns
+ * is undefined. */
 __attribute__((visibility("default"))) int read_criteo(const uint8_t *text, int64_t size, int64_t rows,
                                                        uint8_t *labels, uint32_t *values, uint8_t *valid,
                                                        int64_t *missing)

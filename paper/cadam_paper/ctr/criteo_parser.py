@@ -1,8 +1,10 @@
-"""Text of Criteo's format to numbers: read as a whole, by C if there is a compiler, else by pyarrow in blocks; where
-these balk, lines are looked at one by one.
+"""Parser of the Criteo text format (train.txt).
 
-A line is a label (0 or 1), 13 integers and 26 categories of 8 lower-case hexadecimal digits, tab separated; integers
-and categories may be empty. Lines that are not like this are left out, and told with their numbers.
+A line has tab-separated columns: a label (0 or 1), 13 integers and 26 categories of 8 lowercase hexadecimal digits.
+Integers and categories may be empty. Invalid lines are skipped and returned with their line numbers.
+
+A text is first parsed as a whole, by C code if there is a compiler, otherwise by pyarrow. Both only accept texts
+without invalid lines. If they fail, every line is checked separately, and the valid lines are parsed again.
 """
 
 from __future__ import annotations
@@ -30,15 +32,17 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("criteo_parser.c")
 
 BLOCK = 2 << 20
-"""Bytes of text that are looked at at once: what stays in a core's cache is read more than twice as fast."""
+"""Bytes of text that are processed at once. A block that fits into the cache of a core is more than twice as fast."""
 
 LARGEST = (1 << 31) - 1
-SHOWN = 200
+"""The largest valid integer."""
+MAX_SHOWN = 200
+"""Number of bytes of an invalid line that are kept for messages."""
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is not of the format: its number in the file, counted from 1, what is wrong, and how it starts."""
+    """An invalid line: its number in the file, counted from 1, the reason, and the beginning of its text."""
 
     number: int
     reason: str
@@ -49,21 +53,28 @@ class BadLine:
 
 
 def require_pyarrow() -> None:
+    """Raise ModuleNotFoundError with installation advice if pyarrow is not installed."""
     if find_spec("pyarrow") is None:
-        raise ModuleNotFoundError("reading Criteo's file needs pyarrow: pip install ./paper")
+        raise ModuleNotFoundError("reading Criteo's train.txt needs pyarrow: pip install pyarrow")
 
 
 def count_lines(text: bytes) -> int:
-    """How many lines end in a text."""
+    """Count the newline characters of a text."""
     characters = np.frombuffer(text, np.uint8)
     starts = range(0, len(text), BLOCK)
     return sum(int(np.count_nonzero(characters[start : start + BLOCK] == ord("\n"))) for start in starts)
 
 
 def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarrow.Table, list[BadLine]]:
-    """The good lines of a text as a table of label, integers and categories, and the bad ones.
+    """Parse a text of complete lines.
 
-    The text is whole lines, but that the very last line of a file may lack its end: `ends_early`.
+    Args:
+        text: The text.
+        first_line: The number of its first line in the file.
+        ends_early: Whether the text is the end of a file without a final newline. Its last line may then be incomplete.
+
+    Returns:
+        A table of the valid lines (label, integers and categories), and the invalid lines.
     """
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
@@ -75,16 +86,18 @@ def parse(text: bytes, first_line: int, ends_early: bool = False) -> tuple[pyarr
     if not lines[-1]:
         del lines[-1]
     for number, line in enumerate(lines, first_line):
-        reason = what_is_wrong(line)
+        reason = find_error(line)
         if ends_early and number == first_line + len(lines) - 1 and (reason or line.endswith(b"\t")):
-            reason = f"the file ends within it ({reason or 'after a tab'})"
+            reason = f"the file ends within this line ({reason or 'after a tab'})"
         if reason is None:
             good.append(line)
         else:
-            bad.append(BadLine(number, reason, line[:SHOWN].decode("utf-8", "backslashreplace")))
+            bad.append(BadLine(number, reason, line[:MAX_SHOWN].decode("utf-8", "backslashreplace")))
     table = _table(b"".join(line + b"\n" for line in good))
     if table is None:
-        raise AssertionError(f"lines {first_line} to {first_line + len(lines) - 1}: good one by one but not together")
+        raise AssertionError(
+            f"lines {first_line} to {first_line + len(lines) - 1} are valid separately but not together"
+        )
     return table, bad
 
 
@@ -92,13 +105,13 @@ _LINE = re.compile(rb"[01](?:\t(?:-?[0-9]{1,9})?){13}(?:\t(?:[0-9a-f]{8})?){26}"
 _INTEGER, _CATEGORY = re.compile(rb"(-?)0*([0-9]+)"), re.compile(rb"[0-9a-f]{8}")
 
 
-def what_is_wrong(line: bytes) -> str | None:
-    """Why a line is not of the format, or None if it is."""
+def find_error(line: bytes) -> str | None:
+    """Return the reason why a line is invalid, or None if it is valid."""
     if _LINE.fullmatch(line):
         return None
     columns = line.split(b"\t")
     if len(columns) != 1 + len(FIELDS):
-        return f"{len(columns)} columns instead of {1 + len(FIELDS)}" if line else "it is empty"
+        return f"{len(columns)} columns instead of {1 + len(FIELDS)}" if line else "the line is empty"
     if columns[0] not in (b"0", b"1"):
         return f"the label is {_shown(columns[0])}, not 0 or 1"
     for name, column in zip(FIELDS, columns[1:], strict=True):
@@ -120,7 +133,10 @@ def _shown(column: bytes) -> str:
 
 @cache
 def compiled() -> ctypes.CDLL | str:
-    """criteo_parser.c, compiled on first use and kept in the user's cache; or why it cannot be used."""
+    """Return the compiled criteo_parser.c, or the reason why it cannot be used.
+
+    It is compiled on first use and stored in the user's cache folder.
+    """
     fingerprint = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     try:
         path = build.cached(f"criteo-{fingerprint}.so", lambda path: build.link(path, [(SOURCE, ())]))
@@ -133,9 +149,12 @@ def compiled() -> ctypes.CDLL | str:
 
 
 def _table(text: bytes) -> pyarrow.Table | None:
-    """A table of uint8, int32 and uint32 if every line is good, else None: the same whoever reads it."""
+    """Parse a text without invalid lines to columns of uint8, int32 and uint32, or return None.
+
+    The C code and pyarrow return equal tables.
+    """
     c = compiled()
-    return _by_pyarrow(text) if isinstance(c, str) else _by_c(c, text)
+    return _parse_with_pyarrow(text) if isinstance(c, str) else _parse_with_c(c, text)
 
 
 def _schema() -> pyarrow.Schema:
@@ -145,7 +164,7 @@ def _schema() -> pyarrow.Schema:
     return pyarrow.schema([("label", pyarrow.uint8()), *integers, *((name, pyarrow.uint32()) for name in CATEGORIES)])
 
 
-def _by_c(c: ctypes.CDLL, text: bytes) -> pyarrow.Table | None:
+def _parse_with_c(c: ctypes.CDLL, text: bytes) -> pyarrow.Table | None:
     import pyarrow
 
     rows = count_lines(text)
@@ -161,18 +180,18 @@ def _by_c(c: ctypes.CDLL, text: bytes) -> pyarrow.Table | None:
     return pyarrow.Table.from_arrays(columns, schema=schema)
 
 
-_TOLERATED = (b"\r", b" ", b"x", b"X", b"+")
-"""What pyarrow takes within an integer and the format does not have."""
+_INVALID_CHARACTERS = (b"\r", b" ", b"x", b"X", b"+")
+"""Characters that pyarrow accepts in an integer but that are invalid in this format."""
 
 
-def _by_pyarrow(text: bytes) -> pyarrow.Table | None:
+def _parse_with_pyarrow(text: bytes) -> pyarrow.Table | None:
     import pyarrow
 
-    if any(character in text for character in _TOLERATED):
+    if any(character in text for character in _INVALID_CHARACTERS):
         return None
     parts = []
     for start, end in _blocks(text):
-        part = _read(pyarrow.py_buffer(text).slice(start, end - start))
+        part = _read_block(pyarrow.py_buffer(text).slice(start, end - start))
         if part is None:
             return None
         parts.append(part)
@@ -180,7 +199,7 @@ def _by_pyarrow(text: bytes) -> pyarrow.Table | None:
 
 
 def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
-    """Where blocks of whole lines begin and end."""
+    """Yield the start and end of blocks of complete lines."""
     start = 0
     while start < len(text):
         end = text.find(b"\n", start + BLOCK) + 1 or len(text)
@@ -188,7 +207,7 @@ def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
+def _read_block(block: pyarrow.Buffer) -> pyarrow.Table | None:
     import pyarrow
     from pyarrow import csv
 
@@ -213,20 +232,20 @@ def _read(block: pyarrow.Buffer) -> pyarrow.Table | None:
         values, good = hexadecimal(_texts(column))
         if not good:
             return None
-        columns.append(pyarrow.Array.from_buffers(pyarrow.uint32(), len(column), _kept(column, values)))
+        columns.append(pyarrow.Array.from_buffers(pyarrow.uint32(), len(column), _with_nulls_of(column, values)))
     return pyarrow.Table.from_arrays(columns, schema=_schema())
 
 
 def _texts(column: pyarrow.Array) -> Array:
-    """The eight characters of each value as one integer; a missing value as eight zeros."""
+    """Return the eight characters of each value as one integer; a missing value becomes eight characters "0"."""
     texts: Array = np.frombuffer(column.buffers()[1], np.uint64)[column.offset : column.offset + len(column)]
     if column.null_count:
-        texts = np.where(column.is_null().to_numpy(zero_copy_only=False), _EACH * np.uint64(ord("0")), texts)
+        texts = np.where(column.is_null().to_numpy(zero_copy_only=False), _EACH_BYTE * np.uint64(ord("0")), texts)
     return texts
 
 
-def _kept(column: pyarrow.Array, values: Array) -> list[pyarrow.Buffer | None]:
-    """The buffers of an array of these values that is missing what the column is missing."""
+def _with_nulls_of(column: pyarrow.Array, values: Array) -> list[pyarrow.Buffer | None]:
+    """Return the buffers of an array with these values and the nulls of a column."""
     import pyarrow
 
     if not column.null_count:
@@ -237,21 +256,25 @@ def _kept(column: pyarrow.Array, values: Array) -> list[pyarrow.Buffer | None]:
     ]
 
 
-_EACH = np.uint64(0x0101010101010101)
+_EACH_BYTE = np.uint64(0x0101010101010101)
+"""Multiplying by this constant copies a byte to all eight bytes of an integer."""
 
 
 def hexadecimal(texts: Array) -> tuple[Array, bool]:
-    """The numbers that eight hexadecimal digits each stand for, and whether they are that.
+    """Convert texts of eight hexadecimal digits, packed into 64-bit integers, to numbers.
 
-    All eight characters at once: a letter has bit 6 set and its value is 9 more than its low four bits; then the
-    digits, one in each byte, are pushed together.
+    All eight characters are converted at once. A letter has bit 6 set, and its value is its low four bits plus 9. The
+    digits, one per byte, are then combined pairwise.
+
+    Returns:
+        The numbers, and whether all texts are valid. The numbers are meaningless otherwise.
     """
-    digits = texts & (_EACH * np.uint64(0x0F))
-    digits += (texts >> np.uint64(6) & _EACH) * np.uint64(9)
-    letters = (digits + _EACH * np.uint64(6)) >> np.uint64(4) & _EACH
-    wrong = digits + _EACH * np.uint64(ord("0")) + letters * np.uint64(ord("a") - ord("9") - 1)
+    digits = texts & (_EACH_BYTE * np.uint64(0x0F))
+    digits += (texts >> np.uint64(6) & _EACH_BYTE) * np.uint64(9)
+    letters = (digits + _EACH_BYTE * np.uint64(6)) >> np.uint64(4) & _EACH_BYTE
+    wrong = digits + _EACH_BYTE * np.uint64(ord("0")) + letters * np.uint64(ord("a") - ord("9") - 1)
     wrong ^= texts
-    wrong |= digits & (_EACH * np.uint64(0x10))
+    wrong |= digits & (_EACH_BYTE * np.uint64(0x10))
     if wrong.any():
         return digits.astype(np.uint32), False
     for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF)):

@@ -1,7 +1,8 @@
-"""Generated clicks in the format of Criteo's train.txt: label, 13 integers, 26 hexadecimal categories, tab separated.
+"""Export of generated clicks in the format of Criteo's train.txt.
 
-Preprocessing such a file gives the generated rows back, up to the numbering of ids: every id has a text of its own, and
-out-of-vocabulary is written as an empty field or as a text that appears once.
+A line has tab-separated columns: the label, 13 integers and 26 hexadecimal categories. Preprocessing such a file
+returns the generated rows, except for the numbering of the ids: every id has a unique token, and the out-of-vocabulary
+id is written as an empty column or as a token that occurs once.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .fields import FIELDS, INTEGERS, OOV, offsets
 from .generator import Generated
 
 CHUNK = 50_000
-MOST_INTEGERS = 341
-"""Ids of an integer field: the smallest integer of the last one has eight digits."""
+MAX_INTEGER_IDS = 341
+"""Largest vocabulary of an integer field. With more ids, the integers would not fit into eight digits."""
 _EMPTY = 20
-"""The purpose of the random bits that say which fields are left empty."""
+"""Stream number of the random bits that select the columns to leave empty (see `data.key`)."""
 
 
 def bucket(value: int) -> int:
-    """The category of an integer: floor((ln x)^2) above 2, itself up to 2."""
+    """Return the bucket of an integer: floor((ln x)^2) for x > 2, otherwise x itself."""
     return math.floor(math.log(value) ** 2) if value > 2 else value
 
 
 def unbucket(category: int) -> int:
-    """The smallest integer of a category."""
+    """Return the smallest integer of a bucket."""
     value = category if category <= 2 else math.floor(math.exp(math.sqrt(category)))
     while bucket(value) < category:
         value += 1
@@ -43,14 +44,23 @@ def unbucket(category: int) -> int:
 
 
 def write(
-    clicks: Generated, path: Path, rows: int | None = None, tell: Callable[[int], None] = lambda written: None
+    clicks: Generated, path: Path, rows: int | None = None, report: Callable[[int], None] = lambda written: None
 ) -> None:
-    """Write all rows, or the first ones, in the order of time; gzipped if the name ends in .gz.
+    """Write generated clicks in the order of time, compressed if the name ends in .gz.
 
-    `tell` hears how many are written.
+    Args:
+        clicks: The generated clicks.
+        path: The file to write.
+        rows: Number of rows to write; None for all.
+        report: Called with the number of rows written so far.
+
+    Raises:
+        ValueError: If the vocabulary of an integer field is too large for the format.
     """
-    if max(clicks.vocabulary[: len(INTEGERS)]) > MOST_INTEGERS:
-        raise ValueError(f"an integer field has at most {MOST_INTEGERS} ids in this format, got {clicks.vocabulary}")
+    if max(clicks.vocabulary[: len(INTEGERS)]) > MAX_INTEGER_IDS:
+        raise ValueError(
+            f"an integer field can have at most {MAX_INTEGER_IDS} ids in this format, got {clicks.vocabulary}"
+        )
     rows = clicks.rows if rows is None else min(rows, clicks.rows)
     cpu, start = torch.device("cpu"), 0
     with _open(path) as file:
@@ -58,7 +68,7 @@ def write(
             ids, labels = batch.ids[: rows - start], batch.labels[: rows - start]
             file.write(_lines(clicks, start, ids.numpy(), labels.numpy()))
             start += len(ids)
-            tell(start)
+            report(start)
             if start == rows:
                 break
 
@@ -68,7 +78,10 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
-    """Every line with each field eight characters wide, from which the padding is then left out."""
+    """Return the text of some rows.
+
+    All columns are first written with eight characters, padded with zero bytes; the padding is then removed.
+    """
     numbers = np.arange(start, start + len(ids))
     empty = keyed(key(clicks.seed, _EMPTY), torch.from_numpy(numbers)).numpy()[:, None] >> np.arange(len(FIELDS)) & 1
     absent = ids == np.array(offsets(clicks.vocabulary)) + OOV
@@ -78,7 +91,7 @@ def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
     once = _tokens(at_field, (1 << 31) + numbers[at_row])
     texts[at_row, at_field] = np.where(empty[at_row, at_field], 0, once)
     zero = ids[:, : len(INTEGERS)] == np.array(offsets(clicks.vocabulary)[: len(INTEGERS)]) + 1
-    texts[:, : len(INTEGERS)][zero & (empty[:, : len(INTEGERS)] == 1)] = 0  # a missing integer counts as zero
+    texts[:, : len(INTEGERS)][zero & (empty[:, : len(INTEGERS)] == 1)] = 0  # preprocessing reads a missing integer as 0
 
     lines = np.empty((len(ids), 2 + 9 * len(FIELDS)), np.uint8)
     lines[:, 0] = ord("0") + labels.astype(np.uint8)
@@ -92,7 +105,7 @@ def _lines(clicks: Generated, start: int, ids: Array, labels: Array) -> bytes:
 
 @lru_cache(maxsize=2)
 def _texts(vocabulary: tuple[int, ...]) -> Array:
-    """The text of every id of the table, as eight bytes padded with zeros."""
+    """Return the token of every id of the table, as eight bytes padded with zeros."""
     parts = []
     for column, size in enumerate(vocabulary):
         if column < len(INTEGERS):
@@ -104,7 +117,7 @@ def _texts(vocabulary: tuple[int, ...]) -> Array:
 
 
 def _tokens(fields: Array, numbers: Array) -> Array:
-    """Hexadecimal texts of numbers below 2**32, no two of a field alike, as eight bytes each."""
+    """Return eight hexadecimal digits for numbers below 2**32, distinct within each field."""
     values = (numbers * 0x9E3779B1 + fields * 0x85EBCA6B) & 0xFFFFFFFF
     texts: Array = _hexadecimal()[values >> 16] | _hexadecimal()[values & 0xFFFF] << np.uint64(32)
     return texts
@@ -112,7 +125,7 @@ def _tokens(fields: Array, numbers: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def _hexadecimal() -> Array:
-    """Four digits of every number below 65536, as a little-endian integer of their characters."""
+    """Return the four hexadecimal digits of every number below 65536, as the bytes of a little-endian integer."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8).astype(np.uint64)
     numbers = np.arange(1 << 16)
     characters = [digits[numbers >> (12 - 4 * place) & 15] << np.uint64(8 * place) for place in range(4)]

@@ -1,8 +1,9 @@
-"""What the study asks of its data: batches of ids and clicks, from Criteo's file or from a generator.
+"""The interface of the CTR data sets, and functions that they share: shuffling, hashing and label noise.
 
-Two readings. `batches` is the paper's tables: a shuffled epoch of the training part, then validation and test. `stream`
-is online learning: every row in the order of time, to predict first and learn from afterwards. Label noise turns an
-exact share of the training negatives into positives; which ones depends on the seed alone.
+A data set can be read in two ways. `batches` is the protocol of the paper's tables: one shuffled epoch of the training
+part, then the validation and test parts. `stream` is online learning: all rows in the order of time, each predicted
+before it is learned. Label noise turns an exact share of the training negatives into positives; the seed determines
+which ones.
 """
 
 from __future__ import annotations
@@ -23,22 +24,20 @@ Reading = Literal["train", "validation", "test", "stream"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Impressions and whether they were clicked.
-
-    ids: int64 (batch, 39), rows of the one table, so the offset of each field is added already.
-    labels: float32 (batch,), 1 for a click.
-    """
+    """A batch of impressions and their labels."""
 
     ids: Tensor
+    """Rows of the shared embedding table, int64 of shape (batch, 39). They include the offset of each field."""
     labels: Tensor
+    """1 for a click and 0 otherwise, float32 of shape (batch,)."""
 
 
 class Feed(Protocol):
-    """Batches by number, written into given buffers with torch operations that never wait for the device.
+    """A source of batches that are written into existing buffers, without synchronizing with the device.
 
-    A CUDA graph can capture `fill`: `index` is a 0-dim int64 tensor on the device, and the step after reads the next
-    batch once it was increased. There are `rows // batch_size` whole batches; the rest of `rows % batch_size`, if any,
-    is filled by the next index into buffers of just that length.
+    A CUDA graph can capture `fill`, because the index of the batch is a tensor on the device: after the index was
+    incremented, the replayed graph reads the next batch. There are `rows // batch_size` complete batches. The remaining
+    `rows % batch_size` rows, if any, are the next batch, which needs buffers of that length.
     """
 
     @property
@@ -48,41 +47,48 @@ class Feed(Protocol):
     def batch_size(self) -> int: ...
 
     def fill(self, index: Tensor, ids: Tensor, labels: Tensor) -> None:
-        """Write batch number `index`: ids int64 (batch, 39), labels float32 (batch,)."""
+        """Write the batch with this index.
+
+        Args:
+            index: The index of the batch, an int64 tensor without dimensions on the device.
+            ids: Output, int64 of shape (batch, 39).
+            labels: Output, float32 of shape (batch,).
+        """
 
 
 class Clicks(Protocol):
-    """A data set of clicks.
-
-    description: which data this is, shown with every result.
-    vocabulary: how many rows of the table each field has.
-    """
+    """A data set of clicks."""
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """Text that identifies the data. It is stored with every result."""
 
     @property
-    def vocabulary(self) -> Sequence[int]: ...
+    def vocabulary(self) -> Sequence[int]:
+        """Number of rows of the shared embedding table that each field has."""
 
     def size(self, part: Part) -> int:
-        """How many rows a part has."""
+        """Return the number of rows of a part."""
 
     def batches(
         self, part: Part, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Iterator[Batch]:
-        """The training part as one shuffled epoch in the order of `seed`; the others in a fixed order, never noisy."""
+        """Yield the batches of a part.
+
+        The training part is one epoch, shuffled by `seed`. The other parts have a fixed order and no label noise.
+        """
 
     def stream(self, batch_size: int, *, device: torch.device, noise: float = 0.0, seed: int = 0) -> Iterator[Batch]:
-        """Every row in the order of time, to predict first and learn from afterwards."""
+        """Yield all rows in the order of time, for prequential evaluation."""
 
     def feed(
         self, reading: Reading, batch_size: int, *, seed: int = 0, device: torch.device, noise: float = 0.0
     ) -> Feed:
-        """The same batches, to be written into buffers; all that they are made from is kept on the device."""
+        """Return a `Feed` of the batches of a part or of the stream. All data of the feed are on the device."""
 
 
 def buffers(feed: Feed, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
-    """The number of each batch of a feed and room for it; the last one is as long as rows are left."""
+    """Yield the index of each batch of a feed and an empty batch of its size. The last batch may be shorter."""
     for index, start in enumerate(range(0, feed.rows, feed.batch_size)):
         size = min(feed.batch_size, feed.rows - start)
         ids = torch.empty(size, len(FIELDS), dtype=torch.int64, device=device)
@@ -90,24 +96,24 @@ def buffers(feed: Feed, device: torch.device) -> Iterator[tuple[Tensor, Batch]]:
 
 
 def read(feed: Feed, device: torch.device) -> Iterator[Batch]:
-    """The batches of a feed one after the other."""
+    """Yield the batches of a feed."""
     for index, batch in buffers(feed, device):
         feed.fill(index, batch.ids, batch.labels)
         yield batch
 
 
 def shuffled(rows: int, seed: int) -> Tensor:
-    """The order of an epoch: the numbers below `rows`, each once, the same on every device."""
+    """Return a random permutation of the numbers below `rows`, which is equal on every device."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
 
 
-# Numbers made from numbers -------------------------------------------------------------------------------------
+# Hashing -------------------------------------------------------------------------------------
 
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 def signed(value: int) -> int:
-    """The low 64 bits of an integer as torch's int64 has them."""
+    """Return the low 64 bits of an integer as a signed 64-bit integer."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -115,7 +121,10 @@ _FIRST, _SECOND, _STEP = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB),
 
 
 def mix(values: Tensor) -> Tensor:
-    """A random looking int64 for every int64, no two alike: the finalizer of splitmix64, in operations on integers."""
+    """Hash int64 values with the finalizer of SplitMix64, which is a bijection.
+
+    Reference: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014).
+    """
     values = (values ^ ((values >> 30) & ((1 << 34) - 1))) * _FIRST
     values = (values ^ ((values >> 27) & ((1 << 37) - 1))) * _SECOND
     return values ^ ((values >> 31) & ((1 << 33) - 1))
@@ -123,12 +132,12 @@ def mix(values: Tensor) -> Tensor:
 
 @lru_cache
 def key(seed: int, purpose: int) -> int:
-    """A start for `keyed` that seeds and purposes do not share."""
+    """Return an initial value for `keyed` that depends on the seed and on the purpose of the random numbers."""
     return int(mix(mix(torch.tensor(signed(seed))) + purpose))
 
 
 def keyed(start: int, numbers: Tensor) -> Tensor:
-    """A random looking int64 for every number below 2**63, different for different numbers."""
+    """Return a pseudorandom int64 for every number below 2**63. Different numbers have different values."""
     return mix(numbers * _STEP + start)
 
 
@@ -138,14 +147,23 @@ _NOISE = 1
 
 
 def noise_keys(rows: Tensor, seed: int) -> Tensor:
-    """By which the negatives to be flipped are drawn: those with the smallest keys."""
+    """Return the random keys of rows. The negatives with the smallest keys are flipped."""
     return keyed(key(seed, _NOISE), rows)
 
 
 def noise_limit(negatives: Sequence[Tensor] | Tensor, share: float, seed: int) -> int:
-    """The key up to which negatives are flipped, so that it is exactly their share; `negatives` are row numbers."""
+    """Return the largest key of a negative that is flipped, so that exactly `share` of the negatives are flipped.
+
+    Args:
+        negatives: The row numbers of the negatives.
+        share: The share to flip, from 0 to 1.
+        seed: The seed that determines which negatives are flipped.
+
+    Raises:
+        ValueError: If the share is not between 0 and 1.
+    """
     if not 0 <= share <= 1:
-        raise ValueError(f"noise is a share of the negatives, between 0 and 1, got {share}")
+        raise ValueError(f"noise must be a share of the negatives between 0 and 1, got {share}")
     parts = [negatives] if isinstance(negatives, Tensor) else negatives
     flips = round(share * sum(map(len, parts)))
     if flips == 0:
@@ -155,5 +173,5 @@ def noise_limit(negatives: Sequence[Tensor] | Tensor, share: float, seed: int) -
 
 
 def flip_(labels: Tensor, rows: Tensor, limit: int, seed: int) -> None:
-    """Turn the negatives that were drawn into positives, in place."""
+    """Set the labels of the negatives whose keys are at most `limit` to 1, in place."""
     labels.masked_fill_((noise_keys(rows, seed) <= limit) & (labels == 0), 1)

@@ -1,7 +1,7 @@
-"""Five models of click-through rate: DeepFM, Wide & Deep, a plain network (DNN), PNN and DCN.
+"""The five CTR prediction models of the paper's tables 1 and 2: DeepFM, Wide & Deep, DNN, PNN and DCN.
 
-All look their ids up in one table with a row for every id of every field, whose gradients are sparse: a step touches
-the rows of its batch and no others. A model takes ids (batch, fields) and gives logits (batch,).
+All models have one embedding table with a row for every id of every field. Its gradients are sparse: a step updates
+only the rows of its batch. A model maps ids of shape (batch, fields) to logits of shape (batch,).
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ EMBEDDING_STD = 1e-4
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a model is."""
+    """The sizes of a model."""
 
     width: int = 16
-    """Of an embedding."""
+    """Length of an embedding."""
     hidden: tuple[int, ...] = (1000,) * 5
+    """Widths of the hidden layers of the MLP."""
     dropout: float = 0.2
-    """After each hidden layer of the network."""
+    """Dropout probability after each hidden layer."""
     crosses: int = 4
-    """Cross layers, where a model has them."""
+    """Number of cross layers, for DCN."""
 
 
-# Parts ---------------------------------------------------------------------------------------------------------
+# Layers ---------------------------------------------------------------------------------------------------------
 
 
 def table(rows: int, width: int) -> nn.Embedding:
-    """A table of embeddings with sparse gradients, small at the start."""
+    """Return an embedding table with sparse gradients and small initial values."""
     weight = torch.empty(rows, width).normal_(0, EMBEDDING_STD)
     return nn.Embedding(rows, width, sparse=True, _weight=weight)
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer, Xavier normal, without a bias at the start."""
+    """Return a linear layer with Xavier normal weights and a bias of 0."""
     layer = nn.Linear(inputs, outputs, bias)
     nn.init.xavier_normal_(layer.weight)
     if bias:
@@ -49,7 +50,7 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 def network(inputs: int, sizes: Sizes) -> nn.Sequential:
-    """Hidden layers with ReLU and dropout."""
+    """Return the hidden layers of an MLP with ReLU and dropout."""
     layers: list[nn.Module] = []
     for width in sizes.hidden:
         layers += [linear(inputs, width), nn.ReLU(), nn.Dropout(sizes.dropout)]
@@ -61,7 +62,7 @@ def network(inputs: int, sizes: Sizes) -> nn.Sequential:
 
 
 class DNN(nn.Module):
-    """The embeddings of all fields beside each other, through a network."""
+    """An MLP on the concatenated embeddings of all fields."""
 
     def __init__(self, rows: int, fields: int, sizes: Sizes) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class DNN(nn.Module):
         self.out = linear(sizes.hidden[-1], 1)
 
     def score(self, embedded: Tensor) -> Tensor:
-        """What the network makes of embeddings (batch, fields, width)."""
+        """Return the logits of the MLP for embeddings of shape (batch, fields, width)."""
         score: Tensor = self.out(self.deep(embedded.flatten(1))).squeeze(1)
         return score
 
@@ -79,7 +80,7 @@ class DNN(nn.Module):
 
 
 class WideDeep(DNN):
-    """A weight for every id beside the network."""
+    """Wide & Deep (https://arxiv.org/abs/1606.07792): the MLP plus a linear model with a weight for every id."""
 
     def __init__(self, rows: int, fields: int, sizes: Sizes) -> None:
         super().__init__(rows, fields, sizes)
@@ -91,7 +92,10 @@ class WideDeep(DNN):
 
 
 class DeepFM(WideDeep):
-    """A factorization machine (inner products of all pairs of embeddings, summed) beside Wide & Deep, and a bias."""
+    """DeepFM (https://arxiv.org/abs/1703.04247): Wide & Deep plus a factorization machine and a bias.
+
+    The factorization machine is the sum of the inner products of all pairs of embeddings.
+    """
 
     def __init__(self, rows: int, fields: int, sizes: Sizes) -> None:
         super().__init__(rows, fields, sizes)
@@ -104,7 +108,7 @@ class DeepFM(WideDeep):
 
 
 class PNN(nn.Module):
-    """The inner product of every pair of embeddings as inputs of the network, beside the embeddings themselves."""
+    """PNN (https://arxiv.org/abs/1611.00144): an MLP on the embeddings and the inner products of all their pairs."""
 
     pairs: Tensor
 
@@ -124,7 +128,7 @@ class PNN(nn.Module):
 
 
 class Cross(nn.Module):
-    """x0 * (w . x) + b + x: products of the inputs with what the layer before made of them."""
+    """A cross layer of DCN: x0 * (w . x) + b + x, where x0 is the input of the first layer and x of this layer."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -137,7 +141,7 @@ class Cross(nn.Module):
 
 
 class DCN(nn.Module):
-    """Deep and cross network (the first version): cross layers beside the network, joined by a linear layer."""
+    """DCN, version 1 (https://arxiv.org/abs/1708.05123): cross layers and an MLP, combined by a linear layer."""
 
     def __init__(self, rows: int, fields: int, sizes: Sizes) -> None:
         super().__init__()
@@ -155,15 +159,15 @@ class DCN(nn.Module):
         return score
 
 
-FIVE, TWO = Sizes(), Sizes(hidden=(1000, 1000))
+FIVE_LAYERS, TWO_LAYERS = Sizes(), Sizes(hidden=(1000, 1000))
 MODELS: dict[str, tuple[Callable[[int, int, Sizes], nn.Module], Sizes]] = {
-    "DeepFM": (DeepFM, FIVE),
-    "WideDeep": (WideDeep, FIVE),
-    "DNN": (DNN, FIVE),
-    "PNN": (PNN, TWO),
-    "DCN": (DCN, FIVE),
+    "DeepFM": (DeepFM, FIVE_LAYERS),
+    "WideDeep": (WideDeep, FIVE_LAYERS),
+    "DNN": (DNN, FIVE_LAYERS),
+    "PNN": (PNN, TWO_LAYERS),
+    "DCN": (DCN, FIVE_LAYERS),
 }
-"""By name: what makes one from the number of ids, of fields and the sizes; and its usual sizes. Add your own here."""
+"""The class of each model, which takes the numbers of ids and of fields and the sizes, and its default sizes."""
 
 
 def build(
@@ -175,13 +179,21 @@ def build(
     hidden: int | Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """A model with the initial weights of a seed, the same on every device.
+    """Build a model whose initial weights depend only on the seed, not on the device.
 
-    `width` and `hidden` make it smaller or larger than usual: the length of an embedding, and of each hidden layer or
-    of all alike.
+    Args:
+        name: Name of a model in `MODELS`.
+        vocabulary: Number of ids per field.
+        seed: The seed of the initial weights.
+        width: Length of an embedding; None for the default of the model.
+        hidden: Widths of the hidden layers, or one width for all; None for the default of the model.
+        device: The device of the model.
+
+    Raises:
+        ValueError: If there is no model with this name.
     """
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}; there are {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
     make, sizes = MODELS[name]
     if width is not None:
         sizes = replace(sizes, width=width)
@@ -193,7 +205,7 @@ def build(
 
 
 def parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters with dense gradients, and the tables, whose gradients are sparse."""
+    """Return the parameters with dense gradients, and the embedding tables, whose gradients are sparse."""
     sparse = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse}
     both = list(model.parameters())
     return [p for p in both if id(p) not in sparse], [p for p in both if id(p) in sparse]

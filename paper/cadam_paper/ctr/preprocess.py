@@ -1,16 +1,17 @@
-"""Criteo's train.txt to a folder of numbers, in three stages that go on where they were stopped.
+"""Preprocessing of Criteo's train.txt into a folder of ids, in three stages that can be interrupted and resumed.
 
-    read     the text, once, into tokens/*.parquet (what the file says, in its order) and bad-lines.tsv
-    count    the tokens of the training part of split x4: a vocabulary of those seen at least 10 times
-    encode   every row into ids.i32: 39 rows of the one table as int32, in the order of the file
+    read     parse the text into tokens/*.parquet, in the order of the file, and bad-lines.tsv
+    count    count the tokens of the training part of split x4; those that occur at least 10 times are the vocabulary
+    encode   write each row to ids.i32 as 39 rows of the shared embedding table (int32), in the order of the file
 
-The Parquet files are the lasting cache of the text: smaller, typed, for any tool to read, with the
-source's sha256 in tokens/_common_metadata. ids.i32 is a flat file because a shuffled epoch reads rows one by one
-from anywhere: memory-mapped it needs no more memory than the system can spare, which no row group of Parquet allows.
+The Parquet files are a permanent copy of the text. They are smaller, typed and readable by other tools, and
+tokens/_common_metadata contains the SHA-256 hash of the source. ids.i32 is a flat file because a shuffled epoch
+accesses single rows in random order: a memory-mapped flat file supports this with bounded memory, Parquet does not.
 
-Each finished piece is written under another name, synced, renamed, and then entered in manifest.json in the same way,
-so that whatever ends the process leaves a folder from which the next run goes on. One process at a time works on a
-folder; once it is complete, any number of them read it, without a lock and without the right to write there.
+Each file is written under a temporary name, synchronized to disk, renamed, and then recorded in manifest.json in the
+same way. A process that is killed at any time therefore leaves a folder from which the next one resumes. Only one
+process at a time can write to a folder. Once it is complete, any number of processes can read it without a lock and
+without write permission.
 """
 
 from __future__ import annotations
@@ -44,29 +45,35 @@ if TYPE_CHECKING:
     import pyarrow
 
 CHUNK = 32 << 20
-LONGEST = 1 << 20
-"""Bytes of a line, beyond which this is no such text: it would be read whole."""
+"""Bytes of text that are parsed at once."""
+MAX_LINE = 1 << 20
+"""Longest line in bytes. A longer one means that the file does not have this format, and would be read into memory."""
 MIN_COUNT = 10
 FORMAT = 2
-FIRST_FEW = 5
+"""Version of the manifest's format."""
+MAX_SHOWN = 5
+"""Number of invalid lines that messages show."""
 
 Stage = Literal["read", "count", "encode"]
 STAGES: tuple[Stage, ...] = ("read", "count", "encode")
-Tell = Callable[[Stage, float, int], None]
-"""Hears the stage, the share of it that is done, and how many rows that is."""
+Report = Callable[[Stage, float, int], None]
+"""Function that is called with the stage, its completed share, and the number of rows."""
 
 
 class BadLinesError(ValueError):
-    """Lines that are not of Criteo's format, where strict reading was asked for."""
+    """Raised in strict mode if the source has invalid lines."""
 
 
 class SourceChangedError(ValueError):
-    """The text is not what the folder was begun from."""
+    """Raised if the source differs from the one that the folder was started with."""
 
 
 @dataclass
 class Chunk:
-    """A piece of the source: its lines, the rows that were good, the sha256 of all text up to its end."""
+    """A chunk of the source: its numbers of lines, of valid rows and of invalid lines.
+
+    `sha256` is the hash of the whole text from the start of the file to the end of the chunk.
+    """
 
     first_line: int
     lines: int
@@ -77,24 +84,27 @@ class Chunk:
 
 @dataclass
 class Manifest:
-    """What a folder holds so far."""
+    """The state of a folder, stored as manifest.json."""
 
     source: str
     bytes: int
     modified: int
     sample: str
-    """A hash of pieces of the source: its time alone does not tell every change."""
+    """Hash of samples of the source. The modification time alone does not reveal every change."""
     made_by: str
-    """Which version of this code reads the text."""
+    """Version of the code that parsed the text."""
     wanted: int | None
+    """Number of requested lines; None for all."""
     min_count: int
     format: int = FORMAT
     chunks: list[Chunk] = field(default_factory=list)
     sha256: str | None = None
     encoded: int = 0
+    """Number of encoded chunks."""
     vocabulary: list[int] | None = None
     first_bad: list[BadLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    """Warnings about the source."""
 
     @property
     def rows(self) -> int:
@@ -113,7 +123,11 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """The manifest of a folder; None if there is none, or one of another format."""
+        """Load the manifest of a folder; return None if it does not exist or has another format.
+
+        Raises:
+            ValueError: If the manifest is damaged.
+        """
         path = folder / "manifest.json"
         if not path.exists():
             return None
@@ -125,7 +139,7 @@ class Manifest:
             first_bad = [BadLine(**line) for line in content.pop("first_bad")]
             return cls(**content, chunks=chunks, first_bad=first_bad)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged, delete {folder}: {error}") from error
+            raise ValueError(f"{path} is damaged ({error}): delete {folder} and try again") from error
 
 
 def preprocess(
@@ -136,87 +150,110 @@ def preprocess(
     strict: bool = False,
     min_count: int = MIN_COUNT,
     workers: int | None = None,
-    tell: Tell = lambda stage, share, rows: None,
+    report: Report = lambda stage, share, rows: None,
 ) -> Manifest:
-    """Bring a folder up to date with a source, or with its first `rows` lines; what is there already is kept."""
+    """Preprocess a source into a folder, and resume where an earlier call stopped.
+
+    Args:
+        source: The file train.txt, possibly compressed with gzip.
+        folder: The folder for the ids.
+        rows: Number of lines to use; None for all.
+        strict: Whether to raise an error for invalid lines instead of skipping them.
+        min_count: Tokens that occur less often are out of vocabulary.
+        workers: Number of threads; None to choose automatically.
+        report: Called with the stage, its completed share, and the number of rows.
+
+    Returns:
+        The manifest of the complete folder.
+
+    Raises:
+        BadLinesError: In strict mode, if the source has invalid lines.
+        SourceChangedError: If the source changed since an interrupted call.
+    """
     if rows is not None and rows < 10:
         raise ValueError(f"rows must be at least 10, got {rows}")
-    found = finished(source, folder, rows=rows, min_count=min_count)
-    if found is not None:
+    complete = finished(source, folder, rows=rows, min_count=min_count)
+    if complete is not None:
         if strict:
-            _refuse(found)
-        return found
+            _raise_if_damaged(complete)
+        return complete
     require_pyarrow()
     folder.mkdir(parents=True, exist_ok=True)
-    workers = workers or min(4, 1 + (os.cpu_count() or 1))  # one waits for the disk while the others compute
-    with _alone(folder), ThreadPoolExecutor(workers) as pool:
-        manifest = _begin(source, folder, rows, min_count)
+    workers = workers or min(4, 1 + (os.cpu_count() or 1))  # one thread waits for the disk while the others compute
+    with _lock(folder), ThreadPoolExecutor(workers) as pool:
+        manifest = _load_or_create(source, folder, rows, min_count)
         if strict:
-            _refuse(manifest)
-        if not _whole(folder, manifest):
+            _raise_if_damaged(manifest)
+        if not _has_all_rows(folder, manifest):
             manifest.encoded = 0
         if manifest.complete:
             return manifest
         if manifest.sha256 is None:
-            _read(source, folder, manifest, strict, pool, tell)
+            _read(source, folder, manifest, strict, pool, report)
         if manifest.rows < 10:
-            raise ValueError(f"{source}: {manifest.rows} good rows are too few{_report(manifest)}")
+            raise ValueError(f"{source}: {manifest.rows} valid rows are too few{_describe_damage(manifest)}")
         labels = _labels(folder, manifest)
         clicks = int(labels.sum())
         if not FOLDS <= clicks <= len(labels) - FOLDS:
-            raise ValueError(f"{source}: {clicks} clicks in {len(labels)} rows: the {FOLDS} folds need both kinds each")
+            raise ValueError(
+                f"{source}: {clicks} clicks in {len(labels)} rows, but each of the {FOLDS} folds needs both classes"
+            )
         fold_of = folds(labels)
         if manifest.vocabulary is None:
-            _count(folder, manifest, np.isin(fold_of, PARTS["train"]), pool, tell)
+            _count(folder, manifest, np.isin(fold_of, PARTS["train"]), pool, report)
         _write(folder / "labels.u8", labels.tobytes())
-        _encode(folder, manifest, pool, tell)
+        _encode(folder, manifest, pool, report)
     return manifest
 
 
 def finished(source: Path, folder: Path, *, rows: int | None = None, min_count: int = MIN_COUNT) -> Manifest | None:
-    """The manifest of a folder that needs no more work, else None."""
-    found = _found(source, folder, rows, min_count)
-    return found if found is not None and found.complete and _whole(folder, found) else None
+    """Return the manifest of a folder that is complete, otherwise None."""
+    manifest = _load_matching(source, folder, rows, min_count)
+    if manifest is None or not manifest.complete or not _has_all_rows(folder, manifest):
+        return None
+    return manifest
 
 
-def _begin(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest:
-    """The manifest of a folder that was begun from this source, else an empty one and an empty folder."""
-    found = _found(source, folder, rows, min_count)
-    if found is not None:
-        return found
-    (folder / "manifest.json").unlink(missing_ok=True)  # first: it must never speak of what is gone
+def _load_or_create(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest:
+    """Return the manifest of a folder that was started from this source, or empty the folder and create a manifest."""
+    manifest = _load_matching(source, folder, rows, min_count)
+    if manifest is not None:
+        return manifest
+    (folder / "manifest.json").unlink(missing_ok=True)  # first, because it must never refer to deleted files
     for name in ("tokens", "bad", "vocabulary"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
     for name in ("ids.i32", "labels.u8", "bad-lines.tsv"):
         (folder / name).unlink(missing_ok=True)
-    fresh = _fresh(source, rows, min_count)
-    fresh.save(folder)
-    return fresh
+    manifest = _new_manifest(source, rows, min_count)
+    manifest.save(folder)
+    return manifest
 
 
-def _found(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest | None:
-    """The manifest of a folder that was begun from this source and can be gone on with. Complete, it needs neither
-    the source nor the code that made it."""
-    found = Manifest.load(folder)
+def _load_matching(source: Path, folder: Path, rows: int | None, min_count: int) -> Manifest | None:
+    """Return the manifest of a folder if it was started from this source and can be continued, otherwise None.
+
+    A complete folder does not need the source or the version of the code that created it.
+    """
+    manifest = Manifest.load(folder)
     if not source.exists():
-        if found is not None and found.complete and (found.wanted, found.min_count) == (rows, min_count):
-            return found
-        raise FileNotFoundError(f"there is no {source}, and no complete cache of it in {folder}")
-    if found is None:
+        if manifest is not None and manifest.complete and (manifest.wanted, manifest.min_count) == (rows, min_count):
+            return manifest
+        raise FileNotFoundError(f"{source} does not exist, and {folder} has no complete cache of it")
+    if manifest is None:
         return None
-    fresh = _fresh(source, rows, min_count)
-    same = ["bytes", "modified", "sample", "wanted", "min_count", *([] if found.complete else ["made_by"])]
-    return found if all(getattr(found, name) == getattr(fresh, name) for name in same) else None
+    new = _new_manifest(source, rows, min_count)
+    names = ["bytes", "modified", "sample", "wanted", "min_count", *([] if manifest.complete else ["made_by"])]
+    return manifest if all(getattr(manifest, name) == getattr(new, name) for name in names) else None
 
 
-def _fresh(source: Path, rows: int | None, min_count: int) -> Manifest:
+def _new_manifest(source: Path, rows: int | None, min_count: int) -> Manifest:
     status = source.stat()
     return Manifest(source.name, status.st_size, status.st_mtime_ns, _sample(source), made_by(), rows, min_count)
 
 
 def _sample(source: Path, pieces: int = 64, size: int = 4096) -> str:
-    """A hash of pieces from all over a file, its begin and its end among them."""
+    """Hash samples from evenly spaced positions of a file, including its start and its end."""
     total = hashlib.sha256()
     with source.open("rb") as file:
         last = max(0, file.seek(0, os.SEEK_END) - size)
@@ -227,85 +264,92 @@ def _sample(source: Path, pieces: int = 64, size: int = 4096) -> str:
 
 
 VERSION = 1
-"""Raise it when other ids or numbers are made of the same text: what older code began is then made anew."""
+"""Increase this number when the same text would give other ids. Unfinished folders of older versions are discarded."""
 
 
 def made_by() -> str:
-    """Which version of this code makes a folder."""
+    """Return the version of this code, as it is stored in manifests."""
     return f"version {VERSION}"
 
 
-def _whole(folder: Path, manifest: Manifest) -> bool:
-    """Are the files there that rows are read from, as long as they must be?"""
+def _has_all_rows(folder: Path, manifest: Manifest) -> bool:
+    """Whether the files of ids and labels exist and have the expected sizes."""
     sizes = {"ids.i32": 4 * len(FIELDS) * manifest.rows, "labels.u8": manifest.rows}
     return all((folder / name).exists() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
-def _refuse(manifest: Manifest) -> None:
+def _raise_if_damaged(manifest: Manifest) -> None:
     if manifest.bad or manifest.notes:
-        raise BadLinesError(f"{manifest.source} is damaged, which strict reading refuses{_report(manifest)}")
+        raise BadLinesError(f"{manifest.source} is damaged, and strict mode was requested{_describe_damage(manifest)}")
 
 
-def _report(manifest: Manifest) -> str:
+def _describe_damage(manifest: Manifest) -> str:
     lines = [*manifest.notes]
     if manifest.bad:
-        lines += [f"bad lines so far: {manifest.bad:,}", *(f"  {line}" for line in manifest.first_bad)]
+        lines += [f"invalid lines so far: {manifest.bad:,}", *(f"  {line}" for line in manifest.first_bad)]
     return "".join(f"\n  {line}" for line in lines)
 
 
-# read ----------------------------------------------------------------------------------------------------------
+# Stage 1: read -------------------------------------------------------------------------------------------------
 
 
-def _read(source: Path, folder: Path, manifest: Manifest, strict: bool, pool: ThreadPoolExecutor, tell: Tell) -> None:
-    """Parse chunks of the text side by side, and keep them in order."""
-    total, known = hashlib.sha256(), len(manifest.chunks)
-    waiting: deque[Future[tuple[Chunk, list[BadLine]]]] = deque()
+def _read(
+    source: Path, folder: Path, manifest: Manifest, strict: bool, pool: ThreadPoolExecutor, report: Report
+) -> None:
+    """Parse chunks of the text concurrently, and record them in order."""
+    total, recorded = hashlib.sha256(), len(manifest.chunks)
+    pending: deque[Future[tuple[Chunk, list[BadLine]]]] = deque()
     texts = _chunks(source, manifest)
 
-    def keep() -> None:
-        chunk, bad = waiting.popleft().result()
+    def record_next() -> None:
+        chunk, bad = pending.popleft().result()
         manifest.chunks.append(chunk)
-        manifest.first_bad.extend(bad[: FIRST_FEW - len(manifest.first_bad)])
+        manifest.first_bad.extend(bad[: MAX_SHOWN - len(manifest.first_bad)])
         if strict:
-            _refuse(manifest)
+            _raise_if_damaged(manifest)
         manifest.save(folder)
 
-    for number, (text, first_line, place, ends_early) in enumerate(texts):
+    for number, (text, first_line, share, ends_early) in enumerate(texts):
         total.update(text)
-        if number < known:
+        if number < recorded:
             if total.hexdigest() != manifest.chunks[number].sha256:
                 line = manifest.chunks[number].first_line
                 raise SourceChangedError(
-                    f"{source} changed since {folder} was begun, from line {line}: delete {folder}"
+                    f"{source} changed after line {line} since {folder} was started: delete {folder} and try again"
                 )
         else:
-            waiting.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early, total.hexdigest()))
-        if len(waiting) > pool._max_workers:
-            keep()
-        tell("read", min(place, 0.99), manifest.rows)  # the last of it is still in work
-    while waiting:
-        keep()
+            pending.append(pool.submit(_tokenize, folder, number, text, first_line, ends_early, total.hexdigest()))
+        if len(pending) > pool._max_workers:
+            record_next()
+        report("read", min(share, 0.99), manifest.rows)  # the last chunks are still being parsed
+    while pending:
+        record_next()
     if strict:
-        _refuse(manifest)
+        _raise_if_damaged(manifest)
     if not manifest.chunks:
-        raise ValueError(f"{source}: 0 good rows are too few, for it is empty")
+        raise ValueError(f"{source} is empty")
     manifest.sha256 = total.hexdigest()
     _write_metadata(folder, manifest)
     _write_bad_lines(folder, manifest)
     manifest.save(folder)
-    shutil.rmtree(folder / "bad")  # not before the manifest says that all was read: a run that goes on would miss them
-    tell("read", 1.0, manifest.rows)
+    shutil.rmtree(folder / "bad")  # only after the manifest was saved, because a resumed call would need these files
+    report("read", 1.0, manifest.rows)
 
 
 def _chunks(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, int, float, bool]]:
-    """Whole lines of the text, the number of the first, how far in the file they end, and whether the last is cut."""
+    """Yield chunks of complete lines, up to the requested number of lines.
+
+    Yields:
+        The text, the number of its first line, the share of the file up to its end, and whether it lacks a final
+        newline.
+    """
     first_line, lines_left = 1, manifest.wanted
-    for text, place in _pieces(source, manifest):
+    for text, share in _pieces(source, manifest):
         lines = count_lines(text)
         if lines_left is not None and lines >= lines_left:
             text = text[: _end_of_line(text, lines_left)]
             lines = lines_left
-        yield text, first_line, place, not text.endswith(b"\n")
+        yield text, first_line, share, not text.endswith(b"\n")
         first_line += lines
         if lines_left is not None:
             lines_left -= lines
@@ -314,46 +358,52 @@ def _chunks(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, int, floa
 
 
 def _pieces(source: Path, manifest: Manifest) -> Iterator[tuple[bytes, float]]:
-    """The text in pieces of whole lines, unpacked, with the share of the file they end at."""
+    """Yield the decompressed text in pieces of complete lines, with the share of the file up to their end."""
     with source.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+        is_compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        unpacked = _Unpacked(gzip.GzipFile(fileobj=file), source, manifest)
-        while piece := unpacked.read_lines(CHUNK) if packed else _read_lines(file, CHUNK):
-            if len(piece) >= CHUNK + LONGEST:
-                raise ValueError(f"{source} has a line of more than {LONGEST:,} bytes: it is not of Criteo's format")
+        decompressed = _GzipText(gzip.GzipFile(fileobj=file), source, manifest)
+        while piece := decompressed.read_lines(CHUNK) if is_compressed else _read_lines(file, CHUNK):
+            if len(piece) >= CHUNK + MAX_LINE:
+                raise ValueError(
+                    f"{source} has a line of more than {MAX_LINE:,} bytes, so it does not have Criteo's format"
+                )
             yield piece, min(1.0, file.tell() / max(1, manifest.bytes))
 
 
 def _read_lines(file: BinaryIO, size: int) -> bytes:
-    """So many bytes and on to the end of the line, read at once: a copy of all that takes as long as the reading."""
+    """Read `size` bytes and the rest of the last line.
+
+    The end of the line is determined first, so that a single read returns everything: joining two buffers would take
+    as long as the read itself.
+    """
     start = file.tell()
     file.seek(size, os.SEEK_CUR)
-    size += len(file.readline(LONGEST))
+    size += len(file.readline(MAX_LINE))
     file.seek(start)
     return file.read(size)
 
 
-class _Unpacked:
-    """A gzipped text. One that ends early is read up to there, which the manifest notes."""
+class _GzipText:
+    """A text that is compressed with gzip. If it is truncated, it is read up to its end and the manifest notes that."""
 
     def __init__(self, file: gzip.GzipFile, source: Path, manifest: Manifest) -> None:
         self.file, self.source, self.manifest = file, source, manifest
 
     def read_lines(self, size: int) -> bytes:
-        """So many bytes and on to the end of the line."""
+        """Read `size` bytes and the rest of the last line."""
         pieces: list[bytes] = []
-        while size and (piece := self._tried(self.file.read1, min(size, 1 << 20))):
+        while size and (piece := self._read(self.file.read1, min(size, 1 << 20))):
             pieces.append(piece)
             size -= len(piece)
-        pieces.append(self._tried(self.file.readline, LONGEST))
+        pieces.append(self._read(self.file.readline, MAX_LINE))
         return b"".join(pieces)
 
-    def _tried(self, read: Callable[[int], bytes], size: int) -> bytes:
+    def _read(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:
             return read(size)
         except EOFError:
-            note = "the gzip stream ends early; what it has up to there was read"
+            note = "the gzip stream is truncated; the text before its end was read"
             self.manifest.notes[:] = [note]
             return b""
         except (zlib.error, gzip.BadGzipFile) as error:
@@ -361,7 +411,7 @@ class _Unpacked:
 
 
 def _end_of_line(text: bytes, number: int) -> int:
-    """Where line `number` of a text ends, counted from 1."""
+    """Return the end of a line of a text. Lines are counted from 1."""
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
     return int(ends[number - 1]) + 1
 
@@ -386,7 +436,7 @@ def _tokens_file(folder: Path, number: int) -> Path:
 
 
 def _write_metadata(folder: Path, manifest: Manifest) -> None:
-    """What concerns all token files, where readers of Parquet look for it."""
+    """Write the metadata of all token files to _common_metadata, as is usual for Parquet data sets."""
     from pyarrow import parquet
 
     schema = parquet.read_schema(_tokens_file(folder, 0))
@@ -396,7 +446,7 @@ def _write_metadata(folder: Path, manifest: Manifest) -> None:
 
 
 def _write_bad_lines(folder: Path, manifest: Manifest) -> None:
-    """All bad lines in one file: number, what is wrong, how the line starts."""
+    """Write all invalid lines to one file, with their numbers, the reasons, and the beginning of their texts."""
     if manifest.bad:
         with _replacing(folder / "bad-lines.tsv") as path, path.open("wb") as file:
             for part in sorted((folder / "bad").glob("*.tsv")):
@@ -404,7 +454,7 @@ def _write_bad_lines(folder: Path, manifest: Manifest) -> None:
                     shutil.copyfileobj(lines, file)
 
 
-# count ---------------------------------------------------------------------------------------------------------
+# Stage 2: count ------------------------------------------------------------------------------------------------
 
 
 def _labels(folder: Path, manifest: Manifest) -> Array:
@@ -412,17 +462,20 @@ def _labels(folder: Path, manifest: Manifest) -> Array:
 
 
 def _table(
-    folder: Path, number: int, columns: list[str], about: pyarrow.parquet.FileMetaData | None = None
+    folder: Path, number: int, columns: list[str], metadata: pyarrow.parquet.FileMetaData | None = None
 ) -> pyarrow.Table:
-    """Columns of a token file; `about`, if it is at hand, spares reading what the file says about itself."""
+    """Read columns of a token file. Passing its metadata, if they are loaded already, avoids reading them again."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(_tokens_file(folder, number), metadata=about) as file:
+    with parquet.ParquetFile(_tokens_file(folder, number), metadata=metadata) as file:
         return file.read(columns, use_threads=False)
 
 
 def _tokens(column: pyarrow.ChunkedArray, name: str) -> tuple[Array, Array | None]:
-    """A column as tokens, int32 buckets or uint32 categories, and where categories are missing, if any are."""
+    """Return the tokens of a column and a mask of its missing categories, or None if no category is missing.
+
+    Tokens are int32 buckets of integers or uint32 categories.
+    """
     values: Array = (column.fill_null(0) if column.null_count else column).to_numpy()
     if name in INTEGERS:
         return bucketed(values), None
@@ -430,30 +483,30 @@ def _tokens(column: pyarrow.ChunkedArray, name: str) -> tuple[Array, Array | Non
 
 
 def bucketed(values: Array) -> Array:
-    """floor((ln x)^2) of integers above 2; those up to 2 as they are."""
+    """Return floor((ln x)^2) for integers above 2, and the integer itself otherwise. Small integers are looked up."""
     common = _common_buckets()
     buckets: Array = common.take(values, mode="clip")
-    rare = (values < 0) | (values >= len(common))
-    if rare.any():
-        buckets[rare] = _bucketed(values[rare])
+    other = (values < 0) | (values >= len(common))
+    if other.any():
+        buckets[other] = _compute_buckets(values[other])
     return buckets
 
 
-def _bucketed(values: Array) -> Array:
+def _compute_buckets(values: Array) -> Array:
     logarithms = np.log(np.maximum(values, 1))
     return np.where(values > 2, np.floor(logarithms**2), values).astype(np.int32)
 
 
 @lru_cache(maxsize=1)
 def _common_buckets() -> Array:
-    return _bucketed(np.arange(1 << 16))
+    return _compute_buckets(np.arange(1 << 16))
 
 
-def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecutor, tell: Tell) -> None:
-    """Vocabularies of all fields, one field after the other on each core."""
+def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecutor, report: Report) -> None:
+    """Count the tokens of all fields and write their vocabularies; each thread processes one field at a time."""
     from pyarrow import parquet
 
-    abouts = [parquet.read_metadata(_tokens_file(folder, number)) for number in range(len(manifest.chunks))]
+    metadata = [parquet.read_metadata(_tokens_file(folder, number)) for number in range(len(manifest.chunks))]
     starts = np.cumsum([0, *(chunk.rows for chunk in manifest.chunks)])
 
     def count(name: str) -> int:
@@ -462,7 +515,7 @@ def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecu
             kept = np.empty(int(train.sum()), np.int32 if name in INTEGERS else np.uint32)
             filled = 0
             for number, (start, end) in enumerate(pairwise(starts)):
-                tokens, missing = _tokens(_table(folder, number, [name], abouts[number]).column(0), name)
+                tokens, missing = _tokens(_table(folder, number, [name], metadata[number]).column(0), name)
                 tokens = tokens[train[start:end] if missing is None else train[start:end] & ~missing]
                 kept[filled : filled + len(tokens)] = tokens
                 filled += len(tokens)
@@ -472,20 +525,23 @@ def _count(folder: Path, manifest: Manifest, train: Array, pool: ThreadPoolExecu
     sizes = []
     for done, size in enumerate(pool.map(count, FIELDS), 1):
         sizes.append(size)
-        tell("count", done / len(FIELDS), manifest.rows)
+        report("count", done / len(FIELDS), manifest.rows)
     manifest.vocabulary = sizes
     manifest.save(folder)
 
 
 def vocabulary(tokens: Array, min_count: int) -> tuple[Array, Array]:
-    """The tokens seen often enough and how often, most frequent first, equals by token; sorts `tokens` in place."""
+    """Return the tokens that occur at least `min_count` times, and their counts.
+
+    The most frequent token comes first; ties are ordered by token. The argument is sorted in place.
+    """
     tokens.sort()
-    begins = np.flatnonzero(np.concatenate([[True], tokens[1:] != tokens[:-1]])) if len(tokens) else np.empty(0, int)
-    counts = np.diff(begins, append=len(tokens))
+    starts = np.flatnonzero(np.concatenate([[True], tokens[1:] != tokens[:-1]])) if len(tokens) else np.empty(0, int)
+    counts = np.diff(starts, append=len(tokens))
     kept = counts >= min_count
-    found, counts = tokens[begins[kept]], counts[kept]
+    frequent, counts = tokens[starts[kept]], counts[kept]
     order = np.argsort(-counts, kind="stable")
-    return found[order], counts[order]
+    return frequent[order], counts[order]
 
 
 def _write_vocabulary(path: Path, tokens: Array, counts: Array) -> None:
@@ -503,29 +559,34 @@ def _vocabulary(folder: Path, name: str) -> Array:
     return tokens
 
 
-# encode --------------------------------------------------------------------------------------------------------
+# Stage 3: encode -----------------------------------------------------------------------------------------------
 
 
 class Encoder:
-    """Finds the row of the one table for tokens of a field.
+    """Maps the tokens of a field to rows of the shared embedding table.
 
-    A hash table without probing: a slot holds one token and its number in the field, from 1 on; 0 is for all others.
-    Tokens whose slot was taken are searched for in a sorted list, where the slot did not have what was asked for.
-    What was not found is multiplied by 0, for choosing takes a processor longer when it cannot foresee the choice.
+    It is a hash table without probing: a slot holds one token and its id in the field, which starts at 1, because 0 is
+    the out-of-vocabulary id. Tokens whose slot is occupied by a more frequent token are kept in a sorted array and are
+    found by binary search. Ids are multiplied by a 0/1 mask instead of being selected by a branch, because the branch
+    would be mispredicted often.
     """
 
-    def __init__(self, vocabulary: Array, begin: int) -> None:
+    def __init__(self, vocabulary: Array, offset: int) -> None:
         tokens = vocabulary.astype(np.uint32)
         numbers = np.arange(1, 1 + len(tokens), dtype=np.uint64)
-        self.begin = np.int32(begin)
+        self.offset = np.int32(offset)
         self.shift = np.uint32(32 - min(20, max(10, len(tokens).bit_length() + 3)))
         slots = self._slots(tokens)
         self.table = np.zeros(1 << (32 - int(self.shift)), np.uint64)
-        self.table[0] = 1 << 32  # an empty slot must have a token that belongs elsewhere: 1 here, 0 in all others
-        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | numbers)[::-1]  # the most frequent stays
-        (left,) = np.nonzero(self.table[slots] >> np.uint64(32) != tokens)
-        left = left[np.argsort(tokens[left])]
-        self.others, self.other_numbers = tokens[left], numbers[left].astype(np.int32)
+        # An empty slot must not match the tokens that hash to it. Its entry 0 means token 0, which hashes to slot 0, so
+        # the entry of slot 0 is token 1 instead.
+        self.table[0] = 1 << 32
+        self.table[slots[::-1]] = (tokens.astype(np.uint64) << np.uint64(32) | numbers)[
+            ::-1
+        ]  # the last write wins, so the most frequent token remains
+        (displaced,) = np.nonzero(self.table[slots] >> np.uint64(32) != tokens)
+        displaced = displaced[np.argsort(tokens[displaced])]
+        self.others, self.other_numbers = tokens[displaced], numbers[displaced].astype(np.int32)
 
     def _slots(self, tokens: Array) -> Array:
         slots: Array = tokens * np.uint32(0x9E3779B1) >> self.shift
@@ -534,53 +595,54 @@ class Encoder:
     def __call__(self, tokens: Array, missing: Array | None) -> Array:
         tokens = tokens.astype(np.uint32, copy=False)
         entries = self.table.take(self._slots(tokens), mode="clip")
-        found = entries >> np.uint64(32) == tokens
-        numbers: Array = entries.astype(np.int32) * found
+        matches = entries >> np.uint64(32) == tokens
+        numbers: Array = entries.astype(np.int32) * matches
         if len(self.others):
-            (left,) = np.nonzero(~found)
-            places = np.searchsorted(self.others, tokens[left])
-            places[places == len(self.others)] = 0
-            found = self.others[places] == tokens[left]
-            numbers[left[found]] = self.other_numbers[places[found]]
+            (unmatched,) = np.nonzero(~matches)
+            positions = np.searchsorted(self.others, tokens[unmatched])
+            positions[positions == len(self.others)] = 0
+            matches = self.others[positions] == tokens[unmatched]
+            numbers[unmatched[matches]] = self.other_numbers[positions[matches]]
         if missing is not None:
             numbers *= ~missing
-        numbers += self.begin
+        numbers += self.offset
         return numbers
 
 
-def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, tell: Tell) -> None:
-    """Write the ids of each chunk where its rows belong."""
+def _encode(folder: Path, manifest: Manifest, pool: ThreadPoolExecutor, report: Report) -> None:
+    """Write the ids of each chunk to their position in ids.i32."""
     assert manifest.vocabulary is not None
-    begins = offsets(manifest.vocabulary)
-    encoders = list(pool.map(lambda name, begin: Encoder(_vocabulary(folder, name), begin), FIELDS, begins))
+    encoders = list(
+        pool.map(lambda name, offset: Encoder(_vocabulary(folder, name), offset), FIELDS, offsets(manifest.vocabulary))
+    )
     starts = np.cumsum([0, *(chunk.rows for chunk in manifest.chunks)])
     width = 4 * len(FIELDS)
 
     def encode(number: int) -> None:
         table = _table(folder, number, list(FIELDS))
         columns = np.empty((len(FIELDS), len(table)), np.int32)
-        for place, (name, encoder) in enumerate(zip(FIELDS, encoders, strict=True)):
-            columns[place] = encoder(*_tokens(table.column(name), name))
+        for index, (name, encoder) in enumerate(zip(FIELDS, encoders, strict=True)):
+            columns[index] = encoder(*_tokens(table.column(name), name))
         _write_at(file, np.ascontiguousarray(columns.T).data.cast("B"), int(starts[number]) * width)
         os.fdatasync(file)
 
     file = os.open(folder / "ids.i32", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.truncate(file, manifest.rows * width)
-        left = range(manifest.encoded, len(manifest.chunks))
-        for group in _groups(left, 4 * pool._max_workers):
+        remaining = range(manifest.encoded, len(manifest.chunks))
+        for group in _groups(remaining, 4 * pool._max_workers):
             list(pool.map(encode, group))
             manifest.encoded = group[-1] + 1
             manifest.save(folder)
-            tell("encode", manifest.encoded / len(manifest.chunks), int(starts[manifest.encoded]))
+            report("encode", manifest.encoded / len(manifest.chunks), int(starts[manifest.encoded]))
     finally:
         os.close(file)
 
 
-def _write_at(file: int, content: memoryview, place: int) -> None:
+def _write_at(file: int, content: memoryview, position: int) -> None:
     while content:
-        written = os.pwrite(file, content, place)
-        content, place = content[written:], place + written
+        written = os.pwrite(file, content, position)
+        content, position = content[written:], position + written
 
 
 def _groups(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -588,12 +650,12 @@ def _groups(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield numbers[start : start + size]
 
 
-# files ---------------------------------------------------------------------------------------------------------
+# Files ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Another name to write to; then the file is synced and takes its own name, or never."""
+    """Yield a temporary path to write to; then synchronize the file to disk and rename it to `path`."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     yield unfinished
     with unfinished.open("rb+") as file:
@@ -607,8 +669,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let no other process work on the folder; the system lets go of the lock when a process ends, however it does."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder against other writers. The operating system releases the lock when the process ends or is killed.
+
+    Raises:
+        RuntimeError: If another process holds the lock.
+    """
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

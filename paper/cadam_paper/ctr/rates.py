@@ -1,4 +1,7 @@
-"""AUC over learning rates: Adam and CAdam on a DeepFM, on a shuffled epoch and on streams that drift."""
+"""AUC over a grid of learning rates: Adam and CAdam with DeepFM, on one shuffled epoch and on streams with drift.
+
+This experiment is not in the paper, which gives each optimizer the best of five learning rates.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,18 @@ CONDITIONS: dict[str, Condition] = {
     "no drift": study.TABLE,
     "no drift, 1% noise": study.TABLE_NOISY,
 }
-"""Streams are predicted, then learned from; without drift a shuffled epoch is learned first, as in the paper."""
+"""Conditions with drift use prequential evaluation. Without drift, the models learn one shuffled epoch first, as in
+the paper."""
 NEAR = 0.1
-"""Points of AUC within which a rate counts as near the best."""
+"""A learning rate counts as near the best if it loses at most this many points of AUC."""
 CAPTION = (
-    "Above: AUC x 100 over learning rates, with 95% intervals over seeds; a ring marks the best rate. Below: the "
-    "difference at each rate for both; the dashed line is the paper's, on other data."
+    "Top: AUC x 100 over learning rates, with 95% intervals over seeds; a ring marks the best rate. Bottom: the "
+    "difference at each common rate; the dashed line is the paper's, on other data."
 )
 
 
 def run_specs(plan: Plan, found: Results) -> list[RunSpec]:
-    """Both arms at every rate under every condition and seed."""
+    """List the runs of both optimizers at every learning rate, condition and seed."""
     named: list[RunSpec] = []
     for condition in [study.STREAM] if plan.data else CONDITIONS.values():
         here, curves = partial(_specs, plan, condition), partial(_curves, condition=condition)
@@ -58,21 +62,21 @@ def _curves(results: Results, condition: Condition) -> list[RateCurve]:
 
 
 def pairs(results: Results) -> dict[str, Pair]:
-    """The curves of CAdam and of Adam by condition, beside what the paper has for DeepFM on Criteo's clicks."""
+    """Return the learning-rate curves of CAdam and Adam by condition, with the paper's AUC of DeepFM on Criteo."""
     tables = {study.TABLE.name: study.PAPER, study.TABLE_NOISY.name: study.PAPER_NOISY}
-    found, place = {}, study.MODELS.index(MODEL)
+    pairs_by_condition, column = {}, study.MODELS.index(MODEL)
     for name, condition in {**CONDITIONS, "as it comes": study.STREAM}.items():
-        if here := results.where(condition=condition.name):
-            treatment, baseline = _curves(here, condition)
+        if of_condition := results.where(condition=condition.name):
+            treatment, baseline = _curves(of_condition, condition)
             table = tables.get(condition.name)
-            paper = None if table is None else (table["Adam"][place], table["CAdam"][place])
-            found[name] = Pair(treatment, baseline, paper, here.seconds)
-    return found
+            paper = None if table is None else (table["Adam"][column], table["CAdam"][column])
+            pairs_by_condition[name] = Pair(treatment, baseline, paper, of_condition.seconds)
+    return pairs_by_condition
 
 
 def summary(results: Results) -> Summary:
-    found = rate_pairs.summary(pairs(results), NEAR, same_data=False, digits=3)
-    return replace(found, verdict=f"{study.about(results)}{found.verdict}")
+    summary = rate_pairs.summary(pairs(results), NEAR, same_data=False, digits=3)
+    return replace(summary, verdict=f"{study.describe_data(results)}{summary.verdict}")
 
 
 def figures(results: Results) -> Mapping[str, Figure]:
@@ -82,7 +86,7 @@ def figures(results: Results) -> Mapping[str, Figure]:
 FIG_RATES_CLICKS = Experiment(
     name="fig-rates-clicks",
     title="AUC over learning rates: DeepFM on clicks",
-    shows="Adam and CAdam over learning rates, on clicks that drift in three ways, and without drift and with noise.",
+    shows="Adam and CAdam over learning rates, on clicks with three kinds of drift, without drift, and with noise.",
     claim="The paper gives each optimizer the best of five rates on test data; it has no numbers for streams.",
     run_specs=run_specs,
     summary=summary,
@@ -91,9 +95,9 @@ FIG_RATES_CLICKS = Experiment(
     seeds={"quick": 3, "full": 3},
     notes=(
         *study.NOTES[:3],
-        "Best against best, the rate of each seed is chosen on the other seeds, by the metric that is given: AUC over "
-        "the stream, or test AUC after a shuffled epoch.",
-        "The grid grows where a best rate stands at its end.",
+        "In the comparison at the best rates, the rate of each seed is chosen on the other seeds, by the same metric: "
+        "AUC over the stream, or test AUC after a shuffled epoch.",
+        "The grid is extended if the best rate is at its end.",
     ),
     **study.SHARED,
 )

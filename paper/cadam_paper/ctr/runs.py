@@ -1,4 +1,4 @@
-"""From a spec of the click study to its outcome."""
+"""Computation of the runs of the CTR experiments: from a run spec to its outcome."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..harness.experiment import OWN_DATA, Finished
 from .data import Clicks
 from .fields import VOCABULARY
 from .generator import Generated
-from .train import Record, Task, read_stream, read_table
+from .train import Record, Task, train_epoch, train_stream
 
 if TYPE_CHECKING:
     from .criteo_dataset import Criteo
 
 POINTS = 50
-"""Of a kept curve."""
+"""Number of points of a stored curve."""
 WINDOWS = 24
-"""Of a stream."""
+"""Number of windows of a stream whose AUC is stored."""
 
 
 READING = 1
-"""Raise it when `criteo` or `split` gives other rows."""
+"""Increase this number when `criteo_dataset` or `split` would return other rows."""
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """One run over the data that the spec names."""
+    """Compute one run."""
     settings = spec.settings
     if on_gpu(spec) and not torch.cuda.is_available():
-        raise RuntimeError(f"{spec} needs a CUDA device, and torch finds none; --quick runs on the CPU")
+        raise RuntimeError(f"{spec} needs a CUDA device, and torch does not find one; --quick runs on the CPU")
     clicks, device = clicks_of(spec), torch.device(settings["device"])
     task = Task(
         spec.model,
@@ -54,12 +54,12 @@ def compute(spec: RunSpec) -> Outcome:
         settings["precision"],
     )
     if settings["reading"] == "stream":
-        return outcome(read_stream(task, clicks, device, WINDOWS))
-    return outcome(read_table(task, clicks, device))
+        return outcome(train_stream(task, clicks, device, WINDOWS))
+    return outcome(train_epoch(task, clicks, device))
 
 
 def compute_many(specs: Iterator[RunSpec]) -> Iterator[Finished]:
-    """Runs on a GPU, one after the other: each fills it. They share the data that lies there."""
+    """Compute runs on one GPU in sequence, because a single run uses all of it. They share the data on the GPU."""
     for spec in specs:
         start = time.perf_counter()
         yield Finished(spec, compute(spec), time.perf_counter() - start)
@@ -72,39 +72,43 @@ def on_gpu(spec: RunSpec) -> bool:
 # Data ----------------------------------------------------------------------------------------------------------
 
 
-def generated(rows: int, most_ids: int | None, drift: str) -> Generated:
-    """Generated clicks, with at most so many ids in a field."""
-    vocabulary = VOCABULARY if most_ids is None else tuple(min(size, most_ids) for size in VOCABULARY)
+def generated(rows: int, max_ids: int | None, drift: str) -> Generated:
+    """Return generated clicks with at most `max_ids` ids per field."""
+    vocabulary = VOCABULARY if max_ids is None else tuple(min(size, max_ids) for size in VOCABULARY)
     return Generated(rows, vocabulary, drift=drift)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1)
-def own(path: str, rows: int | None) -> Criteo:
-    """Criteo's file, or its first lines; read into numbers on first use."""
+def load_criteo(path: str, rows: int | None) -> Criteo:
+    """Load the user's Criteo file, or its first lines, which are preprocessed on first use."""
     from .command import Progress
     from .criteo_dataset import Criteo
 
-    return Criteo(path, rows, tell=Progress())
+    return Criteo(path, rows, report=Progress())
 
 
 def read_by(criteo: Criteo) -> str:
-    """By what Criteo's file was read, and the version of what reads that. Generated clicks do not depend on it."""
+    """Return the versions of the code that preprocessed and that reads the Criteo file. It is part of the run spec."""
     return f"{criteo.manifest.made_by} {READING}"
 
 
 def clicks_of(spec: RunSpec) -> Clicks:
-    """The data of a spec, if it is still what the spec says it is."""
+    """Load the data of a run spec.
+
+    Raises:
+        ValueError: If the data is not available, or differs from the description in the run spec.
+    """
     settings = spec.settings
     clicks: Clicks
     if settings["source"] == "file":
         path = os.environ.get(OWN_DATA)
         if path is None:
-            raise ValueError(f"the spec is about {spec.data!r}: set {OWN_DATA} to where that is, or use --data")
-        clicks = own(path, settings["rows"])
+            raise ValueError(f"the run needs {spec.data!r}: set {OWN_DATA} to its path, or use --data")
+        clicks = load_criteo(path, settings["rows"])
     else:
         clicks = generated(settings["rows"], settings["most_ids"], settings["drift"])
     if clicks.description != spec.data:
-        raise ValueError(f"the spec is about {spec.data!r}, and what is there is {clicks.description!r}")
+        raise ValueError(f"the run needs {spec.data!r}, but the data is {clicks.description!r}")
     return clicks
 
 
@@ -112,8 +116,8 @@ def clicks_of(spec: RunSpec) -> Clicks:
 
 
 def outcome(record: Record) -> Outcome:
-    """AUC in percent. A run that diverged (non-finite loss) has none."""
-    fine = bool(np.isfinite(record.loss).all())
+    """Convert the record of a run to metrics and curves. The AUC is in percent, and NaN if the loss diverged."""
+    finite = bool(np.isfinite(record.loss).all())
     metrics = {
         "loss": float(record.loss.mean()),
         "largest_norm": float(record.norm.max()),
@@ -121,8 +125,8 @@ def outcome(record: Record) -> Outcome:
         "alignment_of_tables": record.tables.over_touched,
     }
     for part, scores in record.scores.items():
-        metrics[f"{part}_auc"] = 100 * scores.auc if fine else math.nan
-        metrics[f"{part}_log_loss"] = scores.log_loss if fine else math.nan
+        metrics[f"{part}_auc"] = 100 * scores.auc if finite else math.nan
+        metrics[f"{part}_log_loss"] = scores.log_loss if finite else math.nan
     curves = {"loss": thinned(record.loss, POINTS).astype(np.float32)}
     if record.windows is not None:
         curves["windows"] = (100 * record.windows).astype(np.float32)
@@ -130,5 +134,5 @@ def outcome(record: Record) -> Outcome:
 
 
 def thinned(curve: Array, points: int) -> Array:
-    """Means of so many parts of a curve, about equally long; fewer where it is shorter."""
+    """Average a curve over `points` parts of about equal length, or fewer if the curve is shorter."""
     return np.array([part.mean() for part in np.array_split(curve, min(points, len(curve)))])

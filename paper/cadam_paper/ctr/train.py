@@ -1,10 +1,11 @@
-"""Training on clicks: a pass over the data in which everything stays on the device, and exact AUC at its end.
+"""Training and evaluation of the CTR models, with all data on the device.
 
-Two readings. `read_table` learns from one shuffled epoch and then predicts validation and test; `read_stream` takes
-the rows in the order of time, predicts each batch first and then learns from it. On CUDA a graph holds the whole
-step, from making the batch to the update of the tables; on the CPU the same functions are called one by one.
+There are two protocols. `train_epoch` learns from one shuffled epoch and then evaluates the validation and test parts,
+as in the paper's tables. `train_stream` is prequential evaluation: it reads the rows in the order of time, and predicts
+each batch before it learns from it. On CUDA a graph replays the whole step, from the generation of the batch to the
+update of the embedding tables; on the CPU the same functions are called eagerly.
 
-Matrix products on CUDA are TF32 by default: inputs rounded to 11 bits, sums in float32.
+Matrix products on CUDA use TF32 by default: inputs are rounded to 11 bits, sums are float32.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ Precision = Literal["float32", "tf32"]
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained and how."""
+    """The configuration of a training run."""
 
     model: str
     optimizer: str
-    """A name of the catalog."""
+    """Name of an optimizer class of `cadam`."""
     lr: float
     seed: int
-    """Of the initial weights, the order of the epoch, the label noise and dropout."""
+    """Seed of the initial weights, the order of the epoch, the label noise and dropout."""
     batch: int = 10_000
     noise: float = 0.0
-    """The share of training negatives that are shown as clicks."""
+    """Share of the training negatives whose labels are flipped to clicks."""
     width: int | None = None
+    """Length of an embedding; None for the default of the model."""
     hidden: int | Sequence[int] | None = None
-    """Length of an embedding, and of each hidden layer or of all alike; None for the usual ones of the model."""
+    """Widths of the hidden layers, or one width for all; None for the default of the model."""
     max_norm: float = 10.0
-    """To which the gradient is clipped, tables and all."""
+    """Norm to which the gradient of all parameters, including the embedding tables, is clipped."""
     table_l2: float = 0.0
-    """L2 penalty on the rows of tables that a batch touches."""
+    """L2 penalty on the rows of the embedding tables that a batch uses."""
     precision: Precision = "tf32"
-    """Of matrix products on CUDA; the CPU's are float32."""
+    """Precision of matrix products on CUDA. The CPU always uses float32."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """More options of the optimizer, such as weight_decay."""
+    """Further options of the optimizer, such as weight_decay."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a part was predicted."""
+    """The metrics of the predictions on a part of the data."""
 
     auc: float
     log_loss: float
@@ -68,23 +70,24 @@ class Scores:
 
 @dataclass(frozen=True)
 class Record:
-    """What came out of a run. A run that diverged (non-finite loss) has scores that are nan."""
+    """The results of a run. If it diverged (non-finite loss), its scores are NaN."""
 
     loss: Array
-    """By step, in training."""
+    """Training loss by step."""
     norm: Array
-    """Of the gradient before clipping, by step."""
+    """Norm of the gradient before clipping by step."""
     dense: Ratio
+    """Alignment ratio of the dense parameters over the whole run."""
     tables: Ratio
-    """Alignment over the whole run."""
+    """Alignment ratio of the embedding tables over the whole run."""
     scores: Mapping[str, Scores]
-    """Of validation and test, or of the stream."""
+    """Metrics of the validation and test parts, or of the stream."""
     windows: Array | None = None
-    """AUC of the stream, window by window."""
+    """AUC of consecutive windows of the stream."""
 
 
 def optimizer_for(task: Task, model: nn.Module, *, capturable: bool) -> cadam.Optimizer:
-    """One optimizer for all: ordinary on dense parameters, row-lazy on tables."""
+    """Create the optimizer of a task, with one group for dense parameters and one for embedding tables."""
     dense, tables = models.parameters(model)
     group: dict[str, Any] = {"params": tables}
     if task.table_l2:
@@ -94,7 +97,7 @@ def optimizer_for(task: Task, model: nn.Module, *, capturable: bool) -> cadam.Op
 
 
 class Learner:
-    """A model, its optimizer and what they record on the device."""
+    """A model, its optimizer, and the curves that are recorded on the device."""
 
     def __init__(self, task: Task, clicks: Clicks, device: torch.device) -> None:
         self.task, self.fields, self.device = task, len(clicks.vocabulary), device
@@ -106,7 +109,7 @@ class Learner:
         self.norms = torch.empty(0, device=device)
 
     def learn(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One step; loss and norm of the gradient."""
+        """Perform one training step; return the loss and the norm of the gradient."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = F.binary_cross_entropy_with_logits(self.model(ids), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -116,49 +119,60 @@ class Learner:
 
     @torch.no_grad()
     def predict(self, ids: Tensor) -> Tensor:
-        """Logits, without dropout."""
+        """Return the logits without dropout."""
         self.model.eval()
         logits: Tensor = self.model(ids)
         self.model.train()
         return logits
 
-    # Passes over data -----------------------------------------------------------------------------------------
+    # Passes over the data -----------------------------------------------------------------------------------------
 
     def training(self, feed: Feed, *, graph: bool = True) -> Iterator[None]:
-        """Learn from one batch after the other."""
+        """Learn from the batches of a feed, and yield after each one."""
         self._new_curves(feed)
 
         def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
-            self._keep(index, *self.learn(ids, labels))
+            self._record(index, *self.learn(ids, labels))
 
-        yield from self._each(feed, step, graph)
+        yield from self._for_each_batch(feed, step, graph)
 
     def train(self, feed: Feed, *, graph: bool = True) -> None:
-        """Learn from every batch."""
+        """Learn from all batches of a feed."""
         for _ in self.training(feed, graph=graph):
             pass
 
     def test(self, feed: Feed, *, learn: bool = False, graph: bool = True) -> tuple[Tensor, Tensor]:
-        """Predict every row, and with `learn` learn from each batch once it is predicted: logits and labels."""
+        """Predict all rows of a feed.
+
+        Args:
+            feed: The source of the batches.
+            learn: Whether to learn from each batch after it was predicted (prequential evaluation).
+            graph: Whether to use a CUDA graph.
+
+        Returns:
+            The logits and the labels of all rows.
+        """
         if learn:
             self._new_curves(feed)
-        logits, labels_seen = self._places(feed), self._places(feed)
+        logits, all_labels = self._row_buffer(feed), self._row_buffer(feed)
 
         def step(index: Tensor, ids: Tensor, labels: Tensor) -> None:
-            _place(logits, index, self.predict(ids))
-            _place(labels_seen, index, labels)
+            _write_batch(logits, index, self.predict(ids))
+            _write_batch(all_labels, index, labels)
             if learn:
-                self._keep(index, *self.learn(ids, labels))
+                self._record(index, *self.learn(ids, labels))
 
-        for _ in self._each(feed, step, graph):
+        for _ in self._for_each_batch(feed, step, graph):
             pass
-        return logits.view(-1)[: feed.rows], labels_seen.view(-1)[: feed.rows]
+        return logits.view(-1)[: feed.rows], all_labels.view(-1)[: feed.rows]
 
-    def _each(self, feed: Feed, step: Callable[[Tensor, Tensor, Tensor], None], graph: bool) -> Iterator[None]:
-        """Call a step with the number of every batch and the batch; a CUDA graph makes the batch too."""
+    def _for_each_batch(
+        self, feed: Feed, step: Callable[[Tensor, Tensor, Tensor], None], graph: bool
+    ) -> Iterator[None]:
+        """Call `step` with the index, ids and labels of every batch. A CUDA graph includes filling the batch."""
         index = torch.zeros((), dtype=torch.int64, device=self.device)
 
-        def on_batches_of(size: int) -> Callable[[], None]:
+        def make_call(size: int) -> Callable[[], None]:
             ids = torch.empty(size, self.fields, dtype=torch.int64, device=self.device)
             labels = torch.empty(size, device=self.device)
 
@@ -169,34 +183,34 @@ class Learner:
 
             return call
 
-        whole, rest = divmod(feed.rows, feed.batch_size)
-        call = on_batches_of(feed.batch_size)
+        complete, rest = divmod(feed.rows, feed.batch_size)
+        call = make_call(feed.batch_size)
         captured = (
             Captured(call, torch.cuda.current_stream(self.device)) if graph and self.device.type == "cuda" else None
         )
         try:
-            for _ in range(whole):
+            for _ in range(complete):
                 (captured or call)()
                 yield
             if rest:
-                on_batches_of(rest)()
+                make_call(rest)()
                 yield
         finally:
             if captured is not None and captured.graph is not None:
                 torch.cuda.synchronize(self.device)
-                self.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
+                self.optimizer.zero_grad(set_to_none=True)  # the gradients are in the graph's memory
                 captured.graph.reset()
 
     def _new_curves(self, feed: Feed) -> None:
         steps = -(-feed.rows // feed.batch_size)
         self.losses, self.norms = (torch.zeros(steps, device=self.device) for _ in range(2))
 
-    def _keep(self, index: Tensor, loss: Tensor, norm: Tensor) -> None:
+    def _record(self, index: Tensor, loss: Tensor, norm: Tensor) -> None:
         self.losses.index_copy_(0, index.view(1), loss.view(1))
         self.norms.index_copy_(0, index.view(1), norm.view(1))
 
-    def _places(self, feed: Feed) -> Tensor:
-        """Room for a number for every row, a line for every batch."""
+    def _row_buffer(self, feed: Feed) -> Tensor:
+        """Return a buffer with one number for every row of a feed, of shape (batches, batch size)."""
         return torch.zeros(-(-feed.rows // feed.batch_size), feed.batch_size, device=self.device)
 
     def record(self, scores: Mapping[str, Scores], windows: Array | None = None) -> Record:
@@ -204,13 +218,14 @@ class Learner:
         return Record(self.losses.cpu().numpy(), self.norms.cpu().numpy(), dense, tables, scores, windows)
 
 
-def _place(places: Tensor, index: Tensor, values: Tensor) -> None:
-    places[:, : len(values)].index_copy_(0, index.view(1), values.view(1, -1))
+def _write_batch(buffer: Tensor, index: Tensor, values: Tensor) -> None:
+    buffer[:, : len(values)].index_copy_(0, index.view(1), values.view(1, -1))
 
 
 @contextmanager
 def numerics(task: Task, device: torch.device) -> Iterator[None]:
-    """The precision of products, dropout from the seed, and on CUDA a stream that graphs can be captured on."""
+    """Set the precision of matrix products and the seed of dropout, and on CUDA a stream that supports graph "
+    "capture."""
     before = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -229,27 +244,32 @@ def numerics(task: Task, device: torch.device) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def scored(logits: Tensor, labels: Tensor) -> Scores:
+def compute_scores(logits: Tensor, labels: Tensor) -> Scores:
     return Scores(auc(logits, labels), log_loss(logits, labels))
 
 
-def read_table(task: Task, clicks: Clicks, device: torch.device, *, graph: bool = True) -> Record:
-    """One shuffled epoch over the training part; then validation and test, both clean."""
+def train_epoch(task: Task, clicks: Clicks, device: torch.device, *, graph: bool = True) -> Record:
+    """Train on one shuffled epoch, then evaluate the validation and test parts, which have no label noise."""
     with numerics(task, device):
         learner = Learner(task, clicks, device)
         learner.train(clicks.feed("train", task.batch, seed=task.seed, device=device, noise=task.noise), graph=graph)
         parts: tuple[Part, ...] = ("validation", "test")
         scores: dict[str, Scores] = {}
         for part in parts:
-            scores[part] = scored(*learner.test(clicks.feed(part, task.batch, device=device), graph=graph))
+            scores[part] = compute_scores(*learner.test(clicks.feed(part, task.batch, device=device), graph=graph))
         return learner.record(scores)
 
 
-def read_stream(task: Task, clicks: Clicks, device: torch.device, windows: int, *, graph: bool = True) -> Record:
-    """Every row in the order of time, predicted before it is learned from; AUC over all and over so many windows."""
+def train_stream(task: Task, clicks: Clicks, device: torch.device, windows: int, *, graph: bool = True) -> Record:
+    """Read all rows in the order of time, and predict each batch before learning from it (prequential evaluation).
+
+    The record contains the AUC over all rows and over `windows` windows of equal length.
+    """
     with numerics(task, device):
         learner = Learner(task, clicks, device)
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)
         logits, labels = learner.test(feed, learn=True, graph=graph)
         parts = zip(logits.tensor_split(windows), labels.tensor_split(windows), strict=True)
-        return learner.record({"stream": scored(logits, labels)}, np.array([auc(*part) for part in parts]))
+        return learner.record(
+            {"stream": compute_scores(logits, labels)}, np.array([auc(*part) for part in parts])
+        )
