@@ -1,7 +1,8 @@
-"""Real streams in the order in which they happened: flights, films, electricity prices, forest cover, baseball.
+"""A/B comparisons of Adam and CAdam on public event streams, in place of the paper's online experiments (table 3).
 
-Each is a file that its user has (see `Data`), turned into columns: categorical features as whole numbers from 0,
-numbers scaled by fixed constants, a label, a user that GAUC groups by, and a time.
+The paper's production data are private. These streams are flights, film ratings, electricity prices, forest cover and
+baseball, each read from a file that the user provides (see `Data`). A stream has categorical features as integers from
+0, numerical features scaled by constants, a label, a user (the groups of GAUC) and a time.
 """
 
 from __future__ import annotations
@@ -24,43 +25,47 @@ from cadam.online.data.events import Array, Batch, Events
 from cadam.online.data.sources import Source
 from cadam.online.models import pairwise_interactions
 
+from .archive_names import LABEL_NOISE, feature_change
 from .harness.ab_experiments import comparison_experiment, rates_experiment
 from .harness.experiment import Data, Experiment
 
-NEEDS = "real streams are Parquet files, which need pyarrow: pip install pyarrow"
+NEEDS = "reading the real streams needs pyarrow: pip install pyarrow"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """All events of a stream, and what their features are."""
+    """All events of a stream, and the names of their features."""
 
     events: Events
     fields: Mapping[str, int]
-    """The categorical features, with how many values each has."""
+    """Number of values of each categorical feature."""
     numbers: tuple[str, ...]
-    """The numerical features."""
+    """Names of the numerical features."""
 
 
 class Replay(Source):
-    """A source that gives events held in memory, in batches of one size."""
+    """A source of batches from events in memory."""
 
     def __init__(self, events: Events, batch_size: int) -> None:
-        self.events, self.batch_size, self.at = events, batch_size, 0
+        self.events, self.batch_size, self.position = events, batch_size, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        while self.at < len(self.events):
-            start, self.at = self.at, self.at + self.batch_size
-            yield Batch(self.events.take(slice(start, self.at)))
+        while self.position < len(self.events):
+            start, self.position = self.position, self.position + self.batch_size
+            yield Batch(self.events.take(slice(start, self.position)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.at = int(state["at"])
+        self.position = int(state["position"])
 
 
 class StreamDeepFM(nn.Module):
-    """A DeepFM over categorical features by name, all in one sparse table, and numbers for its deep part."""
+    """DeepFM (https://arxiv.org/abs/1703.04247) with one sparse embedding table for all categorical features.
+
+    The numerical features are further inputs of the MLP.
+    """
 
     def __init__(
         self, fields: Mapping[str, int], numbers: tuple[str, ...] = (), width: int = 8, hidden: int = 32
@@ -87,7 +92,7 @@ class StreamDeepFM(nn.Module):
         return total
 
 
-# The files -----------------------------------------------------------------------------------------------------
+# Data files -----------------------------------------------------------------------------------------------------
 
 
 FLIGHTS_DATA = Data(
@@ -118,19 +123,20 @@ FOREST_DATA = Data(
 
 @dataclass(frozen=True)
 class NamedData(Data):
-    """A file that its user may keep anywhere, named by an environment variable."""
+    """A data file whose path may be given by an environment variable."""
 
     variable: str = ""
 
     def location(self) -> Path:
-        named = os.environ.get(self.variable)
-        return Path(named) if named else super().location()
+        path = os.environ.get(self.variable)
+        return Path(path) if path else super().location()
 
 
 MOVIELENS_1M_DATA = NamedData(
     "MovieLens-1M",
     "ml-1m/ratings.dat",
-    "https://grouplens.org/datasets/movielens/1m (its terms forbid passing it on; $CADAM_ML_1M may name the file)",
+    "https://grouplens.org/datasets/movielens/1m (its license forbids redistribution; $CADAM_ML_1M may contain the "
+    "path)",
     "25 MB",
     variable="CADAM_ML_1M",
 )
@@ -144,7 +150,7 @@ RETROSHEET_DATA = Data(
 
 
 def _columns(data: Data) -> dict[str, Any]:
-    """The columns of a file: arrays, and text as places in the order of first appearance."""
+    """Read the columns of a Parquet file. Text is encoded by integers in the order of first occurrence."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -154,37 +160,38 @@ def _columns(data: Data) -> dict[str, Any]:
         raise FileNotFoundError(advice)
     columns: dict[str, Any] = {}
     for name, column in zip((table := pq.read_table(data.location())).column_names, table.columns, strict=True):
-        whole = column.combine_chunks()
-        if pa.types.is_string(whole.type) or pa.types.is_large_string(whole.type):
-            whole = whole.fill_null("").dictionary_encode().indices
-        columns[name] = whole.to_numpy(zero_copy_only=False)
+        array = column.combine_chunks()
+        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+            array = array.fill_null("").dictionary_encode().indices
+        columns[name] = array.to_numpy(zero_copy_only=False)
     return columns
 
 
-def _first_seen(values: Array) -> Array:
-    """Codes from 0 renumbered in the order of first appearance."""
+def _renumber_by_occurrence(values: Array) -> Array:
+    """Renumber nonnegative integers in the order of their first occurrence."""
     first = np.full(int(values.max()) + 1, len(values))
-    first[values[::-1]] = np.arange(len(values))[::-1]  # of several writes to one place the last one stays
+    first[values[::-1]] = np.arange(len(values))[::-1]  # if an index occurs several times, NumPy keeps the last write
     return np.argsort(np.argsort(first))[values]
 
 
-def _whole(values: Array) -> Array:
+def _integers(values: Array) -> Array:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
 def _stream(
     fields: Mapping[str, Array], numbers: Mapping[str, Array], labels: Array, users: Array, time: Array
 ) -> Stream:
-    ids = {name: _whole(values) for name, values in fields.items()}
+    ids = {name: _integers(values) for name, values in fields.items()}
     scaled = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in numbers.items()}
-    events = Events({**ids, **scaled}, labels=labels, users=_whole(users), time=time)
+    events = Events({**ids, **scaled}, labels=labels, users=_integers(users), time=time)
     return Stream(events, {name: int(values.max()) + 1 for name, values in ids.items()}, tuple(scaled))
 
 
 def flights() -> Stream:
-    """Will the flight arrive more than 15 minutes late? Known before departure only; flights that never arrive are out.
+    """Load the flights. The label is whether a flight arrives more than 15 minutes late.
 
-    Users are aircraft. In the order of scheduled departure.
+    The features are known before departure. Flights that did not arrive are omitted. The users are aircraft, and the
+    order is that of scheduled departure.
     """
     table = _columns(FLIGHTS_DATA)
     days = np.cumsum([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30])[table["month"] - 1] + table["day"] - 1
@@ -208,7 +215,7 @@ def flights() -> Stream:
 
 
 def movielens() -> Stream:
-    """Will the user give the film four stars or more?"""
+    """Load MovieLens small. The label is whether a user rates a film with four stars or more."""
     t = _columns(MOVIELENS_DATA)
     seconds = t["timestamp"].astype(np.int64)
     fields = {
@@ -220,7 +227,14 @@ def movielens() -> Stream:
 
 
 def movielens_1m() -> Stream:
-    """Will the user give the film four stars or more? From lines "user::film::stars::seconds", or with tabs."""
+    """Load MovieLens-1M. The label is whether a user rates a film with four stars or more.
+
+    A line has the format "user::film::stars::seconds", or the four numbers separated by tabs.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If a line does not have this format.
+    """
     if advice := MOVIELENS_1M_DATA.missing():
         raise FileNotFoundError(advice)
     path = MOVIELENS_1M_DATA.location()
@@ -228,7 +242,7 @@ def movielens_1m() -> Stream:
         numbers = np.array(path.read_bytes().replace(b"::", b" ").split(), dtype=np.int64)
         table = numbers.reshape(-1, 4)
     except ValueError as error:
-        raise ValueError(f"{path}: a line must have four whole numbers, as in 1::1193::5::978300760: {error}") from None
+        raise ValueError(f"{path}: a line must have four integers, as in 1::1193::5::978300760: {error}") from None
     user, movie, stars, seconds = table[np.argsort(table[:, 3], kind="stable")].T
     if len(table) == 0 or stars.min() < 1 or stars.max() > 5:
         raise ValueError(f"{path}: the third number of a line must be 1 to 5 stars, as in 1::1193::5::978300760")
@@ -241,7 +255,9 @@ def movielens_1m() -> Stream:
 
 
 def retrosheet() -> Stream:
-    """Will the batter reach base? Users are batters. Known before the first pitch of the plate appearance only.
+    """Load the baseball data. The label is whether the batter reaches base in a plate appearance.
+
+    The features are known before the first pitch. The users are batters.
 
     The information used here was obtained free of charge from and is copyrighted by Retrosheet. Interested parties may
     contact Retrosheet at "www.retrosheet.org".
@@ -250,14 +266,17 @@ def retrosheet() -> Stream:
     order = np.argsort(table["time"], kind="stable")
     t = {name: column[order] for name, column in table.items()}
     named = ("batter", "pitcher", "park", "batting_team", "fielding_team", "daynight")
-    fields = {name: _first_seen(t[name]) for name in named}
+    fields = {name: _renumber_by_occurrence(t[name]) for name in named}
     fields |= {"inning": np.clip(t["inning"], 0, 12), "slot": t["slot"], "home": t["home"]}
     numbers = {"temp": t["temp"] / 100}
     return _stream(fields, numbers, t["on_base"] == 1, fields["batter"], t["time"].astype(np.float64))
 
 
 def electricity() -> Stream:
-    """Will the price be above its mean of the last day? Users are the half-hours of the day: there are no people."""
+    """Load the electricity prices. The label is whether the price is above its mean over the last day.
+
+    The data contain no people; the users of GAUC are the half-hours of the day.
+    """
     t = _columns(ELECTRICITY_DATA)
     row = np.arange(len(t["target"]))
     numbers = {name: t[name] for name in (f"feat_{n}" for n in range(2, 7))}
@@ -278,11 +297,14 @@ FOREST_RANGES = {
     "Hillshade_3pm": (0, 254),
     "Horizontal_Distance_To_Fire_Points": (0, 7173),
 }
-"""As the documentation of the data gives them."""
+"""Ranges of the numerical features, from the documentation of the data set."""
 
 
 def forest() -> Stream:
-    """Is the patch of forest lodgepole pine? Users are kinds of soil: there are no people, and the time is the row."""
+    """Load the forest cover data. The label is whether a patch of forest is lodgepole pine.
+
+    The data contain no people and no times; the users of GAUC are the soil types, and the time is the row number.
+    """
     t = _columns(FOREST_DATA)
     soil = np.stack([t[f"Soil_Type{n}"] for n in range(1, 41)], 1).argmax(1)
     area = np.stack([t[f"Wilderness_Area{n}"] for n in range(1, 5)], 1).argmax(1)
@@ -304,7 +326,7 @@ LOADERS: Mapping[str, Callable[[], Stream]] = {
 
 @lru_cache(maxsize=1)
 def load(name: str) -> Stream:
-    """A stream by name; the last one is kept, for specs that follow each other."""
+    """Load a stream by name. The last stream is cached, because consecutive runs usually share it."""
     return LOADERS[name]()
 
 
@@ -312,21 +334,21 @@ def load(name: str) -> Stream:
 
 CLAIM = "In production, CAdam raises GAUC over Adam by 0.26 points on average (table 3, private data and models)."
 NOTES = (
-    "A stand-in for the paper's table 3, whose data and models are private: another stream and a small model. It says "
-    "nothing about the paper's own.",
+    "The data and models of the paper's table 3 are private. This is another stream with a small model, and is not "
+    "evidence about the paper's results.",
     "The paper prints averages of 85.34, 85.64 and +0.30 GAUC for its production runs; the means of the columns it "
     "prints are 85.91, 86.17 and +0.26.",
-    "Runs meet the whole stream and are measured after its first fifth, on which learning rates were chosen with other "
-    "seeds. Seeds change the initial weights; the events are the same.",
-    "The verdict goes by GAUC by impressions alone; other rows are there to be looked at, and of twenty without any "
-    "difference one will seem to have one.",
-    "The confidence sequence is about the mean over blocks of the GAUC within each block, which is another number than "
-    "the GAUC of the whole.",
+    "Every run reads the whole stream and is measured after the first fifth, on which learning rates were chosen with "
+    "other seeds. Seeds change the initial weights; the events are the same.",
+    "Only GAUC by impressions decides the verdict. The other rows are exploratory: of twenty comparisons without a "
+    "difference, one is expected to show one by chance.",
+    "The confidence sequence is about the mean over blocks of the GAUC within each block, which differs from the GAUC "
+    "of the whole stream.",
 )
 
 
 def compute(spec: RunSpec) -> Outcome:
-    """Run an arm along a real stream."""
+    """Run one optimizer over a real stream."""
     stream = load(spec.data)
     source = Replay(stream.events, spec.settings["batch_size"])
     events = min(spec.settings["events"] or len(stream.events), len(stream.events))
@@ -336,20 +358,32 @@ def compute(spec: RunSpec) -> Outcome:
 
 RATE_NOTES = (
     *NOTES[:1],
-    "Best against best, the rate of each seed is chosen on the other seeds, by what is measured: it says what an arm "
-    "can reach, not what one gets who has to choose beforehand. The A/B of the same stream says that.",
-    "Runs meet the whole stream and are measured after its first fifth. Seeds change the initial weights; the events "
-    "are the same.",
+    "In the comparison at the best rates, the rate of each seed is chosen on the other seeds by the measured metric. "
+    "It shows what an optimizer can reach, not what to expect if the rate must be chosen in advance. The A/B on the "
+    "same stream shows that.",
+    "Every run reads the whole stream and is measured after the first fifth. Seeds change the initial weights; the "
+    "events are the same.",
 )
 
 
-def _real(
+def _experiments(
     name: str, title: str, question: str, data: Data, feature: str, batch_size: int, quick: int, full: float
 ) -> tuple[Experiment, Experiment]:
-    """The A/B on a stream, and its arms over learning rates; `full` is the seconds that the A/B takes on two cores."""
+    """Create the two experiments on a stream: the A/B comparison, and the optimizers over learning rates.
+
+    Args:
+        name: Name of the stream in `LOADERS`.
+        title: Description of the stream in titles.
+        question: The question that the label answers.
+        data: The data file.
+        feature: The feature whose values are permuted in the condition with a sudden shift.
+        batch_size: Number of events per batch.
+        quick: Number of events at quick scale.
+        full: Seconds that the A/B takes on two cores at full scale.
+    """
     simulated: dict[str, Mapping[str, Any]] = {
-        f"with a change of {feature}": {"change": {"feature": feature, "blocks": [17, 34]}},
-        "with a fifth of the labels wrong": {"noise": 0.2},
+        feature_change(feature): {"change": {"feature": feature, "blocks": [17, 34]}},
+        LABEL_NOISE: {"noise": 0.2},
     }
     arms, paper = ("Adam", "CAdam"), "+0.0026, other data"
     study = Study(f"ab-{name}", name, arms, batch_size, simulated=simulated, reference=paper)
@@ -364,8 +398,8 @@ def _real(
         study,
         quick,
         f"A/B on {title}",
-        f"{question} Adam and CAdam predict each event and then learn from it, on the stream as it is, with the values "
-        f"of {feature} changing places twice, and with wrong labels.",
+        f"{question} Adam and CAdam predict each event and then learn from it, on the unchanged stream, with two "
+        f"sudden shifts of {feature}, and with label noise.",
         {"quick": 60, "full": full},
         notes=NOTES,
         **shared,
@@ -374,7 +408,7 @@ def _real(
         study,
         quick,
         f"Learning rates on {title}",
-        f"{question} Adam and CAdam on the stream as it is, at six learning rates, and more where the best is an end.",
+        f"{question} Adam and CAdam on the unchanged stream, at six learning rates or more if the best is at an end.",
         {"quick": 60, "full": full},
         notes=RATE_NOTES,
         **shared,
@@ -382,13 +416,13 @@ def _real(
     return comparison, curves
 
 
-FLIGHTS, FLIGHTS_RATES = _real(
+FLIGHTS, FLIGHTS_RATES = _experiments(
     "flights", "a year of flights", "Will a flight arrive late?", FLIGHTS_DATA, "dest", 256, 60_000, 240
 )
-MOVIELENS, MOVIELENS_RATES = _real(
+MOVIELENS, MOVIELENS_RATES = _experiments(
     "movielens", "ratings of films", "Will a user like a film?", MOVIELENS_DATA, "movie", 64, 30_000, 240
 )
-ELECTRICITY, ELECTRICITY_RATES = _real(
+ELECTRICITY, ELECTRICITY_RATES = _experiments(
     "electricity",
     "electricity prices",
     "Will the price be above that of the last day?",
@@ -398,10 +432,10 @@ ELECTRICITY, ELECTRICITY_RATES = _real(
     15_000,
     240,
 )
-FOREST, FOREST_RATES = _real(
+FOREST, FOREST_RATES = _experiments(
     "forest", "forest cover", "Is a patch of forest lodgepole pine?", FOREST_DATA, "soil", 512, 60_000, 240
 )
-MOVIELENS_1M, MOVIELENS_1M_RATES = _real(
+MOVIELENS_1M, MOVIELENS_1M_RATES = _experiments(
     "movielens-1m",
     "a million ratings of films",
     "Will a user like a film?",
@@ -411,7 +445,7 @@ MOVIELENS_1M, MOVIELENS_1M_RATES = _real(
     60_000,
     500,
 )
-RETROSHEET, RETROSHEET_RATES = _real(
+RETROSHEET, RETROSHEET_RATES = _experiments(
     "retrosheet",
     "25 years of baseball",
     "Will a batter reach base?",
