@@ -1,4 +1,4 @@
-"""The table of the paper's claims in docs/evidence.md: the paper's number, ours, and a verdict, from the archive."""
+"""The table of the paper's claims in docs/evidence.md: the paper's numbers, our numbers, and verdicts."""
 
 from __future__ import annotations
 
