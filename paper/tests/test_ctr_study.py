@@ -333,7 +333,7 @@ def test_own_data_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main.main(["reproduce", "fig-shift", "--data", str(tmp_path), cache]) == 2
     assert "fig-shift" in capsys.readouterr().err
     assert main.main(["reproduce", "tab-criteo", "--data", str(tmp_path / "none.txt"), cache]) == 3
-    assert "there is nothing at" in capsys.readouterr().err
+    assert "none.txt" in capsys.readouterr().err
     assert main.main(["reproduce", "tab-criteo", "--data", str(tmp_path), cache]) == 3
     assert "has no train.txt" in capsys.readouterr().err
     assert main.main(["reproduce", "tab-criteo", "--rows", "5", cache]) == 2
