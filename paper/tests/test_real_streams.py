@@ -205,17 +205,17 @@ def test_real_streams_are_in_order_and_complete(name: str, events: int, users: i
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("kind", ["ab", "rates"])
-def test_the_experiments_on_real_streams_are_listed_and_say_what_they_are(name: str, kind: str) -> None:
+def test_the_experiments_on_real_streams_name_their_data_and_limits(name: str, kind: str) -> None:
     experiment = catalog.find(f"{kind}-{name}")
     assert experiment.name == f"{kind}-{name}"
     assert experiment.data is DATA[name]
-    assert any("stand-in" in note for note in experiment.notes)
+    assert any("table 3 are private" in note for note in experiment.notes)
     assert kind == "rates" or any(
         "85.34, 85.64 and +0.30" in note and "85.91, 86.17 and +0.26" in note for note in experiment.notes
     )
 
 
-def test_missing_data_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_data_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CADAM_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"flights from New York.*set CADAM_DATA"):
         streams.flights()
