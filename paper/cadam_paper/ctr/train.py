@@ -270,6 +270,4 @@ def train_stream(task: Task, clicks: Clicks, device: torch.device, windows: int,
         feed = clicks.feed("stream", task.batch, seed=task.seed, device=device, noise=task.noise)
         logits, labels = learner.test(feed, learn=True, graph=graph)
         parts = zip(logits.tensor_split(windows), labels.tensor_split(windows), strict=True)
-        return learner.record(
-            {"stream": compute_scores(logits, labels)}, np.array([auc(*part) for part in parts])
-        )
+        return learner.record({"stream": compute_scores(logits, labels)}, np.array([auc(*part) for part in parts]))
