@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "pyarrow", "matplotlib", "pandas")
 
 @pytest.mark.parametrize(
     "words",
-    [("--version",), ("--help",), ("run", "--help"), ("schema", "--help"), ("bench", "--help")],
+    [("--version",), ("--help",), *((command.name, "--help") for command in commands.COMMANDS)],
     ids=" ".join,
 )
 def test_version_and_help_import_no_heavy_package(words: tuple[str, ...]) -> None:
