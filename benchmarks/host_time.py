@@ -78,7 +78,7 @@ class IdleDriver(step_replay.Driver):
             source.write_text(STUB)
             subprocess.run([build.compiler(), "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
             self.library = ctypes.CDLL(str(library))
-        self.functions = step_replay._addresses(self.library, step_replay.CUDA)
+        self.functions = step_replay._function_addresses(self.library, step_replay.DRIVER_FUNCTIONS)
         self.current_stream = torch._C._cuda_getCurrentRawStream
         self.get_context = self.library.cuCtxGetCurrent
 

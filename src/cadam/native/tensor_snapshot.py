@@ -105,8 +105,11 @@ class TensorSnapshot:
             )
         )
         self.has_views = bool(news & _HAS_VIEWS)
-        if self.has_views:
-            news = news & ~_HAS_VIEWS | self._mark_negated()
+        news &= ~_HAS_VIEWS
+        # A gradient may be another tensor at the address of the last one. The other tensors are the same objects, so
+        # that they cannot have been negated without moving.
+        if self.has_views and (self.of_grads or news):
+            news |= self._mark_negated()
         return news
 
     def read_handles(self) -> None:
@@ -121,11 +124,8 @@ class TensorSnapshot:
 
     def _mark_negated(self) -> int:
         """Mark lazily negated views, which compiled code cannot tell from others. Returns CHANGED if there are any."""
-        negated = [
-            i
-            for i, tensor in enumerate(self.tensors)
-            if self.kinds[i] >= 0 and (tensor.grad if self.of_grads else tensor).is_neg()  # type: ignore[union-attr]
-        ]
+        tensors = [tensor.grad for tensor in self.tensors] if self.of_grads else self.tensors
+        negated = [i for i, tensor in enumerate(tensors) if tensor is not None and tensor.is_neg()]
         self.kinds[negated] = -1
         return CHANGED if negated else 0
 

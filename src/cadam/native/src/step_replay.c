@@ -17,6 +17,7 @@ static int is_unchanged(const replay_step *s)
         return 0;
     for (const replay_part *p = s->part; p < s->part + s->parts; p++)
         for (int64_t i = 0; i < p->fixed_tensors; i++) {
+            prefetch_tensor(p->fixed, i, p->fixed_tensors);
             const tensor_info now = describe(s->torch, &p->fixed[i]);
             if (now.address != p->fixed_addresses[i] || now.size != p->fixed_sizes[i] || now.kind != p->fixed_kinds[i])
                 return 0;
@@ -38,6 +39,7 @@ static int fill(const replay_step *s, int64_t *to)
         if (p->is_sparse)
             continue;
         for (int64_t i = 0; i < p->count; i++) {
+            prefetch_tensor(p->grads, i, p->count);
             const tensor_info grad = describe(s->torch, &p->grads[i]);
             if (grad.size != p->grad_sizes[i] || grad.kind != p->grad_kinds[i] || (grad.is_view && !p->allows_views))
                 return 0;

@@ -16,6 +16,7 @@ static void snapshot_range(int64_t begin, int64_t end, void *context)
     snapshot *s = context;
     int64_t news = 0;
     for (int64_t i = begin; i < end; i++) {
+        prefetch_tensor(s->handles, i, end);
         const tensor_info now = describe(s->torch, &s->handles[i]);
         if (s->addresses[i] != now.address)
             news |= MOVED;
